@@ -1,0 +1,1 @@
+"""What it means: metrics, statistics and reports."""

@@ -1,0 +1,68 @@
+"""The Record: the raw facts of one request. Anything derived from it is computed in `analysis`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["complete", "truncated", "failed", "dropped"]
+
+ERROR_KINDS = (
+    "connect",  # no connection: refused, unreachable, TLS, or no free socket
+    "timeout",  # the request's own time limit ran out
+    "http_status",  # the server answered, but not with 200
+    "in_band_error",  # a 200, and then an error inside the stream
+    "protocol",  # bytes that are not what HTTP or the dialect allows
+    "truncated",  # the stream ended before its end marker, or shorter than asked
+    "dropped",  # never sent: past the limit on requests in flight
+    "cancelled",  # never sent or cut off, because the run was interrupted
+    "worker_lost",  # the process that drove it died; what happened to it is unknown
+)
+
+
+class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):
+    """The raw facts of one request.
+
+    Every `_ns` field is an instant in nanoseconds on CLOCK_MONOTONIC, counted from the run's `start_ns`
+    (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
+    None means it never happened.
+    """
+
+    id: int
+    state: State
+    worker: int = 0
+    due_ns: int = 0
+    connected_ns: int | None = None
+    sent_ns: int | None = None
+    """Immediately before the first `send`."""
+    sent_end_ns: int | None = None
+    """After the kernel had accepted the last byte of the request."""
+    first_byte_ns: int | None = None
+    """Arrival of the first byte of the response head."""
+    chunk_ns: list[int] = []
+    """Arrival of each chunk that holds at least one generated token."""
+    chunk_tokens: list[int] = []
+    """Generated tokens in each of those chunks."""
+    end_ns: int | None = None
+    """Arrival of the dialect's end marker, or of the instant the request was given up."""
+    error_kind: str = ""
+    error_detail: str = ""
+    http_status: int | None = None
+    finish_reason: str = ""
+    prompt_tokens_asked: int = 0
+    prompt_tokens: int | None = None
+    """As the server reported it; None when it did not."""
+    output_tokens_asked: int = 0
+    output_tokens: int | None = None
+    counted_by: Literal["server", "wire", "tokenizer", ""] = ""
+    stamps: Literal["kernel", "user", ""] = ""
+    late_ns_max: int = 0
+    """Largest delay between the kernel's receive stamp and the instant this process had read the bytes."""
+    reads: int = 0
+    coalesced_reads: int = 0
+    """Reads that held more than one event: the later stamp stands for all of them."""
+    first_token_merged: bool = False
+    """The read with the first token held other events too: TTFT is bounded by `late_ns_max`, not exact."""
+    reopened: int = 0
+    """Pre-opened connections that the server had closed and that were opened again."""

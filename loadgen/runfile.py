@@ -1,0 +1,130 @@
+"""The Run file: append-only JSON Lines. Writing is `recorder`'s; here are the line types and the reader.
+
+A run is a folder holding `run.jsonl`. While it is running each worker appends to `part-<worker>.jsonl`; the
+coordinator appends the parts to `run.jsonl` and closes it with a footer. A run that was killed has parts and
+no footer and is read just the same. Lines that are damaged are skipped and counted, never guessed at.
+
+    {"type":"header", "format":1, "plan":{...}, "server":{...}, ...}
+    {"type":"request", ...}          a Record (loadgen.record)
+    {"type":"telemetry", "source":"client", ...}
+    {"type":"footer", ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.record import Record
+
+FORMAT = 1
+
+
+class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
+    """The first line: all that was known before the first byte was sent."""
+
+    format: int = FORMAT
+    tool: str = "loadgen"
+    version: str
+    command: list[str] = []
+    """The command line that repeats the run; secrets are never on it."""
+    started_at: str
+    """Wall-clock start, RFC 3339, UTC."""
+    start_ns: int
+    """CLOCK_MONOTONIC at the run's instant 0."""
+    plan: dict[str, Any]
+    """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
+    server: dict[str, Any]
+    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}."""
+    host: dict[str, Any] = {}
+    """hostname, os, kernel, python, cpu, cores, memory_bytes."""
+    client: dict[str, Any] = {}
+    """stamps (`kernel` or `user`), prompts (how their length was made exact), open_files."""
+
+
+class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
+    """One sample of something that changes during the run. `at_ns` counts like a Record's instants."""
+
+    source: str
+    """`client` (one per worker and second), later `server` and `gpu`."""
+    at_ns: int
+    worker: int = 0
+    values: dict[str, Any]
+    """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, stall_ns_max, clock_disagreement_ns, late_counts
+    ({bucket: reads}, see loadgen.health)."""
+
+
+class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
+    """The last line. A run without one was interrupted before it could say so."""
+
+    ended_ns: int
+    sent: int
+    complete: int
+    truncated: int
+    failed: int
+    dropped: int
+    interrupted: bool = False
+    notes: list[str] = []
+
+
+class Run(msgspec.Struct):
+    """A Run as read: its lines by type, and what could not be read."""
+
+    path: Path
+    header: Header
+    records: list[Record]
+    telemetry: list[Telemetry]
+    footer: Footer | None
+    damaged_lines: int = 0
+
+
+class RunFileError(Exception):
+    """A folder or file that is not a readable Run; the message says what to do."""
+
+
+_LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
+
+
+def read(path: Path) -> Run:
+    """Read a run folder (or its `run.jsonl`). Raises RunFileError when there is no header to make sense of."""
+    main = path / "run.jsonl" if path.is_dir() else path
+    if not main.exists():
+        raise RunFileError(f"{path}: no run here. Give a folder that holds run.jsonl, as `loadgen burst` prints it.")
+    lines = _lines(main)
+    run = Run(main, _header(main, next(lines, b"")), [], [], None)
+    for line in chain(lines, *map(_lines, sorted(main.parent.glob("part-*.jsonl")))):
+        try:
+            item = _LINE.decode(line)
+        except msgspec.DecodeError:
+            run.damaged_lines += 1
+            continue
+        if isinstance(item, Record):
+            run.records.append(item)
+        elif isinstance(item, Telemetry):
+            run.telemetry.append(item)
+        elif isinstance(item, Footer):
+            run.footer = item
+    return run
+
+
+def _header(main: Path, line: bytes) -> Header:
+    try:
+        header = msgspec.json.decode(line, type=Header)
+    except msgspec.DecodeError as error:
+        raise RunFileError(
+            f"{main}: its first line is not a readable header ({error}), so nothing says what was run."
+        ) from error
+    if header.format > FORMAT:
+        raise RunFileError(f"{main}: written by a newer loadgen (format {header.format}); upgrade to read it.")
+    return header
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        for line in stream:
+            if line.strip():
+                yield line

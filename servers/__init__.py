@@ -1,0 +1,1 @@
+"""Whom we ask: dialects, transport, probes and the simulated servers."""

@@ -96,6 +96,7 @@ def read(path: Path) -> Run:
         raise RunFileError(f"{path}: no run here. Give a folder that holds run.jsonl, as `loadgen burst` prints it.")
     lines = _lines(main)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
+    seen: set[int] = set()
     for line in chain(lines, *map(_lines, sorted(main.parent.glob("part-*.jsonl")))):
         try:
             item = _LINE.decode(line)
@@ -103,7 +104,9 @@ def read(path: Path) -> Run:
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
-            run.records.append(item)
+            if item.id not in seen:  # a part that was being gathered when the disk filled up is there twice
+                run.records.append(item)
+                seen.add(item.id)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):

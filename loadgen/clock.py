@@ -1,0 +1,67 @@
+"""Clocks: monotonic for instants and durations, and the bridge from the kernel's receive stamps to it.
+
+The kernel stamps received bytes on CLOCK_REALTIME, which may be slewed or stepped while we run. So both clocks
+are read together at the start, about once a second and at the end, and a stamp is converted with the two pairs
+around it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+monotonic_ns = time.monotonic_ns
+
+SLEW_TOLERANCE_NS = 1_000
+"""Offsets that stay this close to each other are taken as one, because reading two clocks is no more exact."""
+
+
+class ClockPairs:
+    """Paired readings of CLOCK_REALTIME and CLOCK_MONOTONIC, and the conversion they allow."""
+
+    def __init__(
+        self,
+        realtime_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._realtime_ns = realtime_ns
+        self._monotonic_ns = monotonic_ns
+        self._realtime: list[int] = []
+        self._offsets: list[int] = []
+        self.take()
+
+    def take(self) -> None:
+        """Read both clocks; the tightest of five tries counts."""
+        best: tuple[int, int, int] | None = None
+        for _ in range(5):
+            before = self._monotonic_ns()
+            realtime = self._realtime_ns()
+            after = self._monotonic_ns()
+            if best is None or after - before < best[0]:
+                best = (after - before, realtime, (before + after) // 2)
+        assert best is not None
+        self._realtime.append(best[1])
+        self._offsets.append(best[2] - best[1])
+
+    @property
+    def disagreement_ns(self) -> int:
+        """How far the two clocks moved against each other since the first pair, at most."""
+        return max(abs(offset - self._offsets[0]) for offset in self._offsets)
+
+    def to_monotonic(self, stamps: Sequence[int]) -> list[int]:
+        """CLOCK_REALTIME stamps in ns to CLOCK_MONOTONIC; between two pairs the offset is interpolated."""
+        if self.disagreement_ns <= SLEW_TOLERANCE_NS:
+            offset = self._offsets[-1]
+            return [stamp + offset for stamp in stamps]
+        return [stamp + self._offset_at(stamp) for stamp in stamps]
+
+    def _offset_at(self, realtime: int) -> int:
+        after = bisect_right(self._realtime, realtime)
+        if after == 0:
+            return self._offsets[0]
+        if after == len(self._realtime):
+            return self._offsets[-1]
+        begin, end = self._realtime[after - 1], self._realtime[after]
+        first, last = self._offsets[after - 1], self._offsets[after]
+        return first + (last - first) * (realtime - begin) // (end - begin)

@@ -1,0 +1,227 @@
+"""The coordinator: forks the workers, gives the common start, watches them, and gathers their parts into the Run."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import Array, c_int64
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from loadgen.driver import Progress
+from loadgen.errors import OutputError
+from loadgen.record import Record
+from loadgen.runfile import Footer, Header
+from loadgen.worker import COUNTERS, Share, work
+
+START_LEAD_NS = 50_000_000
+"""From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
+POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker as the coordinator sees it."""
+
+    share: Share
+    process: ForkProcess
+    pipe: Pipe
+    counters: Array[c_int64]
+    ready: bool = False
+    done: bool = False
+    rescued: Path | None = None
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while the run is on, instead of raising in the middle of it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within this block the signals only count."""
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Callable[[str, Progress], None]) -> Footer:
+    """Drive all shares and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
+
+    The first interrupt ends the run and keeps what came; the second kills the workers too.
+    Raises OutputError when the run file cannot be written.
+    """
+    interrupts = Interrupts()
+    with interrupts.watched():
+        workers: list[Worker] = []
+        try:
+            for share in shares:
+                workers.append(_fork(share, [worker.pipe for worker in workers]))
+            _until(workers, lambda worker: worker.ready, interrupts, lambda: on_progress("connecting", _sum(workers)))
+            header.start_ns = time.monotonic_ns() + START_LEAD_NS
+            _write(folder / "run.jsonl", msgspec.json.encode(header) + b"\n")
+            _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
+            _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _sum(workers)))
+        finally:
+            for worker in workers:
+                worker.process.join(1 if worker.done else 0)
+                worker.process.kill()
+                worker.process.join()
+        on_progress("ended", _sum(workers))
+        return _gather(workers, header, folder, interrupted=interrupts.count > 0)
+
+
+def _fork(share: Share, others: Sequence[Pipe]) -> Worker:
+    context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
+    ours, theirs = context.Pipe()
+    counters = multiprocessing.sharedctypes.RawArray(c_int64, len(COUNTERS))
+    process = context.Process(
+        target=work, args=(share, theirs, counters, [ours, *others]), name=f"loadgen-worker-{share.worker}"
+    )
+    process.start()
+    theirs.close()
+    return Worker(share, process, ours, counters)
+
+
+def _until(
+    workers: Sequence[Worker], reached: Callable[[Worker], bool], interrupts: Interrupts, show: Callable[[], None]
+) -> None:
+    """Wait until each worker has reached a point or is dead, passing interrupts on."""
+    told = 0
+    while pending := [worker for worker in workers if not (reached(worker) or worker.done)]:
+        for pipe in wait([worker.pipe for worker in pending], POLL_S):
+            _listen(next(worker for worker in pending if worker.pipe is pipe))
+        if interrupts.count > told:
+            told = interrupts.count
+            if told == 1:
+                _order(pending, ("stop",))
+            else:
+                for worker in pending:
+                    worker.process.kill()
+        show()
+
+
+def _listen(worker: Worker) -> None:
+    try:
+        word, value = worker.pipe.recv()
+    except (EOFError, OSError):
+        worker.done = True
+        return
+    worker.ready = True
+    if word == "done":
+        worker.done, worker.rescued = True, value
+
+
+def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker.pipe.send(order)
+
+
+def _sum(workers: Sequence[Worker]) -> Progress:
+    return Progress(*(sum(column) for column in zip(*(worker.counters for worker in workers), strict=True)))
+
+
+class _Ended(msgspec.Struct, tag_field="type", tag="request"):
+    id: int
+    state: str
+
+
+_ENDED = msgspec.json.Decoder(_Ended)
+
+
+def _gather(workers: Sequence[Worker], header: Header, folder: Path, *, interrupted: bool) -> Footer:
+    """Append every part to the run file, account for each request, close with the footer, remove the parts."""
+    counts = dict.fromkeys(("complete", "truncated", "failed", "dropped"), 0)
+    notes: list[str] = []
+    main = folder / "run.jsonl"
+    for worker in workers:
+        lines = _part_lines(worker, notes)
+        seen = set()
+        for line in lines:
+            if (ended := _ended(line)) is not None:
+                seen.add(ended.id)
+                counts[ended.state] += 1
+        lost = [_lost(worker, request.id, interrupted) for request in worker.share.requests if request.id not in seen]
+        counts["failed"] += len(lost)
+        if lost:
+            notes.append(
+                f"worker {worker.share.worker} ended with {_exit(worker)}; {len(lost)} requests without record"
+            )
+        _write(main, b"".join(lines) + b"".join(msgspec.json.encode(record) + b"\n" for record in lost))
+    footer = Footer(
+        ended_ns=time.monotonic_ns() - header.start_ns,
+        sent=sum(counts.values()) - counts["dropped"],
+        interrupted=interrupted,
+        notes=notes,
+        **counts,
+    )
+    _write(main, msgspec.json.encode(footer) + b"\n")
+    for worker in workers:
+        worker.share.part.unlink(missing_ok=True)
+    return footer
+
+
+def _part_lines(worker: Worker, notes: list[str]) -> list[bytes]:
+    paths = [worker.share.part, *([worker.rescued] if worker.rescued else [])]
+    data = b"".join(path.read_bytes() for path in paths if path.exists())
+    lines = data.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        notes.append(f"worker {worker.share.worker}: its last line was cut off and is left out")
+        lines.pop()
+    return lines
+
+
+def _ended(line: bytes) -> _Ended | None:
+    try:
+        return _ENDED.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def _lost(worker: Worker, request_id: int, interrupted: bool) -> Record:
+    request = next(request for request in worker.share.requests if request.id == request_id)
+    return Record(
+        id=request_id,
+        state="failed",
+        worker=worker.share.worker,
+        error_kind="cancelled" if interrupted else "worker_lost",
+        error_detail=f"its worker process ended with {_exit(worker)}",
+        prompt_tokens_asked=request.input_tokens,
+        output_tokens_asked=request.output_tokens,
+    )
+
+
+def _exit(worker: Worker) -> str:
+    code = worker.process.exitcode
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror}",
+            "What was received is kept in the part files beside it: free some space and run `loadgen report` on it.",
+        ) from error

@@ -1,0 +1,42 @@
+"""What can go wrong before or beside the requests, and the exit code each gets.
+
+    LoadgenError
+    ├── PlanError         2   the plan or the command line is wrong
+    ├── OutputError       2   the run cannot be written where it was asked to be
+    └── OpenFilesError    2   this machine does not allow that many sockets
+
+A failed request never raises: it becomes a Record with a kind (loadgen.record.ERROR_KINDS).
+Errors about the server under test are in servers.errors and exit with 3.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_REQUESTS_FAILED = 1
+EXIT_USAGE = 2
+EXIT_SERVER = 3
+EXIT_ASSERTION = 4
+EXIT_CLIENT_LIMITED = 5
+EXIT_INTERRUPTED = 130
+
+
+class LoadgenError(Exception):
+    """An error with a hint that says what to do about it."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class PlanError(LoadgenError):
+    """The plan or the command line is wrong; the message lists every mistake."""
+
+
+class OutputError(LoadgenError):
+    """The run cannot be written where it was asked to be."""
+
+
+class OpenFilesError(LoadgenError):
+    """This machine does not allow as many sockets as the plan needs."""

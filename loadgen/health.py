@@ -1,0 +1,51 @@
+"""How well the client itself kept up: lateness of its reads, stalls of its loop, its share of a core."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+BUCKETS_PER_OCTAVE = 4
+LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
+"""Upper ends of the lateness buckets: 1 us, then four per octave up to about 100 s."""
+
+
+class Health:
+    """Counts of one worker since the last sample; `sample` hands them over and starts again."""
+
+    def __init__(self) -> None:
+        self._late: Counter[int] = Counter()
+        self._reads = 0
+        self._coalesced = 0
+        self._stall_ns_max = 0
+        self._cpu_ns = time.process_time_ns()
+        self._wall_ns = time.monotonic_ns()
+
+    def reads(self, late_ns: Iterable[int], count: int, coalesced: int) -> None:
+        """Add one request's reads: how late each was, and how many held more than one event."""
+        self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
+        self._reads += count
+        self._coalesced += coalesced
+
+    def stall(self, late_ns: int) -> None:
+        """The event loop ran a timer this much too late."""
+        self._stall_ns_max = max(self._stall_ns_max, late_ns)
+
+    def sample(self) -> dict[str, Any]:
+        """The counts as telemetry values. Bucket b covers [2^(b/4), 2^((b+1)/4)) us; -1 is below 1 us."""
+        cpu_ns, wall_ns = time.process_time_ns(), time.monotonic_ns()
+        values = {
+            "cpu_ns": cpu_ns - self._cpu_ns,
+            "wall_ns": wall_ns - self._wall_ns,
+            "reads": self._reads,
+            "coalesced_reads": self._coalesced,
+            "stall_ns_max": self._stall_ns_max,
+            "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
+        }
+        self._late.clear()
+        self._reads = self._coalesced = self._stall_ns_max = 0
+        self._cpu_ns, self._wall_ns = cpu_ns, wall_ns
+        return values

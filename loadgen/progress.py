@@ -1,0 +1,62 @@
+"""What is shown while a run is on: one live line in a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from loadgen.driver import Progress
+
+PLAIN_EVERY_S = 5.0
+
+
+class Display:
+    """Shows phases and counts on `stream`. A context manager, so that the terminal is left tidy."""
+
+    def __init__(self, requests: int, stream: TextIO = sys.stderr, *, quiet: bool = False) -> None:
+        self._requests = requests
+        self._stream = stream
+        self._quiet = quiet
+        self._terminal = stream.isatty() and not quiet
+        self._started = time.monotonic()
+        self._shown_at = 0.0
+        self._tokens: tuple[float, int] = (self._started, 0)
+
+    def __enter__(self) -> Display:
+        if self._terminal:
+            from rich.console import Console  # noqa: PLC0415  (50 ms, and only a terminal needs it)
+            from rich.live import Live  # noqa: PLC0415
+
+            self._live = Live(console=Console(file=self._stream), auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._terminal:
+            self._live.stop()
+
+    def show(self, phase: str, progress: Progress) -> None:
+        """Take the newest counts; draws at its own pace."""
+        if self._quiet:
+            return
+        now = time.monotonic()
+        if self._terminal:
+            self._live.update(self._line(phase, progress, now), refresh=True)
+        elif now - self._shown_at >= PLAIN_EVERY_S or phase == "ended":
+            self._shown_at = now
+            print(self._line(phase, progress, now), file=self._stream, flush=True)
+
+    def _line(self, phase: str, progress: Progress, now: float) -> str:
+        since, before = self._tokens
+        rate = (progress.tokens - before) / max(now - since, 1e-9)
+        if now - since >= 1.0:
+            self._tokens = (now, progress.tokens)
+        return (
+            f"{now - self._started:6.1f} s  {phase}: {progress.sent}/{self._requests} sent, "
+            f"{progress.streaming} streaming, {progress.complete} complete, {progress.truncated} truncated, "
+            f"{progress.failed} failed, {max(rate, 0):,.0f} tokens/s"
+        )

@@ -1,0 +1,163 @@
+"""HTTP/1.1 as pure functions: request bytes out, and where in the received bytes a response lies (RFC 9112).
+
+The measuring path appends what it reads to one buffer and asks only "has this response ended?". Everything
+else, the body without its transfer coding and which read brought which byte, is worked out after the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HEAD_LIMIT_BYTES = 65_536
+CHUNK_LINE_LIMIT_BYTES = 4_096
+
+
+class ProtocolError(Exception):
+    """The bytes are not HTTP/1.1; the message says what was wrong."""
+
+
+def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """The bytes of one POST with a JSON body. `host` is the Host field, port included where it is not the default."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", "Accept: text/event-stream"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+class Framing:
+    """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""
+
+    __slots__ = ("body_end", "body_start", "chunked", "ended", "head", "need", "position", "spans", "status")
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.head = b""
+        self.chunked = False
+        self.need = 0
+        """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
+        self.body_start = 0
+        self.body_end: int | None = None
+        """Known for a Content-Length body; None for one that ends with the connection."""
+        self.position = 0
+        self.spans: list[tuple[int, int]] = []
+        """(start, end) in the buffer of each chunk's data."""
+        self.ended = False
+
+    def scan(self, raw: bytes | bytearray) -> bool:
+        """Look at what is new in `raw`; True once the response is complete. Raises ProtocolError."""
+        if self.status is None and not self._scan_head(raw):
+            return False
+        if self.chunked:
+            self._scan_chunks(raw)
+        elif self.body_end is not None and len(raw) >= self.body_end:
+            self.ended = True
+        return self.ended
+
+    def at_eof(self, raw: bytes | bytearray) -> bool:
+        """The peer closed. True if that is how this response was meant to end."""
+        if self.status is not None and not self.chunked and self.body_end is None:
+            self.body_end = len(raw)
+            self.ended = True
+        return self.ended
+
+    def body_spans(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
+        """Where the body's bytes are, in order; what came of it when the response never ended."""
+        if self.status is None:
+            return []
+        if not self.chunked:
+            return [(self.body_start, min(len(raw), self.body_end or len(raw)))]
+        if not self.ended:
+            self._scan_chunks(raw)
+            return [*self.spans, *self._partial_chunk(raw)]
+        return self.spans
+
+    def _scan_head(self, raw: bytes | bytearray) -> bool:
+        end = raw.find(b"\r\n\r\n", self.position)
+        if end < 0:
+            if len(raw) - self.position > HEAD_LIMIT_BYTES:
+                raise ProtocolError(f"response head longer than {HEAD_LIMIT_BYTES} bytes")
+            if len(raw) >= 5 and not raw.startswith(b"HTTP/"):
+                raise ProtocolError(f"not an HTTP response: {bytes(raw[:40])!r}")
+            return False
+        head = bytes(raw[self.position : end])
+        self.position = end + 4
+        status = _status(head)
+        if status < 200:  # 100 Continue, 103 Early Hints: the real one follows
+            return self._scan_head(raw)
+        self.head, self.status, self.body_start = head, status, self.position
+        self._set_length(head.lower(), status)
+        return True
+
+    def _set_length(self, head: bytes, status: int) -> None:
+        coding = _field(head, b"transfer-encoding")
+        length = _field(head, b"content-length")
+        if coding is not None:
+            if coding.strip() != b"chunked":
+                raise ProtocolError(f"transfer coding {coding!r} was not asked for")
+            self.chunked = True
+        elif status in (204, 304):
+            self.body_end = self.body_start
+        elif length is not None:
+            if not length.strip().isdigit():
+                raise ProtocolError(f"Content-Length {length!r} is not a number")
+            self.body_end = self.body_start + int(length)
+        self.need = self.body_end if self.body_end is not None else 1 << 62
+
+    def _scan_chunks(self, raw: bytes | bytearray) -> None:
+        position, spans = self.position, self.spans
+        while True:
+            line_end = raw.find(b"\r\n", position)
+            if line_end < 0:
+                if len(raw) - position > CHUNK_LINE_LIMIT_BYTES:
+                    raise ProtocolError("chunk size line without an end")
+                break
+            size = _chunk_size(raw[position:line_end])
+            start = line_end + 2
+            if size == 0:
+                self._scan_trailers(raw, start)
+                break
+            if start + size + 2 > len(raw):
+                break
+            if raw[start + size : start + size + 2] != b"\r\n":
+                raise ProtocolError("chunk data longer than its size says")
+            spans.append((start, start + size))
+            position = start + size + 2
+        self.position = position
+
+    def _scan_trailers(self, raw: bytes | bytearray, start: int) -> None:
+        if raw[start : start + 2] == b"\r\n" or raw.find(b"\r\n\r\n", start) >= 0:
+            self.ended = True
+
+    def _partial_chunk(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
+        line_end = raw.find(b"\r\n", self.position)
+        if line_end < 0 or not _chunk_size(raw[self.position : line_end]):
+            return []
+        size = _chunk_size(raw[self.position : line_end])
+        return [(line_end + 2, min(len(raw), line_end + 2 + size))]
+
+
+def _status(head: bytes) -> int:
+    line = head.split(b"\r\n", 1)[0]
+    parts = line.split(b" ", 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not (len(parts[1]) == 3 and parts[1].isdigit()):
+        raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
+    return int(parts[1])
+
+
+def _field(head: bytes, name: bytes) -> bytes | None:
+    start = head.find(b"\r\n" + name + b":")
+    if start < 0:
+        return None
+    start += len(name) + 3
+    end = head.find(b"\r\n", start)
+    return head[start : end if end >= 0 else None]
+
+
+def _chunk_size(line: bytes | bytearray) -> int:
+    digits = bytes(line.partition(b";")[0]).strip()
+    if not digits.isalnum():
+        raise ProtocolError(f"not a chunk size: {bytes(line[:40])!r}")
+    try:
+        return int(digits, 16)
+    except ValueError:
+        raise ProtocolError(f"not a chunk size: {bytes(line[:40])!r}") from None

@@ -1,0 +1,88 @@
+"""HTTP/1.1 framing: where a response ends, found step by step."""
+
+import pytest
+
+from servers.http1 import Framing, ProtocolError, post
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
+
+
+def body_of(raw: bytes, framing: Framing) -> bytes:
+    return b"".join(raw[start:end] for start, end in framing.body_spans(raw))
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "body"),
+    [
+        (CHUNKED, 200, b"hello world"),
+        (CHUNKED[:-2] + b"Trailer: 1\r\n\r\n", 200, b"hello world"),
+        (b"HTTP/1.1 429 Too Many Requests\r\ncontent-LENGTH: 4\r\n\r\nbusy", 429, b"busy"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", 200, b""),
+    ],
+)
+def test_a_response_ends_exactly_at_its_last_byte(raw: bytes, status: int, body: bytes) -> None:
+    """Fed one byte at a time, a response is complete after its last byte and not before."""
+    framing, buffer = Framing(), bytearray()
+    for index in range(len(raw)):
+        buffer += raw[index : index + 1]
+        assert framing.scan(buffer) == (index == len(raw) - 1)
+    assert (framing.status, body_of(raw, framing)) == (status, body)
+
+
+def test_a_body_without_length_ends_with_the_connection() -> None:
+    """Neither chunked nor Content-Length: the peer's close is the regular end."""
+    raw = b"HTTP/1.0 200 OK\r\n\r\nall there is"
+    framing = Framing()
+    assert not framing.scan(raw)
+    assert framing.at_eof(raw)
+    assert body_of(raw, framing) == b"all there is"
+
+
+@pytest.mark.parametrize("cut", range(len(CHUNKED)))
+def test_a_chunked_body_cut_anywhere_never_ends_and_keeps_what_came(cut: int) -> None:
+    """A close in the middle of a chunked body is not an end; the bytes received are still readable."""
+    raw = CHUNKED[:cut]
+    framing = Framing()
+    assert not framing.scan(raw)
+    assert not framing.at_eof(raw)
+    assert b"hello world".startswith(body_of(raw, framing))
+
+
+def test_a_body_shorter_than_its_content_length_is_not_an_end() -> None:
+    """Content-Length promises more than came before the close."""
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort"
+    framing = Framing()
+    assert not framing.scan(raw)
+    assert not framing.at_eof(raw)
+    assert body_of(raw, framing) == b"short"
+
+
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not an HTTP response"),
+        (b"HTTP/2 200\r\n\r\n", "status line"),
+        (b"HTTP/1.1 2x0 OK\r\n\r\n", "status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "not a number"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "not asked for"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "chunk size"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n", "chunk size"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n", "longer than its size"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 5000, "without an end"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "response head longer"),
+    ],
+)
+def test_bytes_that_are_not_http_are_named(raw: bytes, complaint: str) -> None:
+    """What is not HTTP/1.1 raises ProtocolError that says what was wrong."""
+    with pytest.raises(ProtocolError, match=complaint):
+        Framing().scan(raw)
+
+
+def test_post_is_one_complete_request() -> None:
+    """The bytes of a request are fixed by its parts; nothing is added at send time."""
+    assert post("/generate", "[::1]:8000", {"X-Request-Id": "7"}, b"{}") == (
+        b"POST /generate HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\n"
+        b"Accept: text/event-stream\r\nX-Request-Id: 7\r\nContent-Length: 2\r\n\r\n{}"
+    )

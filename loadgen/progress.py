@@ -26,8 +26,8 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._terminal:
-            from rich.console import Console  # noqa: PLC0415  (50 ms, and only a terminal needs it)
-            from rich.live import Live  # noqa: PLC0415
+            from rich.console import Console
+            from rich.live import Live
 
             self._live = Live(console=Console(file=self._stream), auto_refresh=False, transient=True)
             self._live.start()

@@ -1,0 +1,75 @@
+# The commands of this project. `make burst` and `make test` need Python >= 3.11, git and make, and fetch the rest.
+#
+#   make burst      install into .venv and send the first burst, to the built-in simulated TGI
+#   make test       every check but those that need a real engine
+#   make engine     real inference servers on this machine's CPU, in .engine
+#   make test-real  the checks that need them
+#   make docs       write the generated reference pages again
+#   make clean      remove what these commands made
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+BIN := .venv/bin
+
+.PHONY: burst test docs clean
+
+burst: .venv/.installed
+	@$(BIN)/loadgen burst --server tgi --n 1000
+
+test: .venv/.tests .venv/.browser
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+docs: .venv/.installed
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv .engine .coverage .*_cache .hypothesis
+
+-include tests/real/engine.mk
+
+# $(call need,TEST,PACKAGES): unless TEST succeeds, install Debian packages, or say which ones to install.
+need = $(1) || { \
+	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing $(2) with apt."; \
+		apt-get -q update && DEBIAN_FRONTEND=noninteractive \
+			apt-get -q install -y --no-install-recommends -o DPkg::Lock::Timeout=300 $(2); \
+	else \
+		echo "This needs $(2). Install it, for example: sudo apt-get install $(2)" >&2; exit 1; \
+	fi; }
+
+# The first Python that is new enough; `make PYTHON=/path/to/python burst` chooses another.
+find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.14 python3.13 python3.12 python3.11); do \
+		"$$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$each" && break; \
+	done) || { echo "This needs Python 3.11 or newer. Name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+
+# Debian keeps what `python3 -m venv` needs in a package of its own, named after the version.
+.venv/bin/python:
+	@set -e; $(find_python); \
+	package=$$("$$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	$(call need,"$$python" -c 'import ensurepip' 2>/dev/null,$$package); \
+	echo "Making .venv with $$("$$python" --version)."; \
+	"$$python" -m venv --clear .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/python
+	@echo "Installing llm-loadgen into .venv: once, about a minute."
+	@$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+.venv/.tests: pyproject.toml | .venv/bin/python
+	@echo "Installing what the tests need into .venv: once, a minute or two."
+	@$(BIN)/python -m pip install -q -e '.[test]'
+	@touch .venv/.installed $@
+
+# Ubuntu has no Chromium package that works without snap: there Playwright fetches its own.
+.venv/.browser: .venv/.tests
+	@set -e; if command -v chromium >/dev/null || ! grep -q '^ID=ubuntu' /etc/os-release 2>/dev/null; then \
+		$(call need,command -v chromium >/dev/null,chromium); \
+	elif [ "$$(id -u)" -eq 0 ]; then \
+		$(BIN)/python -m playwright install --with-deps chromium; \
+	else \
+		$(BIN)/python -m playwright install chromium; \
+	fi
+	@touch $@

@@ -1,0 +1,1 @@
+"""A simulated server: the wire format of vLLM, TGI or LightLLM, with tokens timed by a clock of our choosing."""

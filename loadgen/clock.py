@@ -56,6 +56,10 @@ class ClockPairs:
             return [stamp + offset for stamp in stamps]
         return [stamp + self._offset_at(stamp) for stamp in stamps]
 
+    def to_realtime(self, instant_ns: int) -> int:
+        """CLOCK_MONOTONIC to CLOCK_REALTIME by the newest pair."""
+        return instant_ns - self._offsets[-1]
+
     def _offset_at(self, realtime: int) -> int:
         after = bisect_right(self._realtime, realtime)
         if after == 0:

@@ -18,6 +18,7 @@ from types import FrameType
 
 import msgspec
 
+from loadgen.clock import ClockPairs
 from loadgen.driver import Progress
 from loadgen.errors import OutputError
 from loadgen.record import Record
@@ -75,7 +76,9 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
             for share in shares:
                 workers.append(_fork(share, [worker.pipe for worker in workers]))
             _until(workers, lambda worker: worker.ready, interrupts, lambda: on_progress("connecting", _sum(workers)))
+            clocks = ClockPairs()
             header.start_ns = time.monotonic_ns() + START_LEAD_NS
+            header.start_realtime_ns = clocks.to_realtime(header.start_ns)
             _write(folder / "run.jsonl", msgspec.json.encode(header) + b"\n")
             _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
             _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _sum(workers)))

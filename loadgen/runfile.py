@@ -36,6 +36,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Wall-clock start, RFC 3339, UTC."""
     start_ns: int
     """CLOCK_MONOTONIC at the run's instant 0."""
+    start_realtime_ns: int = 0
+    """CLOCK_REALTIME at the same instant: what other logs are compared with."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
     server: dict[str, Any]

@@ -1,0 +1,98 @@
+"""`loadgen burst`: the main job. Every option is a field of the Plan; the help texts are the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Exit, Option
+
+SERVERS = "vllm, tgi, lightllm or openai"
+
+
+def burst(
+    server: Annotated[str, Option(help=f"Which server answers: {SERVERS}.")],
+    n: Annotated[int, Option("--n", help="How many requests, all sent at once.")] = 1000,
+    url: Annotated[
+        str | None,
+        Option(
+            help="Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
+            "docker-compose.yml publishes, then the built-in simulated server."
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str | None, Option(help="completions, chat or generate; the server's native one by default.")
+    ] = None,
+    model: Annotated[str | None, Option(help="Model name to ask for; the server's first one by default.")] = None,
+    input_tokens: Annotated[int, Option(help="Prompt length, exact by the server's own tokenizer.")] = 512,
+    output_tokens: Annotated[int, Option(help="Tokens to generate per request.")] = 128,
+    seed: Annotated[int, Option(help="The same seed gives byte-identical requests.")] = 0,
+    workers: Annotated[int, Option(help="Processes that share the burst.")] = 1,
+    timeout: Annotated[float, Option(help="Seconds after which one request is given up.")] = 600.0,
+    tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
+    api_key_env: Annotated[
+        str, Option(help="Environment variable that holds the API key, where one is needed.")
+    ] = "LOADGEN_API_KEY",
+    ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
+    insecure: Annotated[bool, Option("--insecure", help="Do not check certificates.")] = False,
+    real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
+    speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
+    label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
+    out: Annotated[
+        Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
+    ] = None,
+    report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
+    as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Send N prompts of exactly the same length all at once and report what came back.
+
+    Exit codes: 0 all complete, 1 some failed or were truncated, 2 usage, 3 server not reachable or not the one
+    named, 5 the client was the limit, 130 interrupted.
+    """
+    from loadgen import api
+    from loadgen.plan import plan_of
+
+    plan = plan_of(
+        server=server,
+        n=n,
+        url=url,
+        endpoint=endpoint,
+        model=model,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        seed=seed,
+        workers=workers,
+        timeout_s=timeout,
+        tokenizer=tokenizer,
+        api_key_env=api_key_env,
+        ca_file=ca_file,
+        insecure=insecure,
+        real=real,
+        speed=speed,
+        label=label,
+    )
+    stream = sys.stderr if as_json else sys.stdout
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=stream, flush=True)
+
+    folder = api.new_folder(out, plan)
+    footer = api.burst(plan, folder, command=shlex.join(["loadgen", *sys.argv[1:]]), say=say, quiet=quiet)
+    summary = _analyse(folder, say, report=report)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    raise Exit(_exit_code(footer.interrupted, summary))
+
+
+def _analyse(folder: Path, say: object, *, report: bool) -> dict[str, object]:
+    raise NotImplementedError
+
+
+def _exit_code(interrupted: bool, summary: dict[str, object]) -> int:
+    raise NotImplementedError

@@ -1,0 +1,130 @@
+"""The transport on loopback sockets: what is read, how it is stamped, and how each ending is told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+import time
+from array import array
+
+import pytest
+import trustme
+
+from servers.http1 import post
+from servers.transport import TIMESPEC_BYTES, Exchange, connect, target_of
+from tests.loopback import CLOSE, RESET, Script, chunked, playing
+
+REQUEST = post("/", "loopback", {}, b'{"x":1}')
+
+
+async def exchange(script: Script, *, host: str = "127.0.0.1", authority: trustme.CA | None = None) -> Exchange:
+    """Send one request to a server that plays `script` and wait for the exchange's end."""
+    server_tls = client_tls = None
+    if authority is not None:
+        server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+        authority.issue_cert("127.0.0.1").configure_cert(server_tls)
+        authority.configure_trust(client_tls)
+    ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+    async with playing(script, host=host, tls=server_tls) as server:
+        connection = await connect(target_of(server.url, client_tls), 5)
+        made = Exchange(asyncio.get_running_loop(), ended.set_result)
+        made.prepare(connection, connection.seal(REQUEST))
+        made.send()
+        made.listen()
+        result = await asyncio.wait_for(ended, 10)
+        assert server.requests == [REQUEST]
+    return result
+
+
+def body(made: Exchange) -> bytes:
+    return b"".join(made.raw[start:end] for start, end in made.framing.body_spans(made.raw))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_each_read_has_a_kernel_stamp_between_send_and_read(host: str) -> None:
+    """Stamps lie between the request's send and the read that returned them, in order, on IPv4 and IPv6."""
+    before = time.time_ns()
+    made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), host=host)
+    timespecs = array("q", struct.unpack(f"{len(made.kernel) // 8}q", made.kernel))
+    stamps = [s * 10**9 + n for s, n in zip(timespecs[::2], timespecs[1::2], strict=True)]
+    assert len(stamps) == len(made.sizes) == len(made.user) == len(made.kernel) // TIMESPEC_BYTES
+    assert before < stamps[0]
+    assert stamps == sorted(stamps)
+    assert stamps[-1] < time.time_ns()
+    assert body(made) == b"data: 1\n\ndata: 2\n\n"
+    assert not made.error_kind
+
+
+async def test_sent_instants_frame_the_send() -> None:
+    """`sent_ns` is before and `sent_end_ns` after the send, both on the monotonic clock."""
+    before = time.monotonic_ns()
+    made = await exchange(chunked(b"x"))
+    assert made.sent_ns is not None
+    assert made.sent_end_ns is not None
+    assert before < made.sent_ns < made.sent_end_ns < made.user[0]
+
+
+async def test_tls_is_checked_and_keeps_kernel_stamps() -> None:
+    """Over TLS the bytes are the same and every read that gave plain bytes has a stamp."""
+    made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), authority=trustme.CA())
+    assert body(made) == b"data: 1\n\ndata: 2\n\n"
+    assert not made.error_kind
+    assert len(made.kernel) == TIMESPEC_BYTES * len(made.sizes)
+    assert bytes(TIMESPEC_BYTES) not in [made.kernel[i : i + 16] for i in range(0, len(made.kernel), 16)]
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused() -> None:
+    """Certificate checks are on: a server signed by an unknown authority gets no byte of the request."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    async with playing([b""], tls=tls) as server:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await connect(target_of(server.url, ssl.create_default_context()), 5)
+        assert server.requests == []
+
+
+async def test_bodies_by_length_and_by_close() -> None:
+    """Content-Length bodies end at their length, others with the connection; neither is an error."""
+    by_length = await exchange([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", b"hel", b"lo"])
+    by_close = await exchange([b"HTTP/1.1 200 OK\r\n\r\n", b"hel", b"lo", CLOSE])
+    assert (body(by_length), by_length.error_kind) == (b"hello", "")
+    assert (body(by_close), by_close.error_kind) == (b"hello", "")
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "kept"),
+    [
+        ([CLOSE], "truncated", b""),
+        ([*chunked(b"data: 1\n\n", end=False), CLOSE], "truncated", b"data: 1\n\n"),
+        ([*chunked(b"data: 1\n\n", end=False), RESET], "truncated", b"data: 1\n\n"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n", b"short", CLOSE], "truncated", b"short"),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "protocol", b""),
+        ([*chunked(b"data: 1\n\n", end=False), b"zz\r\nwhat?\r\n\r\n"], "protocol", b"data: 1\n\n"),
+    ],
+)
+async def test_endings_that_are_not_an_end_are_named_and_keep_what_came(script: Script, kind: str, kept: bytes) -> None:
+    """A cut, a reset, a short body and bytes that are not HTTP each get their kind; nothing received is lost."""
+    made = await exchange(script)
+    assert made.error_kind == kind
+    assert b"".join(made.raw[start:end] for start, end in made.framing.spans) == kept or body(made) == kept
+
+
+async def test_a_terminator_split_over_two_reads_is_seen() -> None:
+    """The last chunk's five bytes may arrive in pieces."""
+    made = await exchange([*chunked(b"data: 1\n\n", end=False), b"0\r\n", b"\r", b"\n"])
+    assert not made.error_kind
+    assert body(made) == b"data: 1\n\n"
+
+
+async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None:
+    """`gone` tells a closed idle connection from a live one without taking bytes from it."""
+    async with playing([b""], on_accept=[CLOSE]) as server:
+        target = target_of(server.url, None)
+        closed = await connect(target, 5)
+        live = await connect(target, 5)
+        while not closed.gone():
+            await asyncio.sleep(0.005)
+        assert not live.gone()
+        closed.close()
+        live.close()

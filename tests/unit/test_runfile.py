@@ -1,0 +1,83 @@
+"""Reading runs: whole, cut anywhere, with damaged lines, before and after the parts were gathered."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgen.record import Record
+from loadgen.runfile import Footer, Header, RunFileError, Telemetry, read
+
+HEADER = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=5, plan={"n": 3}, server={"name": "tgi"})
+RECORDS = [Record(id=i, state="complete", chunk_ns=[1, 2], chunk_tokens=[1, 1], sent_ns=0) for i in range(3)]
+SAMPLE = Telemetry(source="client", at_ns=7, values={"reads": 2})
+FOOTER = Footer(ended_ns=9, sent=3, complete=3, truncated=0, failed=0, dropped=0)
+
+
+def lines(*items: object) -> bytes:
+    return b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+
+
+def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    """Header, records, telemetry and footer round-trip."""
+    (tmp_path / "run.jsonl").write_bytes(lines(HEADER, *RECORDS, SAMPLE, FOOTER))
+    run = read(tmp_path)
+    assert (run.header, run.records, run.telemetry, run.footer) == (HEADER, RECORDS, [SAMPLE], FOOTER)
+    assert run.damaged_lines == 0
+
+
+def test_a_killed_run_is_read_from_its_parts(tmp_path: Path) -> None:
+    """Without a footer the workers' parts are still there; a record that is in both counts once."""
+    (tmp_path / "run.jsonl").write_bytes(lines(HEADER, RECORDS[0]))
+    (tmp_path / "part-0.jsonl").write_bytes(lines(RECORDS[0], RECORDS[1]))
+    (tmp_path / "part-1.jsonl").write_bytes(lines(RECORDS[2]) + b'{"type":"request","id":9,"sta')
+    run = read(tmp_path)
+    assert run.records == RECORDS
+    assert run.footer is None
+    assert run.damaged_lines == 1
+
+
+def test_a_file_cut_anywhere_gives_what_is_whole(tmp_path: Path) -> None:
+    """At every byte: an error while the header is incomplete, otherwise each whole line and at most one damaged."""
+    whole = lines(HEADER, *RECORDS, FOOTER)
+    head = len(lines(HEADER)) - 1
+    file = tmp_path / "run.jsonl"
+    for cut in range(len(whole)):
+        file.write_bytes(whole[:cut])
+        if cut < head:
+            with pytest.raises(RunFileError):
+                read(file)
+            continue
+        run = read(file)
+        assert run.records == RECORDS[: len(run.records)]
+        assert len(run.records) + bool(run.footer) + run.damaged_lines >= whole[:cut].count(b"\n") - 1
+        assert run.damaged_lines <= 1
+
+
+def test_damaged_lines_are_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
+    """A line that is not a line of ours is skipped, never guessed at."""
+    damage = [b"\x00\xff\n", b"[]\n", b'{"type":"request"}\n', b'{"type":"weather"}\n', b"\n"]
+    (tmp_path / "run.jsonl").write_bytes(lines(HEADER, RECORDS[0]) + b"".join(damage) + lines(RECORDS[1], FOOTER))
+    run = read(tmp_path)
+    assert run.records == RECORDS[:2]
+    assert run.damaged_lines == 4
+
+
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
+    """A newer minor version may add fields; older readers still read."""
+    line = b'{"type":"request","id":1,"state":"failed","colour":"red"}\n'
+    (tmp_path / "run.jsonl").write_bytes(lines(HEADER) + line)
+    assert read(tmp_path).records == [Record(id=1, state="failed")]
+
+
+def test_what_is_no_run_says_so(tmp_path: Path) -> None:
+    """No folder, no header, or a newer format: each gets its own words."""
+    with pytest.raises(RunFileError, match="no run here"):
+        read(tmp_path)
+    (tmp_path / "run.jsonl").write_bytes(b"")
+    with pytest.raises(RunFileError, match="not a readable header"):
+        read(tmp_path)
+    newer = msgspec.structs.replace(HEADER, format=99)
+    (tmp_path / "run.jsonl").write_bytes(lines(newer))
+    with pytest.raises(RunFileError, match="newer loadgen"):
+        read(tmp_path)

@@ -1,4 +1,4 @@
-"""docker-compose.yml, as far as it can be judged without a container engine: the schema, and what the schema lets through."""
+"""docker-compose.yml, judged without a container engine: by the schema, and by what the schema lets through."""
 
 from __future__ import annotations
 

@@ -1,0 +1,44 @@
+"""What an import costs and drags in. The directions between packages are import-linter's: see pyproject.toml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"numpy", "pandas", "plotly", "httpx", "aiohttp", "tokenizers", "rich", "pydantic"}
+CLIENTS = {"aiohttp", "httpx", "uvloop", "requests", "urllib3"}
+
+
+def test_analysis_loads_no_client_library(root: Path) -> None:
+    """Every module of analysis can be imported where no HTTP client and no event loop is installed."""
+    modules = sorted(_module(file, root) for file in (root / "analysis").rglob("*.py"))
+    assert not CLIENTS & _loaded(root, "".join(f"import {module}\n" for module in modules))
+
+
+def test_the_version_costs_no_heavy_import(root: Path) -> None:
+    """`loadgen --version` answers without loading tables, charts, clients or tokenizers."""
+    command = "import loadgen.cli\ntry:\n    loadgen.cli.main(['--version'])\nexcept SystemExit:\n    pass\n"
+    assert not HEAVY & _loaded(root, command)
+
+
+@pytest.mark.parametrize("module", ["loadgen.record", "loadgen.runfile", "workloads.request", "servers.dialects.base"])
+def test_the_shared_shapes_are_cheap(root: Path, module: str) -> None:
+    """The shapes that every part shares load none of the heavy libraries."""
+    assert not (HEAVY | CLIENTS) & _loaded(root, f"import {module}\n")
+
+
+def _module(file: Path, root: Path) -> str:
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _loaded(root: Path, program: str) -> set[str]:
+    """Top-level names of all modules that a fresh interpreter holds after running `program`."""
+    report = "import sys\nprint('\\nloaded', *{name.partition('.')[0] for name in sys.modules})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program + report], cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from types import FrameType
 
@@ -94,7 +95,7 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
 def _fork(share: Share, others: Sequence[Pipe]) -> Worker:
     context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     ours, theirs = context.Pipe()
-    counters = multiprocessing.sharedctypes.RawArray(c_int64, len(COUNTERS))
+    counters = RawArray(c_int64, len(COUNTERS))
     process = context.Process(
         target=work, args=(share, theirs, counters, [ours, *others]), name=f"loadgen-worker-{share.worker}"
     )

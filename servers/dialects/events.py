@@ -1,0 +1,61 @@
+"""What every dialect does alike: payloads to typed events, and the facts of an Answer that follow the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from servers.dialects.base import Answer
+from servers.dialects.errors import NOT_READABLE, error_in, one_line
+
+Event = TypeVar("Event")
+
+DONE = b"[DONE]"
+"""The end marker of OpenAI streams, the one payload that is not JSON."""
+
+
+def decode_events(payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event]) -> tuple[list[Event], str]:
+    """One event per payload up to the first that is not one, and what is wrong with that one ("" when none is).
+
+    `[DONE]` becomes an event with nothing in it, so that event i stays payload i.
+    """
+    if DONE in payloads:
+        payloads = [b"{}" if payload == DONE else payload for payload in payloads]
+    events: list[Event] = []
+    try:
+        events.extend(map(decoder.decode, payloads))  # keeps what came before the one that raises
+    except NOT_READABLE as error:
+        return events, one_line(
+            f"event {len(events)} is not of this dialect ({error}): {payloads[len(events)][:100]!r}"
+        )
+    return events, ""
+
+
+def settle_count(answer: Answer, total: int | None) -> None:
+    """Set the answer's length: the server's total where it gave one, else what its events held."""
+    answer.output_tokens = sum(answer.tokens) if total is None else total
+    answer.counted_by = "wire" if total is None else "server"
+
+
+def note_error(answer: Answer, payload: bytes) -> None:
+    """If this event, which holds no token, is the server's error, say so in the answer. The first error counts."""
+    if answer.error_kind == "" and (said := error_in(payload)):
+        answer.error_kind, answer.error_detail = "in_band_error", said
+
+
+def note_finish(answer: Answer, reason: str, payload: bytes) -> None:
+    """Keep the server's finish reason. `error` and `abort` (vLLM, LightLLM 1.2) mean that the server gave up."""
+    answer.finish_reason = reason
+    if reason in {"error", "abort"} and answer.error_kind == "":
+        answer.error_kind = "in_band_error"
+        answer.error_detail = error_in(payload) or f"the server ended the answer with finish reason {reason!r}"
+
+
+def note_broken(answer: Answer, detail: str) -> None:
+    """An event could not be read: what came after it is unknown, the end included."""
+    if detail:
+        answer.end_event = None
+        if answer.error_kind == "":
+            answer.error_kind, answer.error_detail = "protocol", detail

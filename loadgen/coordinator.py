@@ -39,7 +39,8 @@ class Worker:
     process: ForkProcess
     pipe: Pipe
     counters: Array[c_int64]
-    ready: bool = False
+    stamps: str = ""
+    """`kernel` or `user`, once its connections are open."""
     done: bool = False
     rescued: Path | None = None
 
@@ -76,10 +77,16 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
         try:
             for share in shares:
                 workers.append(_fork(share, [worker.pipe for worker in workers]))
-            _until(workers, lambda worker: worker.ready, interrupts, lambda: on_progress("connecting", _sum(workers)))
+            _until(
+                workers,
+                lambda worker: bool(worker.stamps),
+                interrupts,
+                lambda: on_progress("connecting", _sum(workers)),
+            )
             clocks = ClockPairs()
             header.start_ns = time.monotonic_ns() + START_LEAD_NS
             header.start_realtime_ns = clocks.to_realtime(header.start_ns)
+            header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
             _write(folder / "run.jsonl", msgspec.json.encode(header) + b"\n")
             _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
             _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _sum(workers)))
@@ -128,8 +135,9 @@ def _listen(worker: Worker) -> None:
     except (EOFError, OSError):
         worker.done = True
         return
-    worker.ready = True
-    if word == "done":
+    if word == "ready":
+        worker.stamps = value
+    else:
         worker.done, worker.rescued = True, value
 
 

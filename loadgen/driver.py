@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -88,11 +90,10 @@ class Driver:
         self._all_done = asyncio.Event()
         self._interrupted = asyncio.Event()
 
-    async def open(self) -> int:
-        """Open a connection per slot, paced. Returns how many could not be opened; their requests will fail."""
+    async def open(self) -> None:
+        """Open a connection per slot, paced. A slot whose connection fails becomes a failed Record when it is due."""
         gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         await asyncio.gather(*(self._open_slot(slot, gate) for slot in self._slots))
-        return sum(slot.exchange is not None and bool(slot.exchange.error_kind) for slot in self._slots)
 
     async def run(self, start_ns: int) -> None:
         """Send everything from `start_ns` (CLOCK_MONOTONIC) on and return when each request has a Record."""
@@ -260,6 +261,9 @@ def _is_closed(slot: Slot) -> bool:
 
 
 def _reason(error: OSError | TimeoutError) -> str:
+    """In the system's words: asyncio's own would name the address instead of the cause."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
-    return getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

@@ -9,7 +9,7 @@ import msgspec
 State = Literal["complete", "truncated", "failed", "dropped"]
 
 ERROR_KINDS = (
-    "connect",  # no connection: refused, unreachable, TLS, or no free socket
+    "connect",  # no connection (refused, unreachable, TLS), or closed before any answer
     "timeout",  # the request's own time limit ran out
     "http_status",  # the server answered, but not with 200
     "in_band_error",  # a 200, and then an error inside the stream

@@ -30,7 +30,7 @@ def record_of(
     """Decode everything one exchange received. Never raises on what a server sent."""
     record = Record(
         id=request.id,
-        state="failed",
+        state="truncated" if exchange.error_kind == "truncated" else "failed",
         sent_ns=_since(start_ns, exchange.sent_ns),
         sent_end_ns=_since(start_ns, exchange.sent_end_ns),
         end_ns=_since(start_ns, exchange.given_up_ns),
@@ -51,7 +51,7 @@ def record_of(
     if exchange.framing.status == 200:
         _decode(record, exchange, dialect, body, spans, [arrival - start_ns for arrival in arrivals])
     elif exchange.framing.status is not None:
-        record.error_kind = "http_status"
+        record.state, record.error_kind = "failed", "http_status"
         record.error_detail = dialect.error_text(exchange.framing.status, body)
     health.reads(late, len(late), record.coalesced_reads)
     return record

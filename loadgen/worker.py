@@ -3,7 +3,7 @@
 worker                          coordinator
 connect ... ── ("ready", failed) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
-drive   ... ── ("done", rescued) ──>        and exit
+drive   ... ── ("done", rescue) ──>         and exit
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loadgen.driver import Driver, Progress, Slot
 from loadgen.recorder import PartFile
 from servers.dialects.base import Dialect
 from servers.http1 import post
-from servers.transport import Target
+from servers.transport import Target, hold_stamps
 from workloads.request import Request
 
 COUNTERS = [field.name for field in fields(Progress)]
@@ -58,15 +58,16 @@ def work(share: Share, pipe: Pipe, counters: Array[c_int64], inherited: Sequence
         other.close()  # or nobody would notice the coordinator's death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    stamps = hold_stamps()
     part = PartFile(share.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(share, part, pipe, counters))
+        runner.run(_work(share, part, pipe, counters, "kernel" if stamps else "user"))
     rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{share.part.name}"
     with contextlib.suppress(BrokenPipeError):
         pipe.send(("done", part.close(rescue)))
 
 
-async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int64]) -> None:
+async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int64], stamps: str) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
 
@@ -84,8 +85,8 @@ async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int6
     )
     started: asyncio.Future[int] = loop.create_future()
     loop.add_reader(pipe.fileno(), _obey, pipe, driver, started)
-    failed = await driver.open()
-    pipe.send(("ready", failed))
+    await driver.open()
+    pipe.send(("ready", stamps))
     start_ns = await started
     gc.collect()
     gc.freeze()

@@ -8,13 +8,14 @@ process gets round to reading, so the read path does nothing but `recvmsg`, appe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ TIMESPEC_BYTES = 16  # the control message holds three; the first is the softwar
 READ_BYTES = 65_536
 CONTROL_BYTES = 128
 RESPONSE_LIMIT_BYTES = 64 << 20
+STAMP_TRIES = 200
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 
 
@@ -130,6 +132,26 @@ def stamp_reads(sock: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def hold_stamps() -> socket.socket | None:
+    """Have the kernel stamp packets from now on; None where it does not. Keep the socket while stamps are needed.
+
+    Linux starts stamping shortly after the first socket asks and stops after the last one is gone
+    (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
+    without. This socket asks early, and sends itself datagrams until one arrives stamped.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.settimeout(0.1)
+    with contextlib.suppress(OSError):
+        for _ in range(STAMP_TRIES if stamp_reads(sock) else 0):
+            sock.sendto(b"?", sock.getsockname())
+            if sock.recvmsg(1, CONTROL_BYTES)[1]:
+                return sock
+            sleep(0.001)
+    sock.close()
+    return None
 
 
 async def _handshake(loop: asyncio.AbstractEventLoop, connection: Connection, target: Target) -> None:
@@ -295,8 +317,10 @@ class Exchange:
     def _closed(self, detail: str) -> None:
         if self.framing.at_eof(self.raw):
             self._finish()
+        elif self.raw:
+            self.fail("truncated", detail)
         else:
-            self.fail("truncated", detail if self.raw else f"{detail} before any answer")
+            self.fail("connect", f"{detail} before any answer")
 
     def _finish(self) -> None:
         connection, self.connection = self.connection, None

@@ -95,7 +95,7 @@ async def test_bodies_by_length_and_by_close() -> None:
 @pytest.mark.parametrize(
     ("script", "kind", "kept"),
     [
-        ([CLOSE], "truncated", b""),
+        ([CLOSE], "connect", b""),
         ([*chunked(b"data: 1\n\n", end=False), CLOSE], "truncated", b"data: 1\n\n"),
         ([*chunked(b"data: 1\n\n", end=False), RESET], "truncated", b"data: 1\n\n"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n", b"short", CLOSE], "truncated", b"short"),

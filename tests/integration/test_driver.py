@@ -1,0 +1,189 @@
+"""The driver against loopback servers: each way a request can end gets its state, and nothing received is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgen.driver import Driver, Progress, Slot
+from loadgen.record import Record
+from loadgen.recorder import PartFile, reads_of
+from servers.dialects import DIALECTS
+from servers.http1 import post
+from servers.transport import target_of
+from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
+from workloads.request import Request
+
+TGI = DIALECTS["tgi", "generate"]
+
+
+def event(index: int, last: bool = False) -> bytes:
+    """One TGI event; the last one carries the details."""
+    details = (
+        f'{{"finish_reason":"length","generated_tokens":{index},"seed":null,"input_length":5}}' if last else "null"
+    )
+    text = '"done"' if last else "null"
+    token = '{"id":1,"text":" a","logprob":0,"special":false}'
+    data = f'{{"index":{index},"token":{token},"generated_text":{text},"details":{details}}}'
+    return f"data: {data}\n\n".encode()
+
+
+ANSWER = chunked(event(1), event(2), event(3, last=True))
+
+
+async def drive(
+    url: str, part: Path, *, n: int = 1, timeout_s: float = 20.0, interrupt: bool = False
+) -> tuple[list[Record], list[Progress]]:
+    """Send `n` requests at once and give back their Records and the progress that was reported."""
+    target = target_of(url, None)
+    requests = [Request(index, "text", 5, 3) for index in range(n)]
+    slots = [Slot(r, post(TGI.path, target.host_field, {}, TGI.encode(r, "m")), 0) for r in requests]
+    shown: list[Progress] = []
+    file = PartFile(part)
+    driver = Driver(slots, target, TGI, file, timeout_s=timeout_s, worker=0, report=shown.append)
+    await driver.open()
+    running = asyncio.create_task(driver.run(time.monotonic_ns()))
+    if interrupt:
+        while not (shown and shown[-1].streaming):
+            await asyncio.sleep(0.01)
+        driver.interrupt()
+    await asyncio.wait_for(running, 30)
+    file.close(part)
+    lines = [msgspec.json.decode(line) for line in part.read_bytes().splitlines()]
+    return [msgspec.convert(line, Record) for line in lines if line["type"] == "request"], shown
+
+
+async def one(script: Script, part: Path, **options: float) -> Record:
+    async with playing(script) as server:
+        (record,), _ = await drive(server.url, part, **options)
+    return record
+
+
+async def test_a_complete_request_is_recorded_whole(tmp_path: Path) -> None:
+    """Instants in order, one entry per chunk with its tokens, lengths as asked and as reported."""
+    record = await one(ANSWER, tmp_path / "part")
+    assert (record.state, record.error_kind, record.http_status) == ("complete", "", 200)
+    assert record.chunk_tokens == [1, 1, 1]
+    assert (record.prompt_tokens_asked, record.prompt_tokens) == (5, 5)
+    assert (record.output_tokens_asked, record.output_tokens, record.counted_by) == (3, 3, "server")
+    assert record.finish_reason == "length"
+    assert record.stamps == "kernel"
+    assert record.connected_ns is not None
+    assert record.end_ns is not None
+    instants = [record.connected_ns, 0, record.sent_ns, record.sent_end_ns, record.first_byte_ns, *record.chunk_ns]
+    assert instants == sorted(instants, key=lambda instant: instant or 0)
+    assert record.chunk_ns[0] < record.chunk_ns[1] < record.chunk_ns[2] == record.end_ns
+    assert record.coalesced_reads == 0
+
+
+async def test_events_that_share_a_read_are_counted_and_marked(tmp_path: Path) -> None:
+    """Two tokens in one read share its stamp: the read is coalesced, and TTFT is marked as bounded, not exact."""
+    record = await one(chunked(event(1) + event(2), event(3, last=True)), tmp_path / "part")
+    assert record.state == "complete"
+    assert record.chunk_ns[0] == record.chunk_ns[1] < record.chunk_ns[2]
+    assert record.coalesced_reads == 1
+    assert record.first_token_merged
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+OVERLOAD = b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n'
+BUSY = b'{"error":"Model is overloaded","error_type":"overloaded"}'
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "kind", "detail", "tokens"),
+    [
+        ([*chunked(event(1), event(2), end=False), CLOSE], "truncated", "truncated", "after 2 tokens", 2),
+        ([*chunked(event(1), end=False), RESET], "truncated", "truncated", "after 1 tokens", 1),
+        (chunked(event(1), event(2)), "truncated", "truncated", "without the end marker", 2),
+        (chunked(event(1), OVERLOAD), "failed", "in_band_error", "overloaded", 1),
+        (chunked(b"data: {nonsense\n\n"), "failed", "protocol", "", 0),
+        ([HEAD, b"junk\r\n\r\n"], "failed", "protocol", "chunk size", 0),
+        ([b"SSH-2.0-OpenSSH\r\n"], "failed", "protocol", "not an HTTP response", 0),
+        ([CLOSE], "failed", "connect", "before any answer", 0),
+        ([HEAD[:20], CLOSE], "truncated", "truncated", "closed the connection", 0),
+        (
+            [b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%s" % (len(BUSY), BUSY)],
+            "failed",
+            "http_status",
+            "overloaded",
+            0,
+        ),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"], "failed", "protocol", "not an event stream", 0),
+    ],
+)
+async def test_each_bad_ending_has_its_state_and_keeps_its_tokens(
+    script: Script, state: str, kind: str, detail: str, tokens: int, tmp_path: Path
+) -> None:
+    """Truncated is not failed and neither is complete; what arrived before the end stays in the Record."""
+    record = await one(script, tmp_path / "part")
+    assert (record.state, record.error_kind) == (state, kind)
+    assert detail in record.error_detail
+    assert sum(record.chunk_tokens) == tokens
+    assert record.end_ns is not None
+
+
+async def test_a_silent_server_is_given_up_in_time(tmp_path: Path) -> None:
+    """A stream that stalls past the time limit fails with what came before."""
+    record = await one([*chunked(event(1), end=False), HANG], tmp_path / "part", timeout_s=0.3)
+    assert (record.state, record.error_kind) == ("failed", "timeout")
+    assert sum(record.chunk_tokens) == 1
+
+
+async def test_a_connection_closed_while_idle_is_opened_again_and_counted(tmp_path: Path) -> None:
+    """The server closed a pre-opened connection before the start: the request goes out on a new one."""
+    async with playing(ANSWER, on_accept=[CLOSE]) as server:
+        target = target_of(server.url, None)
+        request = Request(0, "text", 5, 3)
+        slot = Slot(request, post(TGI.path, target.host_field, {}, TGI.encode(request, "m")), 0)
+        part = PartFile(tmp_path / "part")
+        driver = Driver([slot], target, TGI, part, timeout_s=20, worker=0, report=lambda _: None)
+        await driver.open()
+        assert slot.exchange is not None
+        assert slot.exchange.connection is not None
+        while not slot.exchange.connection.gone():
+            await asyncio.sleep(0.005)
+        await asyncio.wait_for(driver.run(time.monotonic_ns()), 20)
+        part.close(tmp_path / "rescue")
+        record = msgspec.json.decode((tmp_path / "part").read_bytes().splitlines()[0], type=Record)
+    assert (record.state, record.reopened) == ("complete", 1)
+
+
+async def test_no_connection_is_a_record_not_an_exception(tmp_path: Path) -> None:
+    """A refused connection fails each request with the reason."""
+    async with playing(ANSWER) as server:
+        url = server.url
+    records, _ = await drive(url, tmp_path / "part", n=3)
+    assert [(record.state, record.error_kind, record.sent_ns) for record in records] == [
+        ("failed", "connect", None)
+    ] * 3
+    assert "refused" in records[0].error_detail.lower()
+
+
+async def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
+    """Cut off in the middle: every request has a Record, with the chunks that had arrived."""
+    async with playing([*chunked(event(1), event(2), end=False), HANG]) as server:
+        records, _ = await drive(server.url, tmp_path / "part", n=5, interrupt=True)
+    assert [record.error_kind for record in records] == ["cancelled"] * 5
+    assert all(sum(record.chunk_tokens) >= 1 for record in records)
+
+
+async def test_many_requests_are_all_accounted_for(tmp_path: Path) -> None:
+    """Sent = complete + truncated + failed, and the progress shown ends at the same counts."""
+    async with playing(ANSWER) as server:
+        records, shown = await drive(server.url, tmp_path / "part", n=200)
+    assert sorted(record.id for record in records) == list(range(200))
+    assert {record.state for record in records} == {"complete"}
+    assert (shown[-1].sent, shown[-1].complete, shown[-1].tokens) == (200, 200, 600)
+
+
+def test_events_map_to_the_read_that_brought_their_last_byte() -> None:
+    """Chunk boundaries, event boundaries and reads need not coincide."""
+    # raw:    head 0..10 | chunk data 12..22 | chunk data 26..36;  events end at body offsets 4, 12, 20
+    assert reads_of([4, 12, 20], [(12, 22), (26, 36)], [11, 15, 16, 28, 40]) == [2, 3, 4]
+    assert reads_of([20], [(12, 22), (26, 36)], [40]) == [0]
+    assert reads_of([], [], [5]) == []

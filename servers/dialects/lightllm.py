@@ -15,7 +15,7 @@ import msgspec
 from servers.dialects.base import Answer, Dialect
 from servers.dialects.errors import error_text
 from servers.dialects.events import decode_events, note_broken, note_error, note_finish, settle_count
-from servers.dialects.openai import Chunk, always, chat_fields, completions_fields, decode, unless_marker
+from servers.dialects.openai import Choice, always, chat_fields, completions_fields, decode, has_role, unless_marker
 from workloads.request import Request
 
 
@@ -78,10 +78,10 @@ def _exact(request: Request) -> dict[str, Any]:
     return {"ignore_eos": True, "do_sample": request.temperature > 0}
 
 
-def _chat_empty_is_token(chunks: Sequence[Chunk], index: int, missing: bool) -> bool:
+def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
     """Up to 1.1.0 every chunk has a role and is a token; from 1.2.0 on the first has one, alone, and is none."""
-    with_role = [bool(chunk.choices and chunk.choices[0].delta and chunk.choices[0].delta.role) for chunk in chunks[:2]]
-    return with_role == [True, True] or len(chunks) == 1 or unless_marker(chunks, index, missing)
+    every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
+    return every_role or unless_marker(choices, index, missing)
 
 
 GENERATE = Dialect(

@@ -7,8 +7,9 @@ other in two points only: what a chunk without text means, and whether `[DONE]` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -53,9 +54,9 @@ class Chunk(msgspec.Struct, gc=False):
     usage: Usage | None = None
 
 
-EmptyRule = Callable[[Sequence[Chunk], int, bool], bool]
-"""(events, index, missing): does event `index`, which holds a choice without any text, stand for a generated token?
-`missing` is true when the server's total is larger than what the other events hold."""
+EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
+"""(choices, index, missing): does choice `index` of the answer, which has no text, stand for a generated token?
+`missing` is true when the server's total is larger than what the other choices hold."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
@@ -68,17 +69,24 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done:
     """
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = Answer([0] * len(payloads))
-    empty = _read_choices(chunks, payloads, answer, finish_is_end=not always_done)
+    for index, chunk in enumerate(chunks):
+        if not chunk.choices and payloads[index] != DONE:
+            note_error(answer, payloads[index])
+    held = [(index, chunk.choices[0]) for index, chunk in enumerate(chunks) if chunk.choices]
+    without_text = _read_choices(held, payloads, answer)
     if DONE in payloads:
         answer.end_event = payloads.index(DONE)
+    elif always_done:
+        answer.end_event = None
     usages = [(index, chunk.usage) for index, chunk in enumerate(chunks) if chunk.usage is not None]
     total = None
     if usages:
         answer.prompt_tokens, total = usages[-1][1].prompt_tokens, usages[-1][1].completion_tokens
-    if not _read_running_totals(chunks, usages, answer.tokens):
-        for index in empty:
+    if not _read_running_totals(held, dict(usages), answer.tokens):
+        choices = [choice for _, choice in held] if without_text else []
+        for place in without_text:
             missing = total is not None and total > sum(answer.tokens)
-            answer.tokens[index] = int(empty_is_token(chunks, index, missing))
+            answer.tokens[held[place][0]] = int(empty_is_token(choices, place, missing))
     settle_count(answer, total)
     note_broken(answer, broken)
     return answer
@@ -103,64 +111,58 @@ def chat_fields(request: Request, model: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": request.prompt}], **fields}
 
 
-def never(_chunks: Sequence[Chunk], _index: int, _missing: bool) -> bool:
+def never(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
     """An EmptyRule: no chunk without text is a token."""
     return False
 
 
-def always(_chunks: Sequence[Chunk], _index: int, _missing: bool) -> bool:
+def always(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
     """An EmptyRule: every chunk is a token, with text or without."""
     return True
 
 
-def unless_marker(chunks: Sequence[Chunk], index: int, missing: bool) -> bool:
+def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
     """An EmptyRule: a chunk without text is a token (half of a character, say), except that one with a role opens the
     answer, and one with a finish reason closes it and is a token only when the server's total lacks one."""
-    choice = (chunks[index].choices or [])[0]
-    if choice.finish_reason:
-        return missing
-    return choice.delta is None or not choice.delta.role
+    return missing if choices[index].finish_reason else not has_role(choices[index])
 
 
-def _read_choices(
-    chunks: Sequence[Chunk], payloads: Sequence[bytes], answer: Answer, *, finish_is_end: bool
-) -> list[int]:
-    """Fill in what the choices say. Returns the indices of those of which text alone does not say what they hold."""
-    tokens, empty = answer.tokens, []
-    for index, chunk in enumerate(chunks):
-        if not chunk.choices:
-            if payloads[index] != DONE:
-                note_error(answer, payloads[index])
-            continue
-        choice = chunk.choices[0]
+def has_role(choice: Choice) -> bool:
+    """Whether this is a chat chunk that names who speaks."""
+    return choice.delta is not None and bool(choice.delta.role)
+
+
+def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: Answer) -> list[int]:
+    """Take tokens and finish reason from the choices, each with its event's index. Returns the places in `held` of
+    those without text or token ids, which only the dialect can read."""
+    without_text = []
+    for place, (index, choice) in enumerate(held):
         if choice.token_ids is not None:
-            tokens[index] = len(choice.token_ids)
+            answer.tokens[index] = len(choice.token_ids)
         elif choice.text or (choice.delta is not None and _has_text(choice.delta)):
-            tokens[index] = 1
+            answer.tokens[index] = 1
         else:
-            empty.append(index)
+            without_text.append(place)
         if choice.finish_reason:
+            answer.end_event = index
             note_finish(answer, choice.finish_reason, payloads[index])
-            answer.end_event = index if finish_is_end else None
-    return empty
+    return without_text
 
 
 def _has_text(delta: Delta) -> bool:
     return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
 
 
-def _read_running_totals(chunks: Sequence[Chunk], usages: Sequence[tuple[int, Usage]], tokens: list[int]) -> bool:
-    """Count by running totals if every choice came with one and none with token ids; False, and no change, if not."""
-    if len(usages) < 2:
+def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int, Usage], tokens: list[int]) -> bool:
+    """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
+    if len(usages) < 2 or any(choice.token_ids is not None or index not in usages for index, choice in held):
         return False
-    choices = [index for index, chunk in enumerate(chunks) if chunk.choices]
-    running = [(index, usage.completion_tokens) for index, usage in usages if chunks[index].choices]
-    if [index for index, _ in running] != choices or any((chunks[i].choices or [])[0].token_ids for i in choices):
-        return False
-    before = 0
-    for index, total in running:
-        tokens[index] = max(0, (total or 0) - before)
-        before = max(before, total or 0)
+    totals = [usages[index].completion_tokens or 0 for index, _ in held]
+    grown = [total - before for before, total in pairwise([0, *totals])]
+    if any(new < tokens[index] for new, (index, _) in zip(grown, held, strict=True)):
+        return False  # a total given once, at the end or at the start, and not a running one
+    for new, (index, _) in zip(grown, held, strict=True):
+        tokens[index] = new
     return True
 
 

@@ -1,0 +1,166 @@
+"""The recorded and written streams under `transcripts/`, each with the dialect that reads it and what it must say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from servers.dialects import DIALECTS
+from servers.dialects.base import Answer, Dialect
+from servers.sse import split
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One response. `proven` is how many of its events prove it complete, where that is not the end marker's place."""
+
+    file: str
+    key: tuple[str, str]
+    answer: Answer
+    proven: int = 0
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.key]
+
+    def body(self) -> bytes:
+        return response(self.file)[1]
+
+    def payloads(self) -> list[bytes]:
+        return split(self.body())[0]
+
+    def events_to_prove(self) -> int:
+        """How many events must have come before this answer counts as ended; past all of them if it never does."""
+        if self.answer.end_event is None:
+            return len(self.answer.tokens) + 1
+        return self.proven or self.answer.end_event + 1
+
+
+def response(file: str) -> tuple[int, bytes]:
+    """Status and body of a transcript, recorded (head and body) or written (body only)."""
+    raw = (TRANSCRIPTS / file).read_bytes()
+    if not raw.startswith(b"HTTP/"):
+        return 200, raw
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split(b" ", 2)[1]), body
+
+
+def _server(tokens: list[int], end_event: int, prompt: int | None, output: int, finish: str, error: str = "") -> Answer:
+    kind = "in_band_error" if error else ""
+    return Answer(tokens, end_event, prompt, output, "server", finish, kind, error)
+
+
+def _wire(tokens: list[int], end_event: int | None, finish: str, error: str = "") -> Answer:
+    kind = "in_band_error" if error else ""
+    return Answer(tokens, end_event, None, sum(tokens), "wire", finish, kind, error)
+
+
+_TOO_LONG = "the input prompt token len 12001 is too long > 2047 (invalid_request_error)"
+_COMPLETIONS, _CHAT = ("vllm", "completions"), ("vllm", "chat")
+
+STREAMS = (
+    # vLLM: recorded
+    Stream("vllm-0.32.0/completion_stream.txt", _COMPLETIONS, _server([1] * 8 + [0, 0], 9, 8, 8, "length")),
+    Stream("vllm-0.32.0/chat_stream.txt", _CHAT, _server([0, 1, 1, 1, 1, 1, 0, 0], 7, 20, 5, "length")),
+    Stream("vllm-0.32.0/continuous_usage.txt", _COMPLETIONS, _server([1, 1, 1, 0, 0], 4, 4, 3, "length")),
+    Stream("vllm-0.32.0/token_ids.txt", _COMPLETIONS, _wire([1, 1, 1, 0], 3, "length")),
+    Stream("vllm-0.32.0/stream_nousage.txt", _COMPLETIONS, _wire([1, 1, 1, 0], 3, "length")),
+    # vLLM: written
+    Stream("written/vllm-0.2.0/completions.txt", _COMPLETIONS, _wire([1, 1, 0, 0], 3, "length")),
+    Stream("written/vllm-0.2.0/chat.txt", _CHAT, _wire([0, 1, 1, 0, 0], 4, "length")),
+    Stream("written/vllm-0.6.6/completions_eos.txt", _COMPLETIONS, _server([1, 1, 1, 0, 0], 4, 5, 3, "stop")),
+    Stream(
+        "written/vllm-0.6.6/error.txt",
+        _COMPLETIONS,
+        _wire([1, 0, 0], 2, "", "Prompt is not valid. (BadRequestError, 400)"),
+    ),
+    Stream(
+        "written/vllm-0.6.6/error_flat.txt",
+        _COMPLETIONS,
+        _wire([0, 0], 1, "", "This model's maximum context length is 2048 tokens. (BadRequestError, 400)"),
+    ),
+    Stream("written/vllm-0.33.0/completions_merged.txt", _COMPLETIONS, _server([2, 1, 3, 0, 0], 4, 5, 6, "length")),
+    Stream(
+        "written/vllm-0.33.0/continuous_usage_merged.txt", _COMPLETIONS, _server([2, 1, 3, 0, 0], 4, 5, 6, "length")
+    ),
+    Stream("written/vllm-0.33.0/chat_reasoning.txt", _CHAT, _server([0, 1, 1, 1, 1, 0, 0], 6, 5, 4, "length")),
+    Stream("written/vllm-0.33.0/chat_tools.txt", _CHAT, _server([0, 1, 1, 0, 0, 0], 5, 5, 2, "tool_calls")),
+    Stream(
+        "written/vllm-0.33.0/completions_killed.txt",
+        _COMPLETIONS,
+        _wire([1, 1, 0, 0], 3, "", "Internal server error (InternalServerError, 500)"),
+    ),
+    Stream(
+        "written/vllm-0.33.0/completions_rejected.txt",
+        _COMPLETIONS,
+        _wire([0, 0], 1, "", "The server has too many queued requests. (ServiceUnavailableError, 503)"),
+    ),
+    Stream(
+        "written/vllm-0.33.0/completions_aborted.txt",
+        _COMPLETIONS,
+        _server([1, 0, 0, 0], 3, 5, 1, "abort", "the server ended the answer with finish reason 'abort'"),
+    ),
+    # TGI: written
+    Stream("written/tgi-1.1.1/generate.txt", ("tgi", "generate"), _server([1, 1], 1, None, 2, "length")),
+    Stream("written/tgi-3.3.7/generate.txt", ("tgi", "generate"), _server([1, 1, 1], 2, 4, 3, "length")),
+    Stream("written/tgi-3.3.7/generate_eos.txt", ("tgi", "generate"), _server([1, 1], 1, 4, 2, "eos_token")),
+    Stream(
+        "written/tgi-3.3.7/generate_overloaded.txt",
+        ("tgi", "generate"),
+        _wire([0], None, "", "Model is overloaded (overloaded)"),
+    ),
+    Stream(
+        "written/tgi-3.3.7/generate_failed.txt",
+        ("tgi", "generate"),
+        _wire([1, 0], None, "", "Request failed during generation: Server error: CANCELLED (generation)"),
+    ),
+    Stream("written/tgi-3.3.7/chat.txt", ("tgi", "chat"), _server([1, 1, 1, 0, 0], 4, 4, 3, "length"), proven=3),
+    Stream("written/tgi-2.0.4/chat.txt", ("tgi", "chat"), _wire([1, 1], 1, "stop")),
+    Stream("written/tgi-3.3.7/chat_overloaded.txt", ("tgi", "chat"), _wire([0, 0], 1, "", "Model is overloaded")),
+    Stream(
+        "written/tgi-3.3.7/completions.txt",
+        ("tgi", "completions"),
+        _server([1, 1, 1, 0], 3, 4, 3, "eos_token"),
+        proven=3,
+    ),
+    # LightLLM: recorded, then written
+    Stream("lightllm-0.0.1/stream.txt", ("lightllm", "generate"), _server([1, 1, 1], 2, None, 3, "length")),
+    Stream("written/lightllm-2023-09/generate.txt", ("lightllm", "generate"), _wire([1, 1], 1, "")),
+    Stream("written/lightllm-1.2.0/generate.txt", ("lightllm", "generate"), _server([1, 1, 1], 2, 4, 3, "length")),
+    Stream("written/lightllm-1.2.0/generate_refused.txt", ("lightllm", "generate"), _wire([0], None, "", _TOO_LONG)),
+    Stream(
+        "written/lightllm-1.2.0/generate_failed.txt",
+        ("lightllm", "generate"),
+        _server([1, 1], 1, 4, 2, "error", "the server ended the answer with finish reason 'error'"),
+    ),
+    Stream("written/lightllm-1.1.0/chat.txt", ("lightllm", "chat"), _wire([1, 1, 1], 2, "length")),
+    Stream(
+        "written/lightllm-1.2.0/chat.txt",
+        ("lightllm", "chat"),
+        _server([0, 1, 1, 1, 0, 0], 5, 4, 4, "length"),
+        proven=4,
+    ),
+    Stream("written/lightllm-1.2.0/chat_refused.txt", ("lightllm", "chat"), _wire([0], None, "", _TOO_LONG)),
+    Stream("written/lightllm-1.1.0/completions.txt", ("lightllm", "completions"), _wire([1, 1, 1, 0], 3, "length")),
+    Stream(
+        "written/lightllm-1.2.0/completions.txt",
+        ("lightllm", "completions"),
+        _server([1, 1, 1, 0, 0], 4, 4, 3, "length"),
+    ),
+    Stream(
+        "written/lightllm-00eb78eb/completions_usage_after_done.txt",
+        ("lightllm", "completions"),
+        _server([1, 1, 1, 0, 0], 3, 4, 3, "length"),
+    ),
+    # Servers that follow OpenAI: written
+    Stream("written/openai/chat.txt", ("openai", "chat"), _server([0, 1, 1, 0, 0, 0], 5, 4, 2, "length"), proven=4),
+    Stream("written/transformers-5.19/chat.txt", ("openai", "chat"), _server([0, 1, 1, 0], 3, 4, 5, "length")),
+    Stream("written/transformers-5.19/completions.txt", ("openai", "completions"), _server([1, 0], 1, 4, 3, "length")),
+    Stream(
+        "written/transformers-5.19/chat_failed.txt",
+        ("openai", "chat"),
+        _wire([0, 1, 0], None, "", "CUDA out of memory"),
+    ),
+)

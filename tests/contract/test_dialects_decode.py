@@ -1,0 +1,155 @@
+"""Every dialect against every transcript, whole and broken: an answer is never called complete without proof."""
+
+from __future__ import annotations
+
+import pytest
+
+from servers.dialects import DIALECTS
+from servers.sse import split
+from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
+
+ERRORS = (
+    b'{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}',
+    b'{"error":{"object":"error","message":"boom","type":"BadRequestError","param":null,"code":400}}',
+    b'{"object":"error","message":"boom","type":"BadRequestError","param":null,"code":400}',
+    b'{"error":"boom","error_type":"generation"}',
+    b'{"error":{"message":"boom","http_status_code":422}}',
+    b'{"error":{"message":"boom","type":"invalid_request_error"}}',
+)
+every_stream = pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.file.removesuffix(".txt"))
+whole_streams = pytest.mark.parametrize(
+    "stream",
+    [stream for stream in STREAMS if not stream.answer.error_kind],
+    ids=lambda stream: stream.file.removesuffix(".txt"),
+)
+
+
+@every_stream
+def test_a_transcript_decodes_to_its_answer(stream: Stream) -> None:
+    """Tokens of each event, end marker, totals, who counted them, finish reason and error are all as documented."""
+    assert stream.dialect.decode(stream.payloads()) == stream.answer
+
+
+def test_every_stream_on_disk_is_listed() -> None:
+    """A transcript that no test reads would prove nothing."""
+    on_disk = {path.relative_to(TRANSCRIPTS).as_posix() for path in TRANSCRIPTS.rglob("*.txt")}
+    streams = {file for file in on_disk if file.startswith("written/") or "stream" in file}
+    assert streams <= {stream.file for stream in STREAMS}
+
+
+def test_every_dialect_has_a_whole_transcript() -> None:
+    """No dialect is without an example of a complete answer."""
+    assert {stream.key for stream in STREAMS if not stream.answer.error_kind} == set(DIALECTS)
+
+
+@every_stream
+def test_a_stream_cut_between_events_has_no_end(stream: Stream) -> None:
+    """What came before the cut is kept; the end is seen only once the events that prove it are there."""
+    payloads = stream.payloads()
+    for kept in range(len(payloads)):
+        answer = stream.dialect.decode(payloads[:kept])
+        assert (answer.end_event is not None) == (kept >= stream.events_to_prove())
+        assert len(answer.tokens) == kept
+        assert all(cut <= whole for cut, whole in zip(answer.tokens, stream.answer.tokens, strict=False))
+        assert answer.error_kind in {"", stream.answer.error_kind}
+
+
+@every_stream
+def test_a_stream_cut_inside_an_event_has_no_end(stream: Stream) -> None:
+    """Bytes of an event that was cut short count for nothing, wherever the cut is."""
+    body = stream.body()
+    _, ends, _ = split(body)
+    for cut in range(len(body)):
+        payloads, _, rest = split(body[:cut])
+        assert len(payloads) == sum(end <= cut for end in ends)
+        assert (stream.dialect.decode(payloads).end_event is not None) == (len(payloads) >= stream.events_to_prove())
+        assert body[:cut].endswith(rest)
+
+
+@whole_streams
+@pytest.mark.parametrize("damage", [b"", b"{", b'"x"', b"null", b"[]", b"\xff", b"<html>", b"{" * 5000, b'{"a":1}{}'])
+def test_a_damaged_event_is_a_protocol_error(stream: Stream, damage: bytes) -> None:
+    """The answer says which event was damaged, keeps what came before it and has no end."""
+    payloads = stream.payloads()
+    for place in range(len(payloads)):
+        answer = stream.dialect.decode([*payloads[:place], damage, *payloads[place + 1 :]])
+        assert answer.error_kind == "protocol"
+        assert f"event {place} " in answer.error_detail
+        assert len(answer.error_detail) <= 300
+        assert answer.end_event is None
+        assert answer.tokens[place:] == [0] * (len(payloads) - place)
+        assert all(kept <= whole for kept, whole in zip(answer.tokens, stream.answer.tokens, strict=True))
+
+
+@whole_streams
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_event_anywhere_fails_the_answer(stream: Stream, error: bytes) -> None:
+    """Every documented form of an error after a 200 is found, wherever it comes, and its words are kept."""
+    payloads = stream.payloads()
+    for place in range(len(payloads) + 1):
+        answer = stream.dialect.decode([*payloads[:place], error, *payloads[place:]])
+        assert answer.error_kind == "in_band_error"
+        assert answer.error_detail.startswith("boom")
+        assert answer.tokens[place] == 0
+        assert sum(answer.tokens) == sum(stream.answer.tokens)
+
+
+@whole_streams
+def test_unknown_events_hold_no_token(stream: Stream) -> None:
+    """Fields and events that no version sends today are passed over."""
+    payloads = [b'{"object":"ping","created":1}', *stream.payloads()]
+    answer = stream.dialect.decode(payloads)
+    assert (answer.tokens, answer.error_kind) == ([0, *stream.answer.tokens], "")
+
+
+def test_the_first_error_is_the_one_reported() -> None:
+    """What a server says after its first error is a consequence of it."""
+    for stream in STREAMS:
+        answer = stream.dialect.decode([b'{"error":"first"}', b'{"error":"second"}'])
+        assert answer.error_detail == "first"
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "instead"),
+    [
+        ("written/vllm-0.33.0/completions_merged.txt", b'"completion_tokens":6', b'"completion_tokens":7'),
+        ("written/tgi-3.3.7/generate.txt", b'"generated_tokens":3', b'"generated_tokens":7'),
+        ("written/tgi-3.3.7/chat.txt", b'"completion_tokens":3', b'"completion_tokens":7'),
+        ("written/lightllm-1.2.0/completions.txt", b'"completion_tokens": 3', b'"completion_tokens": 7'),
+    ],
+)
+def test_the_wire_and_the_server_may_disagree(file: str, said: bytes, instead: bytes) -> None:
+    """Both facts are kept: the tokens of each event as they came, and the server's own total."""
+    stream = next(stream for stream in STREAMS if stream.file == file)
+    answer = stream.dialect.decode([payload.replace(said, instead) for payload in stream.payloads()])
+    assert (answer.tokens, answer.output_tokens, answer.counted_by) == (stream.answer.tokens, 7, "server")
+
+
+@pytest.mark.parametrize("key", [("vllm", "completions"), ("openai", "completions")])
+def test_a_total_that_does_not_run_is_not_taken_for_one(key: tuple[str, str]) -> None:
+    """Where a server repeats one usage in every chunk, each chunk with text is a token and the total stays its own."""
+    chunk = b'{"choices":[{"text":"a"}],"usage":{"prompt_tokens":5,"completion_tokens":4}}'
+    answer = DIALECTS[key].decode([chunk, chunk, chunk, b"[DONE]"])
+    assert (answer.tokens, answer.output_tokens) == ([1, 1, 1, 0], 4)
+
+
+@pytest.mark.parametrize("key", [("lightllm", "chat"), ("tgi", "chat")])
+def test_one_chunk_that_is_first_and_last_is_a_token(key: tuple[str, str]) -> None:
+    """Where every chunk has a role, an answer of one empty token is not mistaken for a role chunk."""
+    chunk = b'{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":"length"}]}'
+    assert DIALECTS[key].decode([chunk]).tokens == [1]
+
+
+@pytest.mark.parametrize("server", ["vllm", "lightllm", "openai"])
+def test_a_role_chunk_is_never_a_token(server: str) -> None:
+    """Not even when nothing follows it: counting it would give a time to first token for a token that never came."""
+    chunk = b'{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
+    assert DIALECTS[server, "chat"].decode([chunk]).tokens == [0]
+
+
+@pytest.mark.parametrize("server", ["vllm", "openai"])
+@pytest.mark.parametrize("field", ["content", "reasoning", "reasoning_content", "refusal"])
+def test_every_kind_of_text_is_a_token(server: str, field: str) -> None:
+    """What a model thinks or refuses is generated just as what it answers."""
+    chunk = b'{"choices":[{"delta":{"%s":"x"},"finish_reason":null}]}' % field.encode()
+    assert DIALECTS[server, "chat"].decode([chunk]).tokens == [1]

@@ -1,0 +1,75 @@
+"""The request bodies, byte for byte: what a server is asked must not change unnoticed."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from servers.dialects import DIALECTS, NATIVE
+from workloads.request import Request
+
+ASK = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16)
+STREAM = b'"stream":true,"stream_options":{"include_usage":true}}'
+CHAT = b'{"messages":[{"role":"user","content":"To be"}],'
+EXACT = b'"min_tokens":16,"ignore_eos":true,"stream_options":{"include_usage":true},"return_token_ids":true}'
+
+GREEDY = {
+    ("vllm", "completions"): b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,' + EXACT,
+    ("vllm", "chat"): CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,' + EXACT,
+    ("tgi", "generate"): b'{"inputs":"To be","parameters":{"max_new_tokens":16,"details":true,"do_sample":false}}',
+    ("tgi", "completions"): b'{"model":"tgi","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true}',
+    ("tgi", "chat"): CHAT + b'"model":"tgi","max_tokens":16,"temperature":0.0,' + STREAM,
+    ("lightllm", "generate"): (
+        b'{"inputs":"To be","parameters":{"max_new_tokens":16,"ignore_eos":true,"do_sample":false}}'
+    ),
+    ("lightllm", "completions"): (
+        b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,'
+        b'"ignore_eos":true,"do_sample":false}'
+    ),
+    ("lightllm", "chat"): (
+        CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"ignore_eos":true,"do_sample":false}'
+    ),
+    ("openai", "completions"): b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,' + STREAM,
+    ("openai", "chat"): CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,' + STREAM,
+}
+every_dialect = pytest.mark.parametrize("key", DIALECTS, ids="-".join)
+
+
+@every_dialect
+def test_a_greedy_request_is_these_bytes(key: tuple[str, str]) -> None:
+    """One request has one encoding, with every field the dialect needs and none that its servers refuse."""
+    assert DIALECTS[key].encode(ASK, "m") == GREEDY[key]
+
+
+@every_dialect
+def test_sampling_sends_its_temperature(key: tuple[str, str]) -> None:
+    """A temperature above 0 reaches the server, together with the switch that some servers want for it."""
+    warm = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, temperature=0.7)
+    body = DIALECTS[key].encode(warm, "m")
+    assert b'"temperature":0.7' in body
+    assert b'"do_sample":false' not in body
+    assert (b'"do_sample":true' in body) == (b"do_sample" in GREEDY[key])
+
+
+@pytest.mark.parametrize("key", [key for key, dialect in DIALECTS.items() if dialect.token_ids], ids="-".join)
+def test_token_ids_are_sent_as_they_are(key: tuple[str, str]) -> None:
+    """Where the API takes token ids, the prompt is the list of them."""
+    asked = Request(id=7, prompt=(5, 6, 7), input_tokens=3, output_tokens=16)
+    assert b'"prompt":[5,6,7]' in DIALECTS[key].encode(asked, "m")
+
+
+@pytest.mark.parametrize("key", DIALECTS, ids="-".join)
+def test_a_dialect_is_filed_under_its_own_name(key: tuple[str, str]) -> None:
+    """The registry and the dialects agree, paths are absolute, and a dialect survives the way to a worker process."""
+    dialect = DIALECTS[key]
+    assert (dialect.server, dialect.endpoint) == key
+    assert dialect.path.startswith("/")
+    copy = pickle.loads(pickle.dumps(dialect))  # noqa: S301 - our own bytes
+    assert copy.encode(ASK, "m") == GREEDY[key]
+
+
+def test_every_server_has_a_native_endpoint() -> None:
+    """Each server that has a dialect is measured on one that exists, unless asked otherwise."""
+    assert set(NATIVE) == {server for server, _ in DIALECTS}
+    assert set(NATIVE.items()) <= set(DIALECTS)

@@ -1,0 +1,96 @@
+"""What a server says when it refuses, in every form it is known to come, as one readable line."""
+
+from __future__ import annotations
+
+import pytest
+
+from servers.dialects import DIALECTS
+from servers.dialects.errors import error_in, error_text
+from tests.contract.recorded import response
+
+RECORDED = {
+    "vllm-0.32.0/err_401.txt": "Unauthorized",
+    "vllm-0.32.0/err_404.txt": "Not Found",
+    "vllm-0.32.0/err_405.txt": "Method Not Allowed",
+    "vllm-0.32.0/err_wrongmodel.txt": "The model `nope` does not exist. Valid aliases: tiny. (NotFoundError, 404)",
+    "vllm-0.32.0/completion_after_kill.txt": (
+        "EngineCore encountered an issue. See stack trace (above) for the root cause. (InternalServerError, 500)"
+    ),
+    "vllm-0.32.0/health_after_kill.txt": "HTTP 503 with nothing readable in the body",
+    "lightllm-0.0.1/chat.txt": "Internal Server Error",
+    "lightllm-0.0.1/err_404.txt": "Not Found",
+    "lightllm-0.0.1/err_badjson.txt": "Expecting value: line 1 column 11 (char 10)",
+    "lightllm-0.0.1/err_param.txt": "temperature must > 0.0, got -1",
+    "lightllm-0.0.1/err_total.txt": ("the req total len (input len + output len) is too long > max_req_total_len:2048"),
+}
+FORMS = {
+    b'{"object":"error","message":"too long","type":"BadRequestError","code":400}': "too long (BadRequestError, 400)",
+    b'{"error":"Model is overloaded","error_type":"overloaded"}': "Model is overloaded (overloaded)",
+    b'{"detail":[{"loc":["body","model"],"msg":"Field required","type":"missing"}]}': "Field required (body.model)",
+    b'{"error":{"message":"no","type":"bad_request","param":null,"code":"x"}}': "no (bad_request, x)",
+    b'{"error":{"code":429}}': '{"code":429}',
+    b"Failed to deserialize the JSON body": "Failed to deserialize the JSON body",
+    b"<html><head><title>502 Bad Gateway</title><style>a{}</style></head><body><h1>Sorry</h1></body></html>": (
+        "502 Bad Gateway: Sorry"
+    ),
+    b"  \r\n\t": "HTTP 500 with nothing readable in the body",
+    b"one\r\ntwo\x00three\x1b[31m": "one two three [31m",
+    b"\xff\xfe": "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}",
+    b'"just a string"': "just a string",
+    b"[]": "HTTP 500 with nothing readable in the body",
+}
+
+
+@pytest.mark.parametrize(
+    "file", [*RECORDED, *(f"vllm-0.32.0/err_{name}.txt" for name in ("badjson", "toolong", "type"))]
+)
+def test_recorded_refusals_read_as_one_line(file: str) -> None:
+    """The server's message comes first, its kind behind; nothing of the wrapping is left."""
+    status, body = response(file)
+    line = error_text(status, body)
+    assert line == RECORDED.get(file, line)
+    assert "\n" not in line
+    assert '{"error"' not in line
+
+
+@pytest.mark.parametrize(("body", "line"), FORMS.items())
+def test_every_form_of_an_error_body_is_read(body: bytes, line: str) -> None:
+    """JSON of each server, FastAPI's, HTML and plain text, without control characters."""
+    assert error_text(500, body) == line
+
+
+LONG = (b"x", b"[", b"<", b"<p>", b"<script ", b"<!--", b'{"error":', b'{"detail":')
+
+
+@pytest.mark.parametrize("body", [b'{"error":"' + b"y" * 100_000 + b'"}', *(piece * 20_000 for piece in LONG)])
+def test_an_endless_body_becomes_a_short_line(body: bytes) -> None:
+    """300 characters at most, whatever came."""
+    assert 0 < len(error_text(500, body)) <= 300
+
+
+@pytest.mark.parametrize("depth", [100, 300, 490, 900])
+def test_deep_nesting_is_survived(depth: int) -> None:
+    """An error within an error within an error costs neither the line nor the process."""
+    body = b'{"error":' * depth + b'"boom"' + b"}" * depth
+    assert 0 < len(error_text(500, body)) <= 300
+    assert len(error_in(body)) <= 300
+
+
+@pytest.mark.parametrize(
+    "payload", [b"[DONE]", b"", b"3", b'"error"', b'{"error":null}', b'{"object":"chat"}', b"\xff"]
+)
+def test_what_is_no_error_is_not_called_one(payload: bytes) -> None:
+    """An event without an error in it says nothing."""
+    assert error_in(payload) == ""
+
+
+def test_an_error_without_words_is_still_an_error() -> None:
+    """An empty message or none must not let a failed answer pass."""
+    assert error_in(b'{"error":{"message":""}}') == "an error without a message"
+    assert error_in(b'{"error":{}}') == "{}"
+
+
+def test_every_dialect_can_say_what_a_refusal_said() -> None:
+    """All of them read all the forms, since proxies and old versions answer in any."""
+    for dialect in DIALECTS.values():
+        assert dialect.error_text(503, b'{"message":"busy"}') == "busy"

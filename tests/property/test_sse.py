@@ -1,0 +1,100 @@
+"""The SSE splitter against an independent reading of the standard, on any bytes."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from servers.sse import _split_exact, _split_usual, split
+
+FIELDS = (b"data:", b"data: ", b"data", b"data:  ", b":", b": ping", b"id: 7", b"event:x")
+LINE_ENDS = (b"\n", b"\n\n", b"\r", b"\r\n")
+VALUES = (b"{}", b'{"a":1}', b"[DONE]", b" ", b"\x00", b"\xef\xbb\xbf", b"\xff", b"\xc2\x85", b"\xe2\x80\xa8")
+PIECES = st.sampled_from(FIELDS + LINE_ENDS + VALUES)
+BODIES = st.one_of(st.lists(PIECES, max_size=24).map(b"".join), st.binary(max_size=60))
+USUAL = st.tuples(
+    st.sampled_from([b"data: ", b"data:"]),
+    st.lists(st.binary(max_size=12).filter(lambda data: b"\n" not in data and b"\r" not in data), max_size=8),
+    st.binary(max_size=12),
+)
+
+
+def _reference(body: bytes) -> list[tuple[bytes, int]]:
+    """Byte by byte, as the standard's prose has it: (payload, offset past the event's blank line)."""
+    position = 3 if body[:3] == b"\xef\xbb\xbf" else 0
+    line, data, events = bytearray(), bytearray(), []
+    while position < len(body):
+        byte = body[position : position + 1]
+        position += 1
+        if byte not in (b"\n", b"\r"):
+            line += byte
+            continue
+        if byte == b"\r" and body[position : position + 1] == b"\n":
+            position += 1
+        if not line:
+            if data:
+                events.append((bytes(data[:-1]), position))
+            data.clear()
+        elif b":" not in line:
+            if line == b"data":
+                data += b"\n"
+        elif line[:5] == b"data:":
+            value = line[5:]
+            data += (value[1:] if value[:1] == b" " else value) + b"\n"
+        line.clear()
+    return events
+
+
+@given(BODIES)
+@example(b"data: a\n\ndata: b\n\n\n")
+@example(b"data: a\n\n: ping\n\ndata: b\n\n")
+@example(b"data:a\n\ndata: b\n\n")
+@example(b"data: a\r\n\r\ndata: b\r\n\r\n")
+@example(b"data: a\n\ndata: b\r\n\r\n")
+@example(b"data: a\n\ndata: b\n")
+def test_any_body_splits_as_the_standard_says(body: bytes) -> None:
+    """Payloads and offsets equal those of the byte-by-byte reference, whichever path the body takes."""
+    payloads, ends, _ = split(body)
+    assert list(zip(payloads, ends, strict=True)) == _reference(body)
+
+
+@given(BODIES)
+def test_the_short_path_never_differs_from_the_exact_one(body: bytes) -> None:
+    """Where the short path gives an answer at all, it is the exact path's, the tail included."""
+    usual = _split_usual(body)
+    assert usual is None or usual == _split_exact(body)
+
+
+@given(USUAL)
+def test_the_usual_body_takes_the_short_path(parts: tuple[bytes, list[bytes], bytes]) -> None:
+    """`data` lines and blank lines alone need no loop, so that a fast server is never slowed down by its parser."""
+    prefix, payloads, _ = parts
+    if prefix == b"data:":
+        payloads = [payload.lstrip(b" ") for payload in payloads]
+    body = b"".join(prefix + payload + b"\n\n" for payload in payloads)
+    usual = _split_usual(body)
+    assert payloads == (usual[0] if usual else [])
+
+
+@given(BODIES, st.data())
+def test_a_body_cut_anywhere_loses_only_what_was_cut(body: bytes, data: st.DataObject) -> None:
+    """The events that ended before the cut are the same, and `rest` is what was left of the one it fell into."""
+    cut = data.draw(st.integers(0, len(body)))
+    payloads, _, rest = split(body[:cut])
+    whole = [event for event in zip(*split(body)[:2], strict=True) if event[1] <= cut]
+    assert payloads[: len(whole)] == [payload for payload, _ in whole]
+    assert len(payloads) - len(whole) <= 1  # a cut between CR and LF ends the event one byte earlier
+    assert body[:cut].endswith(rest)
+    assert split(rest)[0] == []
+
+
+@given(USUAL)
+def test_comments_and_keep_alives_change_no_payload(parts: tuple[bytes, list[bytes], bytes]) -> None:
+    """A keep-alive between any two events adds to their offsets and to nothing else."""
+    prefix, payloads, comment = parts
+    noise = b": " + comment.translate(None, b"\r\n") + b"\n\n"
+    body = b"".join(prefix + payload + b"\n\n" for payload in payloads)
+    noisy = noise + b"".join(prefix + payload + b"\n\n" + noise for payload in payloads)
+    (quiet, ends, _), (loud, later, _) = split(body), split(noisy)
+    assert loud == quiet
+    assert later == [end + (number + 1) * len(noise) for number, end in enumerate(ends)]

@@ -1,0 +1,45 @@
+"""What can be wrong with the server under test, found out before the first request is sent.
+
+ServerError
+├── UnreachableError    nothing answers: refused, timed out, unknown name, bad certificate
+├── WrongServerError    something answers, but not the server that was named
+├── UnauthorizedError   it wants an API key, or refuses the one it got
+├── LimitError          it would refuse or shorten what the plan asks
+└── UncountableError    it does not say how many tokens a prompt has
+"""
+
+from __future__ import annotations
+
+
+class ServerError(Exception):
+    """An error about the server, with a hint that says what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UnreachableError(ServerError):
+    """Nothing answers at the URL."""
+
+
+class WrongServerError(ServerError):
+    """Something answers at the URL, but it is not the server that was named."""
+
+    def __init__(self, message: str, hint: str, *, named: str, found: str) -> None:
+        super().__init__(message, hint)
+        self.named = named
+        self.found = found
+        """The name of the server that was recognised; empty when none was."""
+
+
+class UnauthorizedError(ServerError):
+    """The server wants an API key, or refuses the one it got."""
+
+
+class LimitError(ServerError):
+    """The server would refuse or shorten what the plan asks; the message lists every limit."""
+
+
+class UncountableError(ServerError):
+    """The server does not say how many tokens a prompt has."""

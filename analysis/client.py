@@ -1,0 +1,119 @@
+"""Did the client keep up, and what is the error bar of its stamps? From the Records and its own telemetry."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, cast
+
+import numpy as np
+
+from analysis.frame import Frame
+from analysis.limits import COALESCING_LATE_S, reasons
+from analysis.stats import DECIMALS, percentile
+from loadgen.runfile import Run, Telemetry
+
+KERNEL_STAMP_ERROR_S = 20e-6
+"""99 % of kernel stamps lie within 0.011 ms of the server's own log (docs, concepts/stamps), rounded up generously."""
+SLEW_MAX = 500e-6
+"""Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step."""
+BUCKETS_PER_OCTAVE = 4
+SAMPLE_S_MIN = 0.5
+"""A shorter health sample says nothing about how busy a second was."""
+
+
+def health(run: Run, frame: Frame, ttft_p50_s: float | None) -> dict[str, Any]:
+    """The `client` part of the summary. `error_bar_s` holds for 99 % of stamps; figures are None where unknown."""
+    samples = [sample for sample in run.telemetry if sample.source == "client"]
+    figures = _figures(run, frame, samples)
+    figures["error_bar_s"] = _rounded(_error_bar_s(figures))
+    error_share = figures["error_bar_s"] / ttft_p50_s if ttft_p50_s and figures["error_bar_s"] is not None else None
+    coalesced_late = figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0
+    dropped = sum(record.state == "dropped" for record in run.records)
+    checked = {**figures, "error_share": error_share, "coalesced_late_share": coalesced_late, "dropped": dropped}
+    found = reasons(checked)
+    if not samples:
+        found.append("nothing is known about the client: the run holds no health samples")
+    return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
+
+
+def late_percentile_s(counts: Counter[int], share: float) -> float | None:
+    """Upper end of the lateness bucket that holds the `share`-quantile: at most 19 % more than the truth."""
+    wanted, seen = share * counts.total(), 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= wanted:
+            return math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6
+    return None
+
+
+def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]:
+    kernel = _stamps(run) == "kernel"
+    late = Counter[int]()
+    for sample in samples:
+        late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
+    send_late = np.sort((frame.sent_ns - frame.due_ns)[~np.isnan(frame.sent_ns)]) / 1e9
+    disagreement_s = _most(samples, "clock_disagreement_ns")
+    return {
+        "stamps": _stamps(run),
+        "late_p50_s": _rounded(late_percentile_s(late, 0.50)) if kernel else None,
+        "late_p99_s": _rounded(late_percentile_s(late, 0.99)) if kernel else None,
+        "late_max_s": max((record.late_ns_max for record in run.records), default=0) / 1e9 if kernel else None,
+        "coalesced_share": _coalesced_share(run),
+        "send_late_p99_s": _rounded(percentile(send_late, 0.99)) if len(send_late) else None,
+        "clock_disagreement_s": disagreement_s,
+        "clock_step_s": _rounded(_step_s(run, disagreement_s)),
+        "cpu_share": _cpu_share(samples),
+        "stall_max_s": _most(samples, "stall_ns_max"),
+        "first_token_merged": sum(record.first_token_merged for record in run.records),
+        "reopened": sum(record.reopened for record in run.records),
+        "worker_lost": sum(record.error_kind == "worker_lost" for record in run.records),
+        "workers": len({sample.worker for sample in samples}),
+        "samples": len(samples),
+    }
+
+
+def _stamps(run: Run) -> str:
+    """`kernel` only if every answer had kernel stamps: one without is one whose error is unknown."""
+    used = {record.stamps for record in run.records if record.stamps}
+    if not used:
+        return str(run.header.client.get("stamps", "user"))
+    return "kernel" if used == {"kernel"} else "user"
+
+
+def _error_bar_s(figures: dict[str, Any]) -> float | None:
+    """Kernel stamps: their own error, a clock step, and lateness where more than 1 % of the reads held several events.
+    User-space stamps: how long the loop stood still at most, because that is how late they may be."""
+    if figures["stamps"] != "kernel":
+        return cast("float | None", figures["stall_max_s"])
+    blurred = figures["late_p99_s"] if (figures["coalesced_share"] or 0) > 0.01 else None
+    return float(KERNEL_STAMP_ERROR_S + (figures["clock_step_s"] or 0.0) + (blurred or 0.0))
+
+
+def _step_s(run: Run, disagreement_s: float | None) -> float | None:
+    """How far the clocks moved against each other beyond what slewing explains; slewing itself is converted away."""
+    if disagreement_s is None:
+        return None
+    last_s = max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
+    return max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
+
+
+def _coalesced_share(run: Run) -> float | None:
+    reads = sum(record.reads for record in run.records)
+    return round(sum(record.coalesced_reads for record in run.records) / reads, DECIMALS) if reads else None
+
+
+def _cpu_share(samples: list[Telemetry]) -> float | None:
+    """Share of one core that the busiest worker used in its busiest sample of at least half a second."""
+    pairs = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
+    shares = [cpu / wall for cpu, wall in pairs if wall >= SAMPLE_S_MIN * 1e9]
+    return round(max(shares), 4) if shares else None
+
+
+def _most(samples: list[Telemetry], name: str) -> float | None:
+    values = [sample.values[name] for sample in samples if name in sample.values]
+    return max(values) / 1e9 if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DECIMALS)

@@ -1,0 +1,196 @@
+"""Every Metric: its name, unit, direction, definition and pure function, and the summary of a Run that they make up.
+
+Notation of the definitions: t_due, t_sent; t_1..t_k, the arrivals of the k chunks that hold at least one generated
+token; c_j, the tokens in chunk j; n, the output tokens; t_end, the arrival of the server's end marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from analysis import client, facts, formulas, stats
+from analysis.frame import Floats, Frame, frame_of
+from loadgen.runfile import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure worth a name. `values` gives its samples, or one figure for `per="run"`; an empty array is undefined."""
+
+    name: str
+    title: str
+    unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"]
+    direction: Literal["lower", "higher"]
+    per: Literal["request", "chunk", "token", "run"]
+    definition: str
+    values: Callable[[Frame], Floats]
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """summary.json: all that is known about a Run in figures. Seconds, tokens and shares; None where undefined.
+
+    Latencies are of complete requests only; `latency_adjusted` counts every other request as infinitely slow.
+    """
+    frame = frame_of(run.records)
+    latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
+    return {
+        "run": facts.run_facts(run),
+        "server": facts.server_facts(run),
+        "requests": facts.request_counts(run),
+        "tokens": facts.token_counts(run),
+        "throughput": {name: _single(METRICS[name], frame) for name in THROUGHPUT},
+        "latency": latency,
+        "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
+        "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
+        "memory": {},  # nothing in a run tells of memory yet
+        "client": client.health(run, frame, latency["ttft_s"]["p50"]),
+    }
+
+
+def _described(metric: Metric, frame: Frame) -> dict[str, Any]:
+    return stats.describe(metric.values(frame), formulas.group_offsets(metric.per, frame))
+
+
+def _adjusted(metric: Metric, frame: Frame) -> dict[str, Any]:
+    return stats.describe_adjusted(metric.values(frame), int((~frame.complete).sum()))
+
+
+def _single(metric: Metric, frame: Frame) -> float | None:
+    values = metric.values(frame)
+    return round(float(values[0]), stats.DECIMALS) if len(values) else None
+
+
+_LATENCIES = (
+    Metric(
+        "ttft_s",
+        "Time to first token",
+        "s",
+        "lower",
+        "request",
+        "t_1 - t_sent. The first chunk that holds a generated token counts, reasoning included; "
+        "role-only, empty and usage-only chunks do not.",
+        formulas.time_to_first_token,
+    ),
+    Metric(
+        "ttft_due_s",
+        "Time to first token, from due",
+        "s",
+        "lower",
+        "request",
+        "t_1 - t_due: what a caller sees who also waits for the client to send.",
+        formulas.time_to_first_token_due,
+    ),
+    Metric(
+        "tpot_s",
+        "Time per output token",
+        "s/token",
+        "lower",
+        "request",
+        "(t_k - t_1) / (n - c_1); undefined when n <= c_1.",
+        formulas.time_per_output_token,
+    ),
+    Metric(
+        "icl_s",
+        "Inter-chunk latency",
+        "s",
+        "lower",
+        "chunk",
+        "t_{j+1} - t_j, one sample per gap, never smoothed.",
+        formulas.inter_chunk,
+    ),
+    Metric(
+        "itl_s",
+        "Inter-token latency",
+        "s",
+        "lower",
+        "token",
+        "Inter-chunk latency weighted by tokens: a chunk of c tokens gives its gap and c - 1 zeros, so a request of "
+        "n tokens gives n - 1 samples whose sum is t_k - t_1.",
+        formulas.inter_token,
+    ),
+    Metric(
+        "e2e_s",
+        "End-to-end latency",
+        "s",
+        "lower",
+        "request",
+        "t_k - t_sent, to the last chunk that holds a token.",
+        formulas.end_to_end,
+    ),
+    Metric(
+        "e2e_due_s", "End-to-end latency, from due", "s", "lower", "request", "t_k - t_due.", formulas.end_to_end_due
+    ),
+    Metric(
+        "e2e_stream_s",
+        "End-to-end latency, to the end marker",
+        "s",
+        "lower",
+        "request",
+        "t_end - t_sent.",
+        formulas.end_to_end_stream,
+    ),
+    Metric(
+        "normalised_s",
+        "Normalised latency",
+        "s/token",
+        "lower",
+        "request",
+        "(t_k - t_sent) / n. Its mean over requests is the normalised latency of the Orca and vLLM papers.",
+        formulas.normalised,
+    ),
+)
+_FIGURES = (
+    Metric(
+        "requests_per_s",
+        "Request throughput",
+        "requests/s",
+        "higher",
+        "run",
+        "Complete requests / window. The window of a burst is from the first t_sent to the last t_end of all requests "
+        "sent, failed ones included.",
+        formulas.requests_per_second,
+    ),
+    Metric(
+        "output_tokens_per_s",
+        "Output throughput",
+        "tokens/s",
+        "higher",
+        "run",
+        "Generated tokens that arrived / window, those of answers that were cut off later included.",
+        formulas.output_tokens_per_second,
+    ),
+    Metric(
+        "total_tokens_per_s",
+        "Total throughput",
+        "tokens/s",
+        "higher",
+        "run",
+        "Output throughput plus the prompt tokens of requests that got a first token / window.",
+        formulas.total_tokens_per_second,
+    ),
+    Metric(
+        "tail_share",
+        "Tail",
+        "share",
+        "lower",
+        "run",
+        "Share of the window in which fewer than a tenth of the requests were left in flight: how much of the "
+        "throughput is that of a server running empty.",
+        formulas.tail_share,
+    ),
+    Metric(
+        "skew_s",
+        "Burst skew",
+        "s",
+        "lower",
+        "run",
+        "Last t_sent_end - first t_sent: how far from `all at once` the burst was.",
+        formulas.burst_skew,
+    ),
+)
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
+THROUGHPUT = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tail_share")
+ADJUSTED = ("ttft_s", "e2e_s", "normalised_s")

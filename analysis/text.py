@@ -1,0 +1,156 @@
+"""A summary as text for the terminal: what came back, how it was distributed, whether to believe it."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from analysis import words
+from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "normalised_s")
+COLUMNS = ("mean", *WITH_INTERVAL, "max")
+DETAIL_LENGTH = 100
+
+
+def render(summary: words.Summary, *, width: int = 80, colour: bool = False) -> str:
+    """The summary as lines of at most `width` characters; ANSI colours only if asked for."""
+    from rich.console import Console
+
+    output = StringIO()
+    console = Console(
+        file=output,
+        width=width,
+        force_terminal=colour,
+        no_color=not colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    for part in _parts(summary):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def _parts(summary: words.Summary) -> list[Any]:
+    parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_thin(summary), ""]
+    if summary["requests"]["errors"]:
+        parts += [_failures(summary), ""]
+    return [*parts, *_verdict(summary)]
+
+
+def _title(summary: words.Summary) -> Text:
+    from rich.text import Text
+
+    model = summary["server"]["model"]
+    title = Text()
+    if mark := words.simulated(summary):
+        title.append(f"{mark}  ", style="bold yellow")
+    title.append(_plain(words.who(summary)), style="bold")
+    title.append(_plain(f"  {model}" if model else ""))
+    title.append(f"\n{words.asked(summary)}", style="dim")
+    return title
+
+
+def _headline(summary: words.Summary) -> Table:
+    from rich.table import Table
+
+    throughput, run = summary["throughput"], summary["run"]
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column()
+    tail = f"{words.share(throughput['tail_share'])} of the time was tail" if throughput["tail_share"] else ""
+    table.add_row("Output", f"{words.significant(throughput['output_tokens_per_s'], 4)} tokens/s", tail)
+    table.add_row("Output and prompts", f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s", "")
+    took = f"in {words.duration(run['duration_s'])}"
+    table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)
+    table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), "from the first byte sent to the last")
+    return table
+
+
+def _latency(summary: words.Summary) -> Table:
+    from rich.table import Table
+
+    mark = words.simulated(summary)
+    table = Table(
+        box=None,
+        padding=(0, 1, 0, 0),
+        title=f"{mark}  latency" if mark else "latency",
+        title_justify="left",
+        title_style="dim",
+        header_style="dim",
+        expand=False,
+    )
+    table.add_column("", no_wrap=True, min_width=11)
+    table.add_column("", style="dim", no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True, min_width=8)
+    for name in LATENCIES:
+        table.add_row(words.NAMES[name], *_latency_cells(summary["latency"][name]))
+    return table
+
+
+def _latency_cells(described: words.Summary) -> list[str]:
+    factor, unit = words.scale_of(described["p50"] or described["mean"])
+    cells = []
+    for name in COLUMNS:
+        value = described[name]
+        if name in described["thin"]:
+            cells.append(f"n<{samples_needed(PERCENTILES[name])}")
+        else:
+            cells.append(words.UNKNOWN if value is None else words.significant(value * factor, 4))
+    return [unit, *cells]
+
+
+def _thin(summary: words.Summary) -> list[Text]:
+    from rich.text import Text
+
+    if not any(summary["latency"][name]["thin"] for name in LATENCIES):
+        return []
+    return [Text("n<N: n too small, the percentile needs N samples to mean something.", style="dim")]
+
+
+def _failures(summary: words.Summary) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    mark = words.simulated(summary)
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        title=f"{mark}  not complete" if mark else "not complete",
+        title_justify="left",
+        title_style="dim",
+        show_header=False,
+    )
+    table.add_column(justify="right", style="bold red")
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for kind, number in summary["requests"]["errors"].items():
+        example = summary["requests"]["examples"][kind][0]
+        status = f"{example['http_status']} " if example["http_status"] not in (None, 200) else ""
+        table.add_row(f"{number:,}", Text(_plain(kind)), Text(_plain(f"{status}{example['detail']}")[:DETAIL_LENGTH]))
+    return table
+
+
+def _verdict(summary: words.Summary) -> list[Text]:
+    from rich.text import Text
+
+    requests = summary["requests"]
+    good = requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"]
+    lines = [
+        Text(words.endings(summary), style="green" if good else "red"),
+        Text(words.lengths(summary)),
+        Text(words.believe(summary), style="green" if summary["client"]["verdict"] == "ok" else "red"),
+    ]
+    return [*lines, *(Text(_plain(warning), style="yellow") for warning in words.warnings(summary))]
+
+
+def _plain(text: str) -> str:
+    """Without control characters: a server's words must not move the cursor."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,142 @@
+"""Figures and facts in words: one wording for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Summary = Mapping[str, Any]
+
+UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
+_SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
+NAMES = {
+    "ttft_s": "TTFT",
+    "ttft_due_s": "TTFT from due",
+    "tpot_s": "TPOT",
+    "icl_s": "ICL",
+    "itl_s": "ITL",
+    "e2e_s": "E2E",
+    "e2e_due_s": "E2E from due",
+    "e2e_stream_s": "E2E to end mark",
+    "normalised_s": "Normalised",
+}
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number with this many significant digits and thousands separated; never in exponent notation."""
+    if value is None:
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - len(f"{abs(value):.0f}".lstrip("0")))
+    if abs(value) < 1:
+        decimals = digits - 1 - int(f"{value:e}".partition("e")[2])
+    return f"{value:,.{decimals}f}"
+
+
+def scale_of(seconds: float | None) -> tuple[float, str]:
+    """Factor and unit in which this duration reads best: s, ms or µs."""
+    size = abs(seconds or 0.0)
+    if size == 0:
+        return 1e3, "ms"
+    return next((factor, unit) for least, factor, unit in _SCALES if size >= least)
+
+
+def duration(seconds: float | None) -> str:
+    """A duration in the unit in which it reads best."""
+    if seconds is None:
+        return UNKNOWN
+    factor, unit = scale_of(seconds)
+    return f"{significant(seconds * factor)} {unit}"
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage."""
+    return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 request`, `1,000 requests`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def simulated(summary: Summary) -> str:
+    """`SIMULATED`, with the speed of its clock where that is not 1; empty for a real server."""
+    server = summary["server"]
+    if not server["simulated"]:
+        return ""
+    speed = server["speed"]
+    return "SIMULATED" if speed in (None, 1) else f"SIMULATED at {speed:g} times speed"
+
+
+def who(summary: Summary) -> str:
+    """The server, its version and its model."""
+    server = summary["server"]
+    return " ".join(str(part) for part in (server["name"], server["version"]) if part)
+
+
+def asked(summary: Summary) -> str:
+    """What was asked: how many, how long, and when."""
+    run = summary["run"]
+    number = run["n"] or summary["requests"]["sent"]
+    when = "all at once" if run["arrivals"] == "burst" else f"arriving as {run['arrivals']}"
+    return (
+        f"{count(number, 'request')} of {count(run['input_tokens'] or 0, 'token')}, {when}, {run['output_tokens']} back"
+    )
+
+
+def endings(summary: Summary) -> str:
+    """How the requests ended, in one sentence."""
+    requests = summary["requests"]
+    parts = [f"{requests[state]:,} {state}" for state in ("failed", "truncated", "dropped") if requests[state]]
+    if requests["unrecorded"]:
+        parts.append(f"{requests['unrecorded']:,} without a record")
+    total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
+    if not total:
+        return "Nothing was sent."
+    if not parts:
+        return f"All {total:,} requests were complete."
+    return f"{requests['complete']:,} of {total:,} requests were complete; {', '.join(parts)}."
+
+
+def lengths(summary: Summary) -> str:
+    """Whether prompts and answers had the lengths asked for, by the server's own count."""
+    tokens = summary["tokens"]
+    if summary["requests"]["complete"] == 0:
+        return "No answer is complete, so no length was checked."
+    prompts, outputs = tokens["prompt_mismatches"], tokens["output_mismatches"]
+    if tokens["prompt_unreported"]:
+        prompt = f"{count(tokens['prompt_unreported'], 'answer')} did not say how long the prompt was"
+    else:
+        prompt = f"{count(prompts, 'prompt')} of another length than asked" if prompts else "Every prompt was exact"
+    output = f"{count(outputs, 'answer')} of another length than asked" if outputs else "every answer as long as asked"
+    return f"{prompt}; {output}."
+
+
+def believe(summary: Summary) -> str:
+    """The client's verdict on itself and the error bar of its stamps."""
+    client = summary["client"]
+    stamps = "the kernel" if client["stamps"] == "kernel" else "the program itself, not the kernel"
+    bar = f"stamps by {stamps}, error bar ±{duration(client['error_bar_s'])}"
+    if client["error_bar_s"] is None:
+        bar = f"stamps by {stamps}, error unknown"
+    verdict = (
+        "The client kept up" if client["verdict"] == "ok" else "The client, not the server, may have been the limit"
+    )
+    return f"{verdict}: {bar}."
+
+
+def warnings(summary: Summary) -> list[str]:
+    """What a reader must know before using a figure of this run."""
+    run, client = summary["run"], summary["client"]
+    found = [f"Client: {reason}." for reason in client["reasons"]]
+    if run["interrupted"]:
+        found.append("The run was interrupted: figures are of the part that was kept.")
+    if run["damaged_lines"]:
+        found.append(f"{count(run['damaged_lines'], 'damaged line')} of the run file left out.")
+    if client["first_token_merged"]:
+        merged = count(client["first_token_merged"], "first token")
+        found.append(f"{merged} came together with later ones: those TTFTs are upper bounds.")
+    if client["reopened"]:
+        found.append(f"{count(client['reopened'], 'connection')} had been closed by the server and opened again.")
+    return [*found, *(f"{note}." for note in run["notes"])]

@@ -1,0 +1,169 @@
+"""Fabricated runs: what a burst would have left behind, written as a run file, with every ending on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgen.record import Record
+from loadgen.runfile import Footer, Header, Run, Telemetry, read
+
+MILLISECOND_NS = 1_000_000
+
+
+def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **changes: Any) -> Header:
+    """A header as `loadgen burst` writes it."""
+    facts: dict[str, Any] = {
+        "name": server,
+        "version": "3.3.5",
+        "model": "Llama-2-7b-chat",
+        "url": "http://127.0.0.1:8002",
+        "simulated": simulated,
+        "limits": {"max_concurrent_requests": 1000, "max_total_tokens": 4096},
+    }
+    plan = {
+        "server": server,
+        "endpoint": "generate",
+        "url": facts["url"],
+        "n": n,
+        "input_tokens": 512,
+        "output_tokens": 64,
+        "seed": 7,
+        "workers": 1,
+        "timeout_s": 600.0,
+        "label": "burst",
+    }
+    values: dict[str, Any] = {
+        "version": "0.1.0",
+        "command": ["loadgen", "burst", "--server", server, "--n", str(n), "--seed", "7"],
+        "started_at": "2026-11-21T09:00:00Z",
+        "start_ns": 1_000_000_000,
+        "plan": plan,
+        "server": facts | ({"speed": 5.0} if simulated else {}),
+        "host": {"hostname": "bench-1", "os": "Linux", "kernel": "6.1", "python": "3.11.9", "cpu": "EPYC", "cores": 2},
+        "client": {"stamps": "kernel", "prompts": "server's own /tokenize"},
+    }
+    return Header(**(values | changes))
+
+
+def complete(
+    request_id: int, chunk_ns: Sequence[int], *, tokens: Sequence[int] | None = None, **changes: Any
+) -> Record:
+    """A complete request whose chunks came at these instants; sent at 0 unless told otherwise."""
+    counts = list(tokens or [1] * len(chunk_ns))
+    values: dict[str, Any] = {
+        "state": "complete",
+        "connected_ns": -50 * MILLISECOND_NS,
+        "sent_ns": 0,
+        "sent_end_ns": 5_000,
+        "first_byte_ns": chunk_ns[0] if chunk_ns else None,
+        "chunk_ns": list(chunk_ns),
+        "chunk_tokens": counts,
+        "end_ns": chunk_ns[-1] + 100_000 if chunk_ns else None,
+        "http_status": 200,
+        "finish_reason": "length",
+        "prompt_tokens_asked": 512,
+        "prompt_tokens": 512,
+        "output_tokens_asked": sum(counts),
+        "output_tokens": sum(counts),
+        "counted_by": "server",
+        "stamps": "kernel",
+        "late_ns_max": 400_000,
+        "reads": len(chunk_ns) + 1,
+    }
+    return Record(id=request_id, **(values | changes))
+
+
+def burst(n: int = 1000, chunks: int = 64, *, seed: int = 1, running: int = 128, pace: float = 1.0) -> list[Record]:
+    """A burst on a server that admits `running` requests at a time: first tokens come in waves."""
+    random = np.random.default_rng(seed)
+    records = []
+    for request_id in range(n):
+        sent_ns = request_id * 9_000
+        wave = request_id // running
+        start_ns = int((120 + wave * chunks * 22 * pace + random.gamma(4, 15)) * MILLISECOND_NS) + sent_ns
+        gaps = (random.gamma(30, 20 * pace / 30, chunks - 1) * MILLISECOND_NS).astype(np.int64)
+        instants = [start_ns, *(start_ns + np.cumsum(gaps)).tolist()]
+        records.append(complete(request_id, instants, sent_ns=sent_ns, sent_end_ns=sent_ns + 6_000))
+    return records
+
+
+def failed(request_id: int, kind: str = "http_status", detail: str = "Model is overloaded", **changes: Any) -> Record:
+    """A request that ended without an answer."""
+    values: dict[str, Any] = {
+        "state": "failed",
+        "sent_ns": request_id * 9_000,
+        "sent_end_ns": request_id * 9_000 + 6_000,
+        "end_ns": 40 * MILLISECOND_NS,
+        "error_kind": kind,
+        "error_detail": detail,
+        "http_status": 429 if kind == "http_status" else None,
+        "prompt_tokens_asked": 512,
+        "output_tokens_asked": 64,
+    }
+    return Record(id=request_id, **(values | changes))
+
+
+def truncated(request_id: int, chunk_ns: Sequence[int]) -> Record:
+    """A request whose stream ended too early."""
+    return complete(
+        request_id,
+        chunk_ns,
+        state="truncated",
+        error_kind="truncated",
+        error_detail="the answer ended, after 3 tokens and without the end marker",
+        output_tokens=None,
+        output_tokens_asked=64,
+        counted_by="",
+    )
+
+
+def dropped(request_id: int) -> Record:
+    """A request that was never sent."""
+    return Record(id=request_id, state="dropped", error_kind="dropped", prompt_tokens_asked=512, output_tokens_asked=64)
+
+
+def healthy(seconds: int = 10, **changes: Any) -> list[Telemetry]:
+    """A second-by-second account of a client that kept up."""
+    values: dict[str, Any] = {
+        "cpu_ns": 300_000_000,
+        "wall_ns": 1_000_000_000,
+        "reads": 6_500,
+        "coalesced_reads": 0,
+        "stall_ns_max": 2_000_000,
+        "clock_disagreement_ns": 900,
+        "late_counts": {"20": 5_000, "28": 1_400, "36": 100},
+    }
+    return [
+        Telemetry(source="client", at_ns=(second + 1) * 1_000_000_000, values=values | changes)
+        for second in range(seconds)
+    ]
+
+
+def footer(records: Sequence[Record], **changes: Any) -> Footer:
+    """The footer that fits the records."""
+    states = [record.state for record in records]
+    counts = {state: states.count(state) for state in ("complete", "truncated", "failed", "dropped")}
+    last_ns = max((record.end_ns or 0 for record in records), default=0)
+    return Footer(**({"ended_ns": last_ns + 1_000_000, "sent": len(records) - counts["dropped"], **counts} | changes))
+
+
+def write(folder: Path, lines: Iterable[Any]) -> Path:
+    """Write `run.jsonl` into a new folder; bytes are written as they are, as a damaged line."""
+    folder.mkdir(parents=True)
+    encoded = [line if isinstance(line, bytes) else msgspec.json.encode(line) for line in lines]
+    (folder / "run.jsonl").write_bytes(b"\n".join(encoded) + b"\n")
+    return folder
+
+
+def run_of(
+    folder: Path, records: Sequence[Record], *, telemetry: Sequence[Telemetry] | None = None, **changes: Any
+) -> Run:
+    """A run that ended well, written and read back."""
+    samples = healthy() if telemetry is None else telemetry
+    write(folder, [header(len(records), **changes), *records, *samples, footer(records)])
+    return read(folder)

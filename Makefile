@@ -63,13 +63,12 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	@$(BIN)/python -m pip install -q -e '.[test]'
 	@touch .venv/.installed $@
 
-# Ubuntu has no Chromium package that works without snap: there Playwright fetches its own.
+# Playwright's own Node needs libatomic. Ubuntu has no Chromium without snap: there Playwright fetches one.
 .venv/.browser: .venv/.tests
-	@set -e; if command -v chromium >/dev/null || ! grep -q '^ID=ubuntu' /etc/os-release 2>/dev/null; then \
-		$(call need,command -v chromium >/dev/null,chromium); \
-	elif [ "$$(id -u)" -eq 0 ]; then \
-		$(BIN)/python -m playwright install --with-deps chromium; \
+	@set -e; $(call need,$(BIN)/python -m playwright --version >/dev/null 2>&1,libatomic1); \
+	if grep -q '^ID=ubuntu' /etc/os-release 2>/dev/null; then \
+		$(BIN)/python -m playwright install $$([ "$$(id -u)" -ne 0 ] || echo --with-deps) chromium; \
 	else \
-		$(BIN)/python -m playwright install chromium; \
+		$(call need,command -v chromium >/dev/null,chromium); \
 	fi
 	@touch $@

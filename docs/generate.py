@@ -6,6 +6,7 @@ python docs/generate.py --check   exit code 1 and their names when some are stal
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import typer.main
 
 DOCS = Path(__file__).parent
+NOTE = "<!-- Written by `make docs` from the code itself. -->"
 
 
 def command_line() -> str:
@@ -21,11 +23,23 @@ def command_line() -> str:
     from loadgen.cli import app
 
     sections = _sections("loadgen", typer.main.get_command(app), None)
-    return "# Command line\n\n<!-- Written by `make docs` from the commands themselves. -->\n\n" + "\n".join(sections)
+    return "\n".join([f"# Command line\n\n{NOTE}\n", *sections])
+
+
+def run_file() -> str:
+    """The page of every field in a run file, from the annotations and docstrings of its structs."""
+    modules = [ast.parse((DOCS.parent / "loadgen" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")]
+    structs = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
+    sections = [
+        f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
+        for name in ("Header", "Record", "Telemetry", "Footer")
+    ]
+    return "\n".join([f"# Run file\n\n{NOTE}\n\nWhat it is for: [The run file](../concepts/run-file.md).\n", *sections])
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
+    "reference/run-file.md": run_file,
 }
 
 
@@ -55,18 +69,55 @@ def _sections(name: str, command: Any, parent: Any) -> Iterator[str]:
 
 
 def _section(command: Any, context: Any) -> str:
-    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    paragraphs = [f"## {context.command_path}", (command.help or "").strip(), f"    {usage}", _table(command, context)]
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"
+    arguments = [each.name.upper() + "..." * (each.nargs != 1) for each in command.params if not _is_option(each)]
+    usage = " ".join([context.command_path, *(["COMMAND"] if hasattr(command, "commands") else []), *arguments])
+    rows = [f"| `{_code(_names(each))}` | {_text(_meaning(each))} |" for each in command.params]
+    table = "\n".join(["| argument or option | meaning |", "| --- | --- |", *rows])
+    says = (command.help or "").strip().replace("<", "&lt;")
+    return f"## {context.command_path}\n\n{says}\n\n    {usage} [OPTIONS]\n\n{table}\n"
 
 
-def _table(command: Any, context: Any) -> str:
-    records = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
-    rows = [f"| `{_cell(name)}` | {_cell(meaning)} |" for name, meaning in records]
-    return "\n".join(["| option | meaning |", "| --- | --- |", *rows]) if rows else ""
+def _is_option(parameter: Any) -> bool:
+    return parameter.param_type_name == "option"
 
 
-def _cell(text: str) -> str:
+def _names(parameter: Any) -> str:
+    """From the plain attributes, because `--help` lays them out differently in each version of typer."""
+    if not _is_option(parameter):
+        return str(parameter.name.upper())
+    return ", ".join(parameter.opts) + "".join(f" / {name}" for name in parameter.secondary_opts)
+
+
+def _meaning(parameter: Any) -> str:
+    default = parameter.default
+    shown = isinstance(default, (int, float, str)) and not isinstance(default, bool)
+    ending = " Required." if parameter.required else f" Default: `{default}`." if shown else ""
+    return (parameter.help or "") + ending
+
+
+def _fields(struct: ast.ClassDef) -> str:
+    rows = [
+        f"| `{node.target.id}` | `{_code(ast.unparse(node.annotation))}` | {_text(_said_after(struct, index))} |"
+        for index, node in enumerate(struct.body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    return "\n".join(["| field | type | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _said_after(struct: ast.ClassDef, index: int) -> str:
+    """The string that stands below a field, which is its docstring."""
+    following = struct.body[index + 1] if index + 1 < len(struct.body) else None
+    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+        return str(following.value.value)
+    return ""
+
+
+def _text(text: str) -> str:
+    """Help texts and docstrings are plain text: an angle bracket in them is no HTML."""
+    return _code(text).replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic_ns, sleep
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,7 +63,7 @@ def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
     return Target(host, port, parts.path.rstrip("/"), tls if secure else None, family, address)
 
 
-def tls_context(ca_file: str | None, insecure: bool) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None, insecure: bool) -> ssl.SSLContext:
     """Certificates are checked against the system's authorities, or `ca_file`, unless `insecure`."""
     context = ssl.create_default_context(cafile=ca_file)
     if insecure:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from typer import Exit, Option
+
+from loadgen.cli.output import Output, exit_code
+from loadgen.errors import EXIT_INTERRUPTED
 
 SERVERS = "vllm, tgi, lightllm or openai"
 
@@ -76,23 +76,9 @@ def burst(
         speed=speed,
         label=label,
     )
-    stream = sys.stderr if as_json else sys.stdout
-
-    def say(line: str) -> None:
-        if not quiet:
-            print(line, file=stream, flush=True)
-
-    folder = api.new_folder(out, plan)
-    footer = api.burst(plan, folder, command=shlex.join(["loadgen", *sys.argv[1:]]), say=say, quiet=quiet)
-    summary = _analyse(folder, say, report=report)
-    if as_json:
-        print(json.dumps(summary, indent=2))
-    raise Exit(_exit_code(footer.interrupted, summary))
-
-
-def _analyse(folder: Path, say: object, *, report: bool) -> dict[str, object]:
-    raise NotImplementedError
-
-
-def _exit_code(interrupted: bool, summary: dict[str, object]) -> int:
-    raise NotImplementedError
+    output = Output(as_json=as_json, quiet=quiet)
+    folder = out or api.default_folder(plan)
+    with output.progress(plan.n) as display:
+        footer = api.burst(plan, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
+    summary = output.results(folder, report=report)
+    raise Exit(EXIT_INTERRUPTED if footer.interrupted else exit_code(summary))

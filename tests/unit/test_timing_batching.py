@@ -200,6 +200,16 @@ def test_a_pause_ends_when_the_next_job_arrives() -> None:
     assert dues(engine.emissions(1000), job) == [105]
 
 
+def test_a_job_handed_in_late_does_not_start_in_a_step_that_is_over() -> None:
+    """A job that arrived during the last step, and was submitted after it, starts where that step ended."""
+    engine = clock(MIXED)
+    submit(engine, (1, 1))
+    engine.emissions(10)
+    late = Job(1, 1, arrived_ns=4)
+    engine.submit(late, 12)
+    assert dues(engine.emissions(1000), late) == [20]
+
+
 def test_a_job_joins_the_first_step_after_its_arrival_however_late_the_clock_is_asked() -> None:
     """Steps that ended before a job arrived do not admit it, although it was submitted before they were looked at."""
     engine = clock(MIXED)

@@ -54,7 +54,7 @@ def burst(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen.coordinator import run
-    from servers.transport import tls_context
+    from servers.connection import tls_context
 
     access = Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
     with _server(plan, access, say) as found:
@@ -136,7 +136,7 @@ def _shares(
 ) -> list[Share]:
     """Requests are dealt to the workers in turn, so that each has the same mix."""
     from loadgen.worker import Share
-    from servers.transport import target_of
+    from servers.connection import target_of
     from workloads.request import Request
 
     drawn: Sequence[str | tuple[int, ...]] = prompts.prompts

@@ -21,8 +21,9 @@ from loadgen.health import Health
 from loadgen.record import Record
 from loadgen.recorder import PartFile, record_of
 from loadgen.runfile import Telemetry
+from servers.connection import Connection, Target, connect
 from servers.dialects.base import Dialect
-from servers.transport import Connection, Exchange, Target, connect
+from servers.transport import Exchange
 from workloads.request import Request
 
 CONNECTS_AT_ONCE = 64

@@ -28,9 +28,10 @@ import uvloop
 from loadgen.clock import monotonic_ns
 from loadgen.driver import Driver, Progress, Slot
 from loadgen.recorder import PartFile
+from servers.connection import Target
 from servers.dialects.base import Dialect
 from servers.http1 import post
-from servers.transport import Target, hold_stamps
+from servers.stamps import hold_stamps
 from workloads.request import Request
 
 COUNTERS = [field.name for field in fields(Progress)]

@@ -32,7 +32,7 @@ def burst(
     output_tokens: Annotated[int, Option(help="Tokens to generate per request.")] = 128,
     seed: Annotated[int, Option(help="The same seed gives byte-identical requests.")] = 0,
     workers: Annotated[int, Option(help="Processes that share the burst.")] = 1,
-    timeout: Annotated[float, Option(help="Seconds after which one request is given up.")] = 600.0,
+    timeout_s: Annotated[float, Option("--timeout", help="Seconds after which one request is given up.")] = 600.0,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[
         str, Option(help="Environment variable that holds the API key, where one is needed.")
@@ -54,28 +54,11 @@ def burst(
     Exit codes: 0 all complete, 1 some failed or were truncated, 2 usage, 3 server not reachable or not the one
     named, 5 the client was the limit, 130 interrupted.
     """
+    given = locals()
     from loadgen import api
-    from loadgen.plan import plan_of
+    from loadgen.plan import Plan, plan_of
 
-    plan = plan_of(
-        server=server,
-        n=n,
-        url=url,
-        endpoint=endpoint,
-        model=model,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        seed=seed,
-        workers=workers,
-        timeout_s=timeout,
-        tokenizer=tokenizer,
-        api_key_env=api_key_env,
-        ca_file=ca_file,
-        insecure=insecure,
-        real=real,
-        speed=speed,
-        label=label,
-    )
+    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields})
     output = Output(as_json=as_json, quiet=quiet)
     folder = out or api.default_folder(plan)
     with output.progress(plan.n) as display:

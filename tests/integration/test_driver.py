@@ -12,9 +12,9 @@ import pytest
 from loadgen.driver import Driver, Progress, Slot
 from loadgen.record import Record
 from loadgen.recorder import PartFile, reads_of
+from servers.connection import target_of
 from servers.dialects import DIALECTS
 from servers.http1 import post
-from servers.transport import target_of
 from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
 from workloads.request import Request
 

@@ -11,8 +11,10 @@ from array import array
 import pytest
 import trustme
 
+from servers.connection import connect, target_of
 from servers.http1 import post
-from servers.transport import TIMESPEC_BYTES, Exchange, connect, target_of
+from servers.stamps import TIMESPEC_BYTES
+from servers.transport import Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')

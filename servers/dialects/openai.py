@@ -83,9 +83,11 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done:
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
     if not _read_running_totals(held, usages, answer.tokens):
         choices = [choice for _, choice in held] if without_text else []
+        known = sum(answer.tokens)
         for place in without_text:
-            missing = total is not None and total > sum(answer.tokens)
-            answer.tokens[held[place][0]] = int(empty_is_token(choices, place, missing))
+            if empty_is_token(choices, place, total is not None and total > known):
+                answer.tokens[held[place][0]] = 1
+                known += 1
     settle_count(answer, total)
     note_broken(answer, broken)
     return answer

@@ -78,15 +78,16 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done:
         answer.end_event = payloads.index(DONE)
     elif always_done:
         answer.end_event = None
-    usages = [(index, chunk.usage) for index, chunk in enumerate(chunks) if chunk.usage is not None]
-    total = None
-    if usages:
-        answer.prompt_tokens, total = usages[-1][1].prompt_tokens, usages[-1][1].completion_tokens
-    if not _read_running_totals(held, dict(usages), answer.tokens):
+    usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
+    last = usages[max(usages)] if usages else Usage()
+    answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
+    if not _read_running_totals(held, usages, answer.tokens):
         choices = [choice for _, choice in held] if without_text else []
+        known = sum(answer.tokens)
         for place in without_text:
-            missing = total is not None and total > sum(answer.tokens)
-            answer.tokens[held[place][0]] = int(empty_is_token(choices, place, missing))
+            if empty_is_token(choices, place, total is not None and total > known):
+                answer.tokens[held[place][0]] = 1
+                known += 1
     settle_count(answer, total)
     note_broken(answer, broken)
     return answer
@@ -155,7 +156,7 @@ def _has_text(delta: Delta) -> bool:
 
 def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int, Usage], tokens: list[int]) -> bool:
     """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
-    if len(usages) < 2 or any(choice.token_ids is not None or index not in usages for index, choice in held):
+    if any(choice.token_ids is not None or index not in usages for index, choice in held):
         return False
     totals = [usages[index].completion_tokens or 0 for index, _ in held]
     grown = [total - before for before, total in pairwise([0, *totals])]

@@ -153,3 +153,67 @@ def test_every_kind_of_text_is_a_token(server: str, field: str) -> None:
     """What a model thinks or refuses is generated just as what it answers."""
     chunk = b'{"choices":[{"delta":{"%s":"x"},"finish_reason":null}]}' % field.encode()
     assert DIALECTS[server, "chat"].decode([chunk]).tokens == [1]
+
+
+@every_stream
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        (b"\n", b"\r\n"),
+        (b"\n", b"\r"),
+        (b"data: ", b"data:"),
+        (b"\n\n", b"\n\n: keep-alive\n\n"),
+        (b"\n\n", b"\nevent: message\nid: 7\n\n"),
+    ],
+    ids=("crlf", "cr", "no space", "keep-alives", "other fields"),
+)
+def test_the_way_events_are_written_changes_nothing(stream: Stream, said: bytes, instead: bytes) -> None:
+    """Line ends, the space after the colon, keep-alives and other fields are the writer's choice."""
+    payloads, _, rest = split(stream.body().replace(said, instead))
+    assert stream.dialect.decode(payloads) == stream.answer
+    assert rest == b""
+
+
+def test_tokens_that_lightllm_lost_are_counted_by_its_running_count() -> None:
+    """Where an event's count is two above the one before, two tokens had been generated when it came."""
+    events = [
+        b'{"token":{"count_output_tokens":%d},"finished":%s}' % (n, b"true" if n == 4 else b"false") for n in (1, 3, 4)
+    ]
+    answer = DIALECTS["lightllm", "generate"].decode(events)
+    assert (answer.tokens, answer.output_tokens, answer.end_event) == ([1, 2, 1], 4, 2)
+
+
+def test_a_tgi_answer_without_details_is_counted_on_the_wire() -> None:
+    """The end is seen all the same; there is just no total and no reason."""
+    answer = DIALECTS["tgi", "generate"].decode([b'{"token":{"id":1},"generated_text":"a","details":null}'])
+    assert (answer.end_event, answer.output_tokens, answer.counted_by, answer.finish_reason) == (0, 1, "wire", "")
+
+
+def test_an_end_without_a_single_token_is_counted_as_none() -> None:
+    """Zero tokens is a count, so that a server which says nothing and then `[DONE]` does not pass for complete."""
+    answer = DIALECTS["vllm", "completions"].decode([b"[DONE]"])
+    assert (answer.end_event, answer.output_tokens, answer.counted_by) == (0, 0, "wire")
+
+
+def test_an_empty_text_ends_a_tgi_answer_too() -> None:
+    """`generated_text` is "" when every token was a special one; only null means that more is to come."""
+    events = [b'{"token":{"id":2,"special":true},"generated_text":"","details":{"generated_tokens":1}}']
+    assert DIALECTS["tgi", "generate"].decode(events).end_event == 0
+
+
+def test_token_ids_are_better_evidence_than_a_running_total() -> None:
+    """They are the tokens themselves."""
+    chunk = b'{"choices":[{"text":"ab","token_ids":[7,8]}],"usage":{"completion_tokens":3}}'
+    assert DIALECTS["vllm", "completions"].decode([chunk]).tokens == [2]
+
+
+def test_one_chunk_with_its_usage_holds_all_its_tokens() -> None:
+    """A server that answers in one piece and says how many tokens it was is believed."""
+    chunk = b'{"choices":[{"text":"ab"}],"usage":{"prompt_tokens":1,"completion_tokens":3}}'
+    assert DIALECTS["openai", "completions"].decode([chunk]).tokens == [3]
+
+
+def test_an_error_is_not_hidden_by_the_damage_behind_it() -> None:
+    """What the server said is worth more than how its answer broke off."""
+    answer = DIALECTS["vllm", "completions"].decode([b'{"error":{"message":"boom"}}', b"{"])
+    assert (answer.error_kind, answer.error_detail, answer.end_event) == ("in_band_error", "boom", None)

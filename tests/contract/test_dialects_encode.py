@@ -65,7 +65,7 @@ def test_a_dialect_is_filed_under_its_own_name(key: tuple[str, str]) -> None:
     dialect = DIALECTS[key]
     assert (dialect.server, dialect.endpoint) == key
     assert dialect.path.startswith("/")
-    copy = pickle.loads(pickle.dumps(dialect))  # noqa: S301 - our own bytes
+    copy = pickle.loads(pickle.dumps(dialect))
     assert copy.encode(ASK, "m") == GREEDY[key]
 
 

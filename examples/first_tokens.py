@@ -1,6 +1,6 @@
 """Read a run file with nothing but the raw facts: when did each request's first token come, and how late were we?
 
-python examples/first_tokens.py runs/20260101-120000-tgi-burst
+python examples/first_tokens.py runs/20260101T120000Z-tgi-burst
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"numpy", "pandas", "plotly", "httpx", "aiohttp", "tokenizers", "rich"}  # typer itself brings pydantic
+HEAVY = {"numpy", "pandas", "plotly", "httpx", "aiohttp", "uvloop", "tokenizers", "jinja2", "rich"}
+"""What a command that does not need it must not load. pydantic is not here: typer converts values with it."""
+
 CLIENTS = {"aiohttp", "httpx", "uvloop", "requests", "urllib3"}
 
 RUN = "from loadgen.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"

@@ -121,7 +121,7 @@ def _lightllm(ask: Ask, url: str) -> ServerFacts | None:
     routes = ("/tokens",) if "model_name" in name else ()
     model = str(card.get("id") or name.get("model_name", ""))
     limits = _limits(_dict(ask("/get_server_info")[1]) | card)
-    return ServerFacts("lightllm", url, _lightllm_version(ask, bool(card), bool(name)), model, limits, routes)
+    return ServerFacts("lightllm", url, _lightllm_version(ask, bool(card), bool(routes)), model, limits, routes)
 
 
 def _lightllm_version(ask: Ask, lists_models: bool, names_model: bool) -> str:

@@ -83,10 +83,10 @@ def letters() -> Tokenizer:
     return tokenizer
 
 
-def with_added_word() -> Tokenizer:
-    """A special token that looks like a plain word."""
+def with_special_word() -> Tokenizer:
+    """A special token that reads like a plain word, and is taken out of any word that contains it."""
     tokenizer = byte_level()
-    tokenizer.add_special_tokens([AddedToken("\u0120pad", special=True)])
+    tokenizer.add_special_tokens([AddedToken("cu", special=True)])
     return tokenizer
 
 
@@ -96,5 +96,5 @@ KINDS = {
     "metaspace": metaspace,
     "across_words": across_words,
     "letters": letters,
-    "with_added_word": with_added_word,
+    "with_special_word": with_special_word,
 }

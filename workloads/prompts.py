@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from workloads.words import COMMON_WORDS, Count, Words, learn
 
 BLOCK_TOKENS = 16  # the granularity of vLLM's prefix cache; prompts must differ within their first block
-ROUNDS_LIMIT = 16  # attempts to mend a text whose count is off
+ROUNDS_LIMIT = 64  # attempts to mend a text whose count is off
 MEND_TOKENS = 8  # how much of the end of a text one attempt replaces
 LEAD_LIMIT = 4  # words at the start of a text that number the prompts
 

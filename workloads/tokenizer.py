@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,17 +56,18 @@ def load(path: Path) -> LocalTokenizer:
     return LocalTokenizer(tokenizer, tuple(_words(tokenizer)))
 
 
-def _words(tokenizer: Tokenizer) -> list[str]:
+def _words(tokenizer: Tokenizer) -> Iterator[str]:
     """Words that are one token each after a blank, most frequent first, then common words for other vocabularies."""
-    found = dict.fromkeys(word for word, _ in zip(_marked(tokenizer), range(CANDIDATES_LIMIT), strict=False))
-    return list(found | dict.fromkeys(COMMON_WORDS))
+    added = tokenizer.get_added_tokens_decoder().keys()
+    candidates = list(dict.fromkeys([*islice(_marked(tokenizer), CANDIDATES_LIMIT), *COMMON_WORDS]))
+    encodings = tokenizer.encode_batch_fast(candidates, add_special_tokens=False)
+    # A word with letters unknown to the model would become its special token for that.
+    return (word for word, encoding in zip(candidates, encodings, strict=True) if added.isdisjoint(encoding.ids))
 
 
 def _marked(tokenizer: Tokenizer) -> Iterator[str]:
-    added = tokenizer.get_added_tokens_decoder()
     for token_id in range(tokenizer.get_vocab_size()):
         token = tokenizer.id_to_token(token_id) or ""
         word = token[1:]
-        plain = word.isascii() and word.isalpha() and 2 <= len(word) <= WORD_LETTERS_MAX
-        if plain and token.startswith(WORD_MARKS) and token_id not in added:
+        if token.startswith(WORD_MARKS) and word.isascii() and word.isalpha() and 2 <= len(word) <= WORD_LETTERS_MAX:
             yield word

@@ -47,7 +47,7 @@ class Words:
 
     def fill(self, tokens: int, random: Random) -> list[str]:
         """Random words that together cost exactly `tokens`, which `can_fill` has found possible."""
-        everything, most = list(self.costs), max(self.costs.values())
+        everything, most = list(self.costs), max(self.costs.values(), default=1)
         draw, size = random.random, len(everything)
         picked: list[str] = []
         while tokens >= MIX_TOKENS:

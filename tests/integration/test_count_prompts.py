@@ -1,0 +1,161 @@
+"""Prompts counted by loopback servers that tokenise as vLLM, TGI and LightLLM do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from servers.errors import UnauthorizedError, UncountableError
+from servers.probe import ServerFacts, probe
+from servers.tokenize import connect
+from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
+from tests.tiny_tokenizers import byte_level_with_bos
+from workloads.prompts import make_prompts
+
+
+@pytest.fixture(scope="module")
+def engine() -> Tokenizer:
+    """What the loopback servers tokenise with."""
+    tokenizer = byte_level_with_bos()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def served(engine: Tokenizer) -> dict[str, dict[str, Answer]]:
+    """The counting routes of each server, over one tokenizer and one chat template."""
+
+    def ids(text: str, bos: bool = True) -> list[int]:
+        return list(engine.encode(text, add_special_tokens=bos).ids)
+
+    def templated(body: Any) -> list[int]:
+        (message,) = body["messages"]
+        return ids(f"[user]{message['content']}[assistant]", False)
+
+    def tgi(numbers: list[int]) -> list[dict[str, Any]]:
+        return [{"id": number, "text": "?", "start": 0, "stop": 1} for number in numbers]
+
+    def vllm(body: Any) -> Any:
+        numbers = templated(body) if "messages" in body else ids(body["prompt"], body.get("add_special_tokens", True))
+        return {"count": len(numbers), "max_model_len": 2048, "tokens": numbers, "token_strs": None}
+
+    def lightllm(body: Any) -> Any:
+        return {"ntokens": len(ids(body["text"], body["parameters"].get("add_special_tokens", True)))}
+
+    def usage(numbers: list[int]) -> Any:
+        return {"choices": [{}], "usage": {"prompt_tokens": len(numbers), "completion_tokens": 1}}
+
+    chat: dict[str, Answer] = {"POST /v1/chat/completions": lambda body: usage(templated(body))}
+    completions: dict[str, Answer] = {"POST /v1/completions": lambda body: usage(ids(body["prompt"]))}
+    return {
+        "vllm": VLLM | {"POST /tokenize": vllm},
+        "vllm before 0.6": VLLM_0_2 | chat | completions,
+        "tgi": TGI
+        | {
+            "POST /tokenize": lambda body: tgi(ids(body["inputs"])),
+            "POST /chat_tokenize": lambda body: {"tokenize_response": tgi(templated(body)), "templated_text": "?"},
+        },
+        "tgi 1.1": TGI_1_1
+        | {"POST /generate": lambda body: {"generated_text": "", "details": {"prefill": tgi(ids(body["inputs"]))}}},
+        "lightllm": LIGHTLLM_1_2 | chat | {"POST /tokens": lightllm},
+        "lightllm before 1.0": LIGHTLLM_0_0_1
+        | {"POST /generate": lambda body: {"tokens": [{"id": 9, "prompt_tokens": len(ids(body["inputs"]))}]}},
+        "openai": OPENAI | chat | completions,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "endpoint", "generates"),
+    [
+        ("vllm", "completions", False),
+        ("vllm", "chat", False),
+        ("vllm before 0.6", "completions", True),
+        ("vllm before 0.6", "chat", True),
+        ("tgi", "generate", False),
+        ("tgi", "completions", False),
+        ("tgi", "chat", False),
+        ("tgi 1.1", "generate", True),
+        ("lightllm", "generate", False),
+        ("lightllm", "completions", False),
+        ("lightllm", "chat", True),
+        ("lightllm before 1.0", "generate", True),
+        ("openai", "completions", True),
+        ("openai", "chat", True),
+    ],
+)
+def test_count(engine: Tokenizer, kind: str, endpoint: str, generates: bool) -> None:
+    """Each server says what it counts for a text on each endpoint: BOS on native routes, the template on chat."""
+    expected = {
+        "chat": len(engine.encode("[user]zanu wozu[assistant]", add_special_tokens=False).ids),
+        "bare": len(engine.encode("zanu wozu", add_special_tokens=False).ids),
+        "bos": len(engine.encode("zanu wozu").ids),
+    }
+    bare = (kind, endpoint) == ("lightllm", "completions")
+    with answering(served(engine)[kind]) as stub:
+        facts = probe(stub.url, kind.split(maxsplit=1)[0])
+        with connect(facts, endpoint) as tokenizer:
+            assert tokenizer.generates == generates
+            counts = tokenizer.count(["zanu wozu", "zanu wozu"])
+    assert counts == [expected["chat" if endpoint == "chat" else "bare" if bare else "bos"]] * 2
+
+
+@pytest.mark.parametrize("kind", ["vllm", "tgi", "lightllm"])
+@pytest.mark.parametrize("tokens", [16, 512])
+def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -> None:
+    """Texts built with the server's own count are exact, its BOS included, and each is confirmed by it."""
+    with answering(served(engine)[kind]) as stub:
+        facts = probe(stub.url, kind)
+        with connect(facts, "completions" if kind == "vllm" else "generate") as server:
+            made = make_prompts(30, tokens, 0, token_ids=False, local=None, server=server)
+    assert made.how == "text, counted by the server"
+    encoded = [engine.encode(str(text)).ids for text in made.prompts]
+    assert {len(ids) for ids in encoded} == {tokens}
+    assert len({tuple(ids[:16]) for ids in encoded}) == 30
+    confirmed = [value for body in stub.bodies if body for value in body.values()]
+    assert set(made.prompts) <= {value for value in confirmed if isinstance(value, str)}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "tgi"])
+def test_chat_by_the_servers_count(engine: Tokenizer, kind: str) -> None:
+    """On chat the template counts too: content and template together have the length asked."""
+    with answering(served(engine)[kind]) as stub, connect(probe(stub.url, kind), "chat") as server:
+        made = make_prompts(30, 100, 0, token_ids=False, local=None, server=server)
+    whole = [f"[user]{text}[assistant]" for text in made.prompts]
+    assert {len(engine.encode(text, add_special_tokens=False).ids) for text in whole} == {100}
+
+
+def test_token_ids_from_vllm(engine: Tokenizer) -> None:
+    """vLLM tells the ids of common words, without its BOS; prompts are drawn from those."""
+    with answering(served(engine)["vllm"]) as stub, connect(probe(stub.url, "vllm"), "completions") as server:
+        made = make_prompts(30, 512, 0, token_ids=True, local=None, server=server)
+    used = {token for prompt in made.prompts for token in prompt}
+    assert made.how == "token ids"
+    assert engine.token_to_id("<s>") not in used
+    assert len(used) > 20
+
+
+def test_key_is_sent(engine: Tokenizer) -> None:
+    """The key goes along on every count."""
+    with answering(served(engine)["tgi"]) as stub, connect(probe(stub.url, "tgi"), "generate", api_key="k") as server:
+        server.count(["a", "b"])
+    assert stub.keys[-2:] == ["Bearer k", "Bearer k"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ((500, b"Internal Server Error"), UncountableError, "500 from /tokenize"),
+        ((200, b"<html>"), UncountableError, "200 from /tokenize"),
+        ((200, {"count": None}), UncountableError, "200 from /tokenize"),
+        ((422, {"error": "inputs"}), UncountableError, "inputs"),
+        ((401, b""), UnauthorizedError, "401"),
+    ],
+)
+def test_no_count(answer: Answer, error: type[Exception], words: str) -> None:
+    """Whatever a server answers instead of a count becomes an error that quotes it."""
+    with answering({"POST /tokenize": answer}) as stub:
+        facts = ServerFacts("vllm", stub.url, count_routes=("/tokenize",))
+        with connect(facts, "completions") as server, pytest.raises(error, match=words):
+            server.count(["a"])

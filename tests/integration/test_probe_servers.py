@@ -1,0 +1,265 @@
+"""The probe against loopback servers that answer as vLLM, TGI and LightLLM do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import trustme
+
+from servers.errors import UnauthorizedError, UnreachableError, WrongServerError
+from servers.probe import ServerFacts, probe
+from servers.resolve import resolve
+from tests.stub_server import (
+    LIGHTLLM_0_0_1,
+    LIGHTLLM_1_0,
+    LIGHTLLM_1_1,
+    LIGHTLLM_1_2,
+    OPENAI,
+    TGI,
+    TGI_1_1,
+    VLLM,
+    VLLM_0_2,
+    Answer,
+    answering,
+)
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        (VLLM, ServerFacts("vllm", "", "0.32.0", "tiny", {"max_model_len": 2048}, ("/tokenize",))),
+        (VLLM_0_2, ServerFacts("vllm", "", "", "m")),
+        (
+            TGI,
+            ServerFacts(
+                "tgi",
+                "",
+                "3.3.6-dev0 (sha-dfb3fbe)",
+                "meta-llama/Llama-2-7b-chat-hf",
+                {"max_input_tokens": 3072, "max_total_tokens": 4096, "max_concurrent_requests": 128},
+                ("/tokenize", "/chat_tokenize"),
+            ),
+        ),
+        (
+            TGI_1_1,
+            ServerFacts(
+                "tgi",
+                "",
+                "1.1.1",
+                "bigscience/bloom-560m",
+                {
+                    "max_input_tokens": 1024,
+                    "max_total_tokens": 2048,
+                    "max_concurrent_requests": 128,
+                    "max_batch_total_tokens": 32000,
+                },
+            ),
+        ),
+        (LIGHTLLM_0_0_1, ServerFacts("lightllm", "", "before 1.0")),
+        (LIGHTLLM_1_0, ServerFacts("lightllm", "", "1.0", "llama", {}, ("/tokens",))),
+        (LIGHTLLM_1_1, ServerFacts("lightllm", "", "1.1.0", "llama", {}, ("/tokens",))),
+        (
+            LIGHTLLM_1_2,
+            ServerFacts(
+                "lightllm",
+                "",
+                "1.2.0 or later",
+                "llama",
+                {"max_model_len": 4060, "max_req_total_len": 4096, "running_max_req_size": 256},
+                ("/tokens",),
+            ),
+        ),
+        (OPENAI, ServerFacts("openai", "", "", "gpt")),
+    ],
+    ids=["vllm", "vllm-0.2", "tgi", "tgi-1.1", "lightllm-0.0.1", "lightllm-1.0", "lightllm-1.1", "lightllm-1.2", "any"],
+)
+def test_facts(routes: dict[str, Answer], expected: ServerFacts) -> None:
+    """Each server in each version is recognised, with its model, limits and counting routes."""
+    with answering(routes) as stub:
+        facts = probe(f"{stub.url}/v1", expected.name)
+    assert facts == ServerFacts(
+        expected.name, stub.url, expected.version, expected.model, expected.limits, expected.count_routes
+    )
+
+
+def test_a_question_never_counts_as_a_failed_request() -> None:
+    """LightLLM raises its failure counter when /tokens gets no text, so the probe does not ask it."""
+    with answering(LIGHTLLM_1_2) as stub:
+        probe(stub.url, "lightllm")
+    assert not [asked for asked in stub.heard if "tokens" in asked or "generate" in asked]
+
+
+@pytest.mark.parametrize("routes", [VLLM, TGI, LIGHTLLM_1_2], ids=["vllm", "tgi", "lightllm"])
+def test_simulated(routes: dict[str, Answer]) -> None:
+    """A simulated server says so on a route of its own; its speed is part of the facts."""
+    name = {id(VLLM): "vllm", id(TGI): "tgi"}.get(id(routes), "lightllm")
+    with answering(routes | {"GET /simulated/status": (200, {"speed": 5, "clock": "batching"})}) as stub:
+        facts = probe(stub.url, name)
+    assert facts.simulated
+    assert facts.speed == 5.0
+
+
+@pytest.mark.parametrize(
+    ("routes", "named", "found", "words"),
+    [
+        (VLLM, "tgi", "vllm", "this is vLLM 0.32.0, not TGI"),
+        (TGI, "vllm", "tgi", "this is TGI 3.3.6-dev0 (sha-dfb3fbe), not vLLM"),
+        (LIGHTLLM_1_2, "vllm", "lightllm", "this is LightLLM 1.2.0 or later, not vLLM"),
+        (OPENAI, "lightllm", "openai", "this is an OpenAI-style server, not LightLLM"),
+        ({"GET /": (200, b"<html>")}, "vllm", "", "it is not vLLM"),
+        ({"GET /v1/models": (200, b"<html>")}, "openai", "", "it is not an OpenAI-style server"),
+        ({"GET /v1/models": (200, ["?"]), "GET /info": (500, "oops")}, "tgi", "", "it is not TGI"),
+    ],
+)
+def test_wrong_server(routes: dict[str, Answer], named: str, found: str, words: str) -> None:
+    """Another server than the one named is recognised, and the hint says which option names it."""
+    with answering(routes) as stub, pytest.raises(WrongServerError) as caught:
+        probe(stub.url, named)
+    assert words in str(caught.value)
+    assert (caught.value.named, caught.value.found) == (named, found)
+    assert f"--server {found}" in caught.value.hint or not found
+
+
+@pytest.mark.parametrize("server", ["vllm", "openai"])
+def test_unauthorized(server: str) -> None:
+    """A server that wants an API key gets one hint about the variable, not a guess about its kind."""
+    locked = VLLM | {"GET /v1/models": (401, b'{"error":"Unauthorized"}')}
+    with answering(locked) as stub, pytest.raises(UnauthorizedError) as caught:
+        probe(stub.url, server)
+    assert "LOADGEN_API_KEY" in caught.value.hint
+
+
+def test_key_is_sent() -> None:
+    """The API key goes along as a bearer token, on every question."""
+    with answering(VLLM) as stub:
+        probe(stub.url, "vllm", api_key="secret")
+    assert set(stub.keys) == {"Bearer secret"}
+
+
+def test_nothing_listens(free_port: int) -> None:
+    """A refused connection is an error that names the URL."""
+    with pytest.raises(UnreachableError, match=f"nothing listens at http://127.0.0.1:{free_port}"):
+        probe(f"http://127.0.0.1:{free_port}", "vllm")
+
+
+def test_unknown_host() -> None:
+    """A name without an address is told apart from a server that is down."""
+    with pytest.raises(UnreachableError, match="no such host"):
+        probe("http://no-such-host.invalid:8000", "vllm")
+
+
+def test_not_http(talker: int) -> None:
+    """Something that does not speak HTTP is an error, not a traceback."""
+    with pytest.raises(UnreachableError, match="does not answer in HTTP"):
+        probe(f"http://127.0.0.1:{talker}", "vllm")
+
+
+def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts and says nothing runs into the time limit."""
+    monkeypatch.setattr("servers.calls.TIMEOUT_S", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(UnreachableError, match=r"did not answer within 0\.05 s"),
+    ):
+        probe(f"http://127.0.0.1:{listener.getsockname()[1]}", "vllm")
+
+
+def test_tls() -> None:
+    """https works with the right authority; a certificate nobody vouches for names --ca-file, plain HTTP says so."""
+    authority = trustme.CA()
+    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(server_side)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with answering(VLLM, tls=server_side) as stub:
+        assert probe(stub.url, "vllm", verify=trusting).version == "0.32.0"
+        with pytest.raises(UnreachableError) as caught:
+            probe(stub.url, "vllm")
+        assert "--ca-file" in caught.value.hint
+    with answering(VLLM) as stub, pytest.raises(UnreachableError, match="does not speak TLS"):
+        probe(stub.url.replace("http:", "https:"), "vllm", verify=trusting)
+
+
+def test_resolve_prefers_the_url(free_port: int) -> None:
+    """--url beats the environment, the environment beats the usual port."""
+    with answering(VLLM) as first, answering(VLLM_0_2) as second, answering(VLLM | {"GET /version": NEWER}) as third:
+        ports = {"vllm": int(third.url.rsplit(":", 1)[1])}
+        environ = {"LOADGEN_VLLM_URL": second.url, "LOADGEN_TGI_URL": "http://elsewhere"}
+        assert resolved_url(resolve("vllm", first.url, environ, ports=ports)) == first.url
+        assert resolved_url(resolve("vllm", None, environ, ports=ports)) == second.url
+        assert resolved_url(resolve("vllm", None, {}, ports=ports)) == third.url
+
+
+def test_resolve_insists_on_what_was_named() -> None:
+    """A URL that was given must answer as the server named; it never falls back to the simulated one."""
+    with answering(TGI) as stub, pytest.raises(WrongServerError):
+        resolve("vllm", None, {"LOADGEN_VLLM_URL": stub.url}, ports={})
+
+
+def test_resolve_to_the_simulated(free_port: int) -> None:
+    """Nothing, or another server, on the usual port means the simulated one; --real makes that an error."""
+    assert resolve("vllm", None, {}, ports={"vllm": free_port}) is None
+    with pytest.raises(UnreachableError, match=str(free_port)):
+        resolve("vllm", None, {}, real=True, ports={"vllm": free_port})
+    with answering(TGI) as stub:
+        ports = {"vllm": int(stub.url.rsplit(":", 1)[1])}
+        assert resolve("vllm", None, {}, ports=ports) is None
+        with pytest.raises(WrongServerError, match="this is TGI"):
+            resolve("vllm", None, {}, real=True, ports=ports)
+
+
+def test_resolve_openai_needs_a_url() -> None:
+    """The generic server has no usual port and no simulation."""
+    with pytest.raises(UnreachableError, match="no usual port") as caught:
+        resolve("openai", None, {})
+    assert "LOADGEN_OPENAI_URL" in caught.value.hint
+
+
+def test_resolve_without_a_server_imports_no_client(free_port: int) -> None:
+    """The common case, nothing on the usual port, does not pay for an HTTP client."""
+    code = (
+        "import sys; from servers.resolve import resolve\n"
+        f"assert resolve('tgi', None, {{}}, ports={{'tgi': {free_port}}}) is None\n"
+        "assert 'httpx' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+NEWER: Answer = (200, {"version": "0.33.0"})
+
+
+def resolved_url(facts: ServerFacts | None) -> str | None:
+    return facts and facts.url
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def talker() -> Iterator[int]:
+    """The port of something that greets every caller, as a mail server does."""
+
+    def greet(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.sendall(b"220 mail ready\r\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=greet, args=(listener,), daemon=True)
+        thread.start()
+        yield int(listener.getsockname()[1])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()

@@ -1,0 +1,56 @@
+"""The parts of the probe that need no server."""
+
+from __future__ import annotations
+
+import pytest
+
+from servers.errors import LimitError
+from servers.probe import ServerFacts, base_url, check_limits
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("http://h:8000", "http://h:8000"),
+        ("http://h:8000/", "http://h:8000"),
+        ("http://h:8000/v1", "http://h:8000"),
+        ("http://h:8000/v1/", "http://h:8000"),
+        ("https://h/models/a/v1", "https://h/models/a"),
+        ("http://[::1]:8000/v1?x=1#y", "http://[::1]:8000"),
+        ("http://h/v10", "http://h/v10"),
+    ],
+)
+def test_base_url(given: str, base: str) -> None:
+    """A pasted URL loses its slash, query and `/v1`, and keeps a path prefix."""
+    assert base_url(given) == base
+
+
+@pytest.mark.parametrize(
+    ("limits", "n", "input_tokens", "output_tokens", "named"),
+    [
+        ({}, 10**6, 10**6, 10**6, []),
+        ({"max_model_len": 640}, 1000, 512, 128, []),
+        ({"max_model_len": 639}, 1000, 512, 128, ["max_model_len of 639"]),
+        ({"max_input_tokens": 511, "max_total_tokens": 4096}, 1, 512, 1, ["max_input_tokens of 511"]),
+        ({"max_concurrent_requests": 128}, 128, 1, 1, []),
+        ({"max_concurrent_requests": 128}, 129, 1, 1, ["129 requests at once", "max_concurrent_requests of 128"]),
+        (
+            {"max_concurrent_requests": 128, "max_input_tokens": 100, "max_total_tokens": 200},
+            1000,
+            512,
+            128,
+            ["max_concurrent_requests", "max_input_tokens", "max_total_tokens"],
+        ),
+        ({"running_max_req_size": 256}, 1000, 1, 1, []),
+    ],
+)
+def test_check_limits(limits: dict[str, int], n: int, input_tokens: int, output_tokens: int, named: list[str]) -> None:
+    """Every limit that the burst exceeds is named with its value; limits that only make requests wait are not."""
+    facts = ServerFacts("tgi", "http://h", limits=limits)
+    if not named:
+        check_limits(facts, n, input_tokens, output_tokens)
+        return
+    with pytest.raises(LimitError) as caught:
+        check_limits(facts, n, input_tokens, output_tokens)
+    assert all(name in str(caught.value) for name in named)
+    assert caught.value.hint

@@ -1,0 +1,234 @@
+"""Prompts are exactly as long as asked, all different from the start, and the same for the same seed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+
+from tests.tiny_tokenizers import KINDS, save
+from workloads.prompts import PromptError, id_prompts, make_prompts, text_prompts
+from workloads.tokenizer import LocalTokenizer, load
+from workloads.words import COMMON_WORDS
+
+ADDS_A_TOKEN = ("byte_level_with_bos", "metaspace")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LocalTokenizer]:
+    """A tokenizer of one of tiny_tokenizers.KINDS, read from its file."""
+    return cache(lambda kind: load(save(kind, tmp_path_factory.mktemp(kind))))
+
+
+@dataclass
+class Judge:
+    """A tokenizer made of a function; remembers what it was asked."""
+
+    length: Callable[[str], int]
+    generates: bool = False
+    words: Sequence[str] = ()
+    known_ids: Sequence[int] = ()
+    asked: list[str] = field(default_factory=list)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        self.asked += texts
+        return [self.length(text) for text in texts]
+
+    def ids(self, text: str) -> list[int]:
+        self.asked.append(text)
+        return list(self.known_ids)
+
+
+def words_in(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 512])
+def test_exact_with_a_tokenizer_file(tokenizer: Callable[[str], LocalTokenizer], kind: str, tokens: int) -> None:
+    """Each text encodes to exactly the tokens asked, and no two share their first block; or the error says why."""
+    local = tokenizer(kind)
+    n = 40 if tokens >= 16 else 5
+    if tokens == 1 and kind in ADDS_A_TOKEN:
+        with pytest.raises(PromptError, match="shortest prompt of text counts 2 tokens") as caught:
+            make_prompts(n, tokens, 0, token_ids=False, local=local, server=None)
+        assert "at least 2" in caught.value.hint
+        return
+    prompts = make_prompts(n, tokens, 0, token_ids=False, local=local, server=None).prompts
+    encoded = [local.tokenizer.encode(str(prompt)).ids for prompt in prompts]
+    assert {len(ids) for ids in encoded} == {tokens}
+    assert len({tuple(ids[:16]) for ids in encoded}) == n
+    assert len({tuple(ids[:4]) for ids in encoded}) == n or kind in ("letters", "across_words")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_ids_are_plain_text(tokenizer: Callable[[str], LocalTokenizer], kind: str) -> None:
+    """Token id prompts have exactly the length asked, differ within two ids, and hold no special token."""
+    local = tokenizer(kind)
+    made = make_prompts(500, 512, 3, token_ids=True, local=local, server=None)
+    assert made.how == "token ids"
+    assert {len(prompt) for prompt in made.prompts} == {512}
+    assert len({tuple(prompt[:2]) for prompt in made.prompts}) == 500
+    special = set(local.tokenizer.get_added_tokens_decoder())
+    assert not special & {token for prompt in made.prompts for token in prompt}
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(lambda text: 1 + words_in(text), id="words and a BOS"),
+        pytest.param(lambda text: 21 + words_in(text), id="a chat template"),
+        pytest.param(lambda text: -(-len(text) // 4), id="four letters"),
+        pytest.param(len, id="letters"),
+        pytest.param(lambda text: len(text) + words_in(text), id="dear blanks"),
+        pytest.param(lambda text: 3 * words_in(text) - text.count("z"), id="no cheap words"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [33, 512])
+def test_exact_by_any_count(length: Callable[[str], int], tokens: int) -> None:
+    """Whatever a server calls a token, the texts have exactly the count asked."""
+    texts = text_prompts(Judge(length).count, COMMON_WORDS, 60, tokens, 0)
+    assert {length(text) for text in texts} == {tokens}
+    assert len(set(texts)) == 60
+
+
+def test_each_text_is_counted_once_when_words_add_up() -> None:
+    """With a server that counts words, what is asked is: each word twice, then each prompt once."""
+    judge = Judge(words_in)
+    texts = text_prompts(judge.count, COMMON_WORDS, 100, 512, 0)
+    assert len(judge.asked) == 2 * len(COMMON_WORDS) + 100
+    assert judge.asked[-100:] == texts
+
+
+@pytest.mark.parametrize(
+    ("length", "n", "tokens", "reason"),
+    [
+        (lambda text: 30 + words_in(text), 10, 20, "shortest prompt of text counts 31 tokens"),
+        (words_in, len(COMMON_WORDS) + 1, 1, f"make only {len(COMMON_WORDS)} different prompts of 1 tokens, not"),
+        (lambda text: 2 * words_in(text), 10, 511, "different prompts of 511 tokens"),
+        (lambda text: 7 * bool(text), 10, 20, "0 known words"),
+        (lambda text: words_in(text) + (words_in(text) > 2), 3, 3, "could not be brought to 3 tokens"),
+    ],
+)
+def test_impossible(length: Callable[[str], int], n: int, tokens: int, reason: str) -> None:
+    """Prompts that cannot be exact are an error that says why and what to do, never about as long."""
+    with pytest.raises(PromptError, match=reason) as caught:
+        text_prompts(Judge(length).count, COMMON_WORDS, n, tokens, 0)
+    assert caught.value.hint
+
+
+def test_too_few_ids() -> None:
+    """More prompts than the ids can number is an error."""
+    assert len(set(id_prompts([5, 6], 8, 3, 0))) == 8
+    with pytest.raises(PromptError, match="2 token ids make only 8 different prompts of 3 tokens, not 9"):
+        id_prompts([5, 6], 9, 3, 0)
+
+
+def test_same_seed_same_bytes() -> None:
+    """A seed fixes every prompt, in any process, whatever its hash seed; another seed changes all of them."""
+    code = (
+        "from workloads.prompts import id_prompts, text_prompts; from workloads.words import COMMON_WORDS as W\n"
+        "count = lambda texts: [len(text.split()) for text in texts]\n"
+        "print(id_prompts(range(9), 40, 20, 7), text_prompts(count, W, 40, 20, 7))"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            timeout=60,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
+        ).stdout.strip()
+        for hash_seed in ("1", "2")
+    }
+    ids, texts = id_prompts(range(9), 40, 20, 7), text_prompts(Judge(words_in).count, COMMON_WORDS, 40, 20, 7)
+    assert printed == {f"{ids} {texts}".encode()}
+    assert not set(ids) & set(id_prompts(range(9), 40, 20, 8))
+    assert not set(texts) & set(text_prompts(Judge(words_in).count, COMMON_WORDS, 40, 20, 8))
+
+
+def test_bytes_of_a_seed_never_change() -> None:
+    """What a seed meant in one release it means in the next, on every platform and Python."""
+    texts = "\n".join(text_prompts(Judge(words_in).count, COMMON_WORDS, 3, 600, 0))
+    assert id_prompts(range(100), 2, 5, 0) == [(36, 82, 24, 82, 30), (27, 53, 39, 86, 29)]
+    assert (
+        hashlib.sha256(texts.encode()).hexdigest() == "1a8487e6d9be0e3d8eb12ae5a02f3d1f1ae7c2814cde39755ed6fdb7974e3372"
+    )
+
+
+def test_a_prefix_of_the_burst_is_the_burst() -> None:
+    """Prompt i does not depend on how many prompts follow it, while the ids can still number them all."""
+    assert id_prompts(range(100), 200, 8, 1)[:150] == id_prompts(range(100), 150, 8, 1)
+
+
+FILE = Judge(words_in, words=COMMON_WORDS, known_ids=[10, 11, 12])
+COUNTS_ONLY = Judge(words_in)
+TELLS_IDS = Judge(words_in, known_ids=[20, 21, 22])
+RUNS_IT = Judge(words_in, generates=True)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "local", "server", "how"),
+    [
+        (True, FILE, None, "token ids"),
+        (True, FILE, TELLS_IDS, "token ids"),
+        (True, None, TELLS_IDS, "token ids"),
+        (True, None, COUNTS_ONLY, "text, counted by the server"),
+        (False, FILE, TELLS_IDS, "text, counted with the tokenizer file"),
+        (False, FILE, RUNS_IT, "text, counted with the tokenizer file"),
+        (False, FILE, None, "text, counted with the tokenizer file"),
+        (False, None, TELLS_IDS, "text, counted by the server"),
+    ],
+)
+def test_order_of_preference(token_ids: bool, local: Judge | None, server: Judge | None, how: str) -> None:
+    """Token ids where the API takes them and someone knows some, else the tokenizer file, else the server's count."""
+    made = make_prompts(9, 30, 0, token_ids=token_ids, local=local, server=server)
+    assert made.how == how
+    assert len(set(made.prompts)) == 9
+    known = set((local or server or RUNS_IT).known_ids)
+    assert all(isinstance(prompt, str) or set(prompt) <= known for prompt in made.prompts)
+
+
+@pytest.mark.parametrize("server", [None, RUNS_IT])
+def test_nobody_to_ask(server: Judge | None) -> None:
+    """Without a tokenizer file and without a way to count, the error asks for the file."""
+    with pytest.raises(PromptError) as caught:
+        make_prompts(9, 30, 0, token_ids=False, local=None, server=server)
+    assert "--tokenizer" in caught.value.hint
+
+
+def test_template_is_measured_with_the_server() -> None:
+    """What the server adds to the file's count is measured, and the content is shortened by it."""
+    server = Judge(lambda text: 21 + words_in(text))
+    made = make_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)
+    assert {words_in(str(prompt)) for prompt in made.prompts} == {9}
+    assert server.asked[-1] == made.prompts[0]
+
+
+def test_prompts_stay_out_of_the_prefix_cache() -> None:
+    """A server that can only count by running a text is never given one of the prompts before the burst."""
+    server = Judge(lambda text: 21 + words_in(text), generates=True)
+    made = make_prompts(9, 200, 0, token_ids=False, local=FILE, server=server)
+    assert server.asked
+    assert not set(server.asked) & set(made.prompts)
+
+
+@pytest.mark.parametrize("token_ids", [True, False])
+def test_tokenizer_of_another_model(token_ids: bool) -> None:
+    """A file that counts otherwise than the server is refused before anything is sent, with both counts."""
+    with pytest.raises(PromptError, match=r"file counts 1 and 146 tokens where the server counts 2 and 292") as caught:
+        make_prompts(9, 30, 0, token_ids=token_ids, local=FILE, server=Judge(lambda text: 2 * words_in(text)))
+    assert "being served" in caught.value.hint
+
+
+def test_first_prompt_is_checked_with_the_server() -> None:
+    """A server that agrees on the samples and not on the first prompt is an error that names both numbers."""
+    server = Judge(lambda text: words_in(text) + (words_in(text) == 30))
+    with pytest.raises(PromptError, match="file counts 30 tokens where the server counts 31, for the first prompt"):
+        make_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)

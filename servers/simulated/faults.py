@@ -1,0 +1,201 @@
+"""Faults that a simulated server can be told to have, and which request gets which.
+
+Written as `NAME`, `NAME@K`, and in a rule followed by which requests it is for:
+
+    reset@12:3,17     requests number 3 and 17, counted from 0 in order of arrival
+    stall=0.01        each request with probability 0.01, drawn from the server's seed and the request's number
+    merged@4          every request
+
+K counts tokens sent before the fault happens; half of the answer where it is left out. A client asks for a fault of its
+own with the header `X-Simulated-Fault: NAME@K`, which wins over the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from servers.simulated.errors import FaultError
+
+if TYPE_CHECKING:
+    from servers.simulated.stream import Detour, Ending, Stream
+
+HEADER = "X-Simulated-Fault"
+
+_WRITTEN = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)*)|=(?P<probability>\d*\.?\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, for one request."""
+
+    name: str
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRule:
+    """A fault, and the requests it is for."""
+
+    fault: Fault
+    requests: frozenset[int] = frozenset()
+    probability: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a fault changes. All but one field are left as they are."""
+
+    says: str
+    """For the documentation."""
+    status: int | None = None
+    """Answer with this status and the server's own body."""
+    refuses: bool = False
+    slow_head: bool = False
+    lying_length: bool = False
+    role_first: bool = False
+    stops_early: bool = False
+    breaks_json: bool = False
+    detour: Callable[[int], Detour] | None = None
+    """K to a new detour of the stream."""
+
+
+def parse_rule(text: str) -> FaultRule:
+    """A rule as the command line has it. Raises FaultError."""
+    match = _match(text)
+    fault = Fault(match["name"], int(match["at"]) if match["at"] else None)
+    if match["requests"]:
+        return FaultRule(fault, requests=frozenset(map(int, match["requests"].split(","))))
+    return FaultRule(fault, probability=float(match["probability"] or 1))
+
+
+def parse_fault(text: str) -> Fault:
+    """A fault as the header has it. Raises FaultError."""
+    match = _match(text)
+    if match["requests"] or match["probability"]:
+        raise FaultError(f"{text!r}: a request's own fault is NAME or NAME@K")
+    return Fault(match["name"], int(match["at"]) if match["at"] else None)
+
+
+def written(rule: FaultRule) -> str:
+    """The rule as `parse_rule` reads it."""
+    fault = rule.fault.name if rule.fault.at is None else f"{rule.fault.name}@{rule.fault.at}"
+    requests = ",".join(map(str, sorted(rule.requests)))
+    return f"{fault}:{requests}" if requests else f"{fault}={rule.probability:.12f}"
+
+
+def problem_of(rule: FaultRule) -> str | None:
+    """What is wrong with a rule that was not parsed but made."""
+    if rule.fault.name not in FAULTS:
+        return f"there is no fault {rule.fault.name!r}; there are {', '.join(FAULTS)}"
+    if not 0 <= rule.probability <= 1:
+        return f"a probability is between 0 and 1, not {rule.probability}"
+    return None
+
+
+def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> Fault | None:
+    """The fault of request number `index`: the first rule that is for it. The same seed gives the same faults."""
+    random = Random(f"fault/{seed}/{index}") if rules else None  # noqa: S311 - not secret
+    for rule in rules:
+        if index in rule.requests or (random and random.random() < rule.probability):
+            return rule.fault
+    return None
+
+
+def _match(text: str) -> re.Match[str]:
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
+        raise FaultError(f"{text!r} is not a fault: write NAME, NAME@K, NAME:3,17 or NAME=0.01")
+    if match["name"] not in FAULTS:
+        raise FaultError(f"there is no fault {match['name']!r}; there are {', '.join(FAULTS)}")
+    return match
+
+
+def _ends(ending: Ending) -> Callable[[int], Detour]:
+    """Ends the stream after K tokens."""
+
+    def arm(at: int) -> Detour:
+        def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+            shown = max(0, min(tokens, at - first))
+            if first + tokens >= at:
+                stream.ending = ending
+            events = stream.events(first, shown) if shown else []
+            if stream.ending == "failed" and stream.generation.streamed:
+                events += stream.generation.failure
+            return events, shown
+
+        return detour
+
+    return arm
+
+
+def _malformed(at: int) -> Detour:
+    """Breaks the event that holds token K (the first, where K is 0); its second half is missing."""
+
+    def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+        events = stream.events(first, tokens)
+        if events and first < max(1, at) <= first + tokens:
+            place = 0 if first else len(stream.generation.opening)
+            events[place] = events[place][: len(events[place]) // 2] + b"\n\n"
+        return events, tokens
+
+    return detour
+
+
+def _merged(at: int) -> Detour:
+    """Holds tokens back until there are K, then lets them share an event where the protocol can."""
+    held = 0
+
+    def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+        nonlocal held
+        held += tokens
+        end = first + tokens
+        if held < at and end < stream.total:
+            return [], 0
+        shown, held = held, 0
+        return stream.events(end - shown, shown), shown
+
+    return detour
+
+
+def _coalesced(at: int) -> Detour:
+    """Holds events back until they carry K tokens, then sends them at once."""
+    held: list[bytes] = []
+    tokens_held = 0
+
+    def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+        nonlocal held, tokens_held
+        held += stream.events(first, tokens)
+        tokens_held += tokens
+        if tokens_held < at and first + tokens < stream.total:
+            return [], 0
+        events, shown = held, tokens_held
+        held, tokens_held = [], 0
+        return events, shown
+
+    return detour
+
+
+FAULTS: dict[str, Behaviour] = {
+    "refuse": Behaviour("the connection is reset before a byte of an answer", refuses=True),
+    "429": Behaviour("HTTP 429 with the server's own body", status=429),
+    "500": Behaviour("HTTP 500 with the server's own body", status=500),
+    "503": Behaviour("HTTP 503 with the server's own body", status=503),
+    "slow-headers": Behaviour("the response head trickles in over K milliseconds (1000)", slow_head=True),
+    "content-length": Behaviour("the head promises more bytes than come before the connection ends", lying_length=True),
+    "reset": Behaviour("RST after K tokens", detour=_ends("reset")),
+    "cut": Behaviour("the connection is closed after K tokens, without the terminating chunk", detour=_ends("cut")),
+    "truncate": Behaviour(
+        "the body ends after K tokens as HTTP wants it, without the end marker", detour=_ends("truncated")
+    ),
+    "stall": Behaviour("nothing more is sent after K tokens; the connection stays open", detour=_ends("stall")),
+    "error": Behaviour("the server's own error event after K tokens, under status 200", detour=_ends("failed")),
+    "malformed": Behaviour("the event with token K is half its JSON", breaks_json=True, detour=_malformed),
+    "role-first": Behaviour("chat: the role-only event is sent at once, before any token", role_first=True),
+    "merged": Behaviour("K tokens per event where the protocol can, else K events in one send", detour=_merged),
+    "coalesced": Behaviour("the events of K tokens in one send", detour=_coalesced),
+    "early-stop": Behaviour("the model ends its answer after K tokens", stops_early=True),
+}

@@ -1,0 +1,217 @@
+"""The sending path: one pump for all streams, one wake-up per due instant, one `write` per emission.
+
+aiohttp has parsed the request and started nothing else; frames go straight to the connection's file descriptor, because
+a write through the event loop's transport leaves at the end of the loop's turn, behind every other callback.
+
+    clock ──emissions(now)──> pump ──events──> chunk coding ──write(fd)──> kernel
+                                │                              └─ would block: transport.write, order kept
+                                └─ detour of a fault, see faults.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from servers.simulated.lateness import Lateness
+from servers.simulated.timer import timer
+from servers.simulated.timing import Job, TokenClock
+from servers.simulated.wire import Generation
+
+Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
+"""How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes the
+connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
+
+TERMINATOR = b"0\r\n\r\n"
+
+
+class Stream:
+    """One answer on its way, with the instants at which its pieces were due and left. Mutable: it is the hot path's.
+
+    `detour`, where set, takes the place of `events`: (stream, tokens sent before, tokens due) to the events to send
+    and how many tokens they hold. It may set `ending`.
+    """
+
+    __slots__ = (
+        "backlogged",
+        "chunked",
+        "count",
+        "detour",
+        "due_ns",
+        "ending",
+        "event",
+        "fd",
+        "finished",
+        "generation",
+        "held_due_ns",
+        "job",
+        "sent_ns",
+        "tokens",
+        "total",
+        "transport",
+    )
+
+    def __init__(self, generation: Generation, transport: asyncio.Transport, arrived_ns: int) -> None:
+        self.generation = generation
+        self.event = generation.event
+        self.total = generation.output_tokens
+        self.transport = transport
+        self.fd: int = transport.get_extra_info("socket").fileno()
+        self.finished: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.job = Job(generation.prompt_tokens, generation.output_tokens, arrived_ns, owner=self)
+        self.detour: Detour | None = None if generation.streamed else collect
+        self.ending: Ending = ""
+        self.chunked = True
+        self.backlogged = True  # the transport may still hold bytes of the answer before
+        self.count = 0
+        self.held_due_ns = 0  # when the last emission was due that sent nothing
+        self.due_ns: list[int] = []
+        self.sent_ns: list[int] = []
+        self.tokens: list[int] = []
+
+    def events(self, first: int, tokens: int) -> list[bytes]:
+        """The events that carry tokens `first` to `first + tokens - 1`, with what goes before and behind them."""
+        generation = self.generation
+        if not generation.streamed:
+            return []
+        step = tokens if generation.merges else 1
+        end = first + tokens
+        found = [self.event(at, step, at + step == self.total) for at in range(first, end, step)]
+        if first == 0:
+            found[:0] = generation.opening
+        if end == self.total:
+            found += generation.closing
+        return found
+
+    def framed(self, events: list[bytes]) -> bytes:
+        """The events in chunked coding, one chunk each (RFC 9112, section 7.1)."""
+        if not self.chunked:
+            return b"".join(events)
+        return b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events])
+
+    def send(self, data: bytes) -> None:
+        """Hands `data` to the kernel now, or to the transport when the socket's buffer is full.
+
+        Raises ConnectionError when the client has gone.
+        """
+        transport = self.transport
+        if transport.is_closing():
+            raise ConnectionResetError
+        if self.backlogged:
+            if transport.get_write_buffer_size():
+                transport.write(data)
+                return
+            self.backlogged = False
+        try:
+            sent = os.write(self.fd, data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self.backlogged = True
+            transport.write(data[sent:])
+
+
+Detour = Callable[[Stream, int, int], tuple[list[bytes], int]]
+
+
+def collect(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:  # noqa: ARG001
+    """Detour of an answer that is not streamed: nothing leaves before the last token is there."""
+    return [], 0
+
+
+class Pump:
+    """Sends what the clock says is due."""
+
+    def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
+        self.lateness = Lateness()
+        self._clock = clock
+        self._timer = timer(loop, self._run)
+        self._armed_ns: int | None = None
+
+    def submit(self, stream: Stream) -> None:
+        """Starts a stream's clock."""
+        self._clock.submit(stream.job, time.monotonic_ns())
+        next_ns = self._clock.next_ns()
+        if next_ns is not None and (self._armed_ns is None or next_ns < self._armed_ns):
+            self._arm(next_ns)
+
+    def cancel(self, stream: Stream) -> None:
+        """Forgets a stream whose client went away, or that ended before its last token."""
+        stream.detour = collect  # emissions already handed out for this stream are dropped
+        self._clock.cancel(stream.job, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._timer.close()
+
+    def _arm(self, at_ns: int | None) -> None:
+        self._armed_ns = at_ns
+        self._timer.arm(at_ns)
+
+    def _run(self) -> None:
+        """Sends everything due by now. What comes due meanwhile waits for the next wake-up, so that reading goes on."""
+        late, now = self.lateness.add, time.monotonic_ns
+        for job, tokens, due_ns in self._clock.emissions(now()):
+            stream: Stream = job.owner
+            first = stream.count
+            if tokens == 1 and first and first + 1 < stream.total and stream.detour is None and stream.chunked:
+                event = stream.event(first, 1, False)  # noqa: FBT003 - positional is faster here
+                data = b"%x\r\n%b\r\n" % (len(event), event)
+                stream.count = first + 1
+            else:
+                data, tokens = self._compose(stream, tokens)  # noqa: PLW2901
+            if data:
+                sent_ns = now()
+                try:
+                    stream.send(data)
+                except ConnectionError:
+                    self.cancel(stream)
+                    continue
+                stream.due_ns.append(due_ns)
+                stream.sent_ns.append(sent_ns)
+                stream.tokens.append(tokens)
+                late(sent_ns - due_ns)
+            else:
+                stream.held_due_ns = due_ns
+            if stream.ending:
+                self._end(stream)
+        self._arm(self._clock.next_ns())
+
+    def _compose(self, stream: Stream, tokens: int) -> tuple[bytes, int]:
+        """The bytes of one emission, where it is a stream's first or last, or goes by a detour."""
+        first = stream.count
+        stream.count = first + tokens
+        if stream.detour is not None:
+            events, shown = stream.detour(stream, first, tokens)
+        else:
+            events, shown = stream.events(first, tokens), tokens
+        if stream.count == stream.total and not stream.ending:
+            stream.ending = "complete"
+        data = stream.framed(events)
+        if stream.chunked and stream.generation.streamed and stream.ending in ("complete", "truncated", "failed"):
+            data += TERMINATOR
+        return data, shown
+
+    def _end(self, stream: Stream) -> None:
+        if stream.finished.done():
+            return
+        if stream.ending != "complete":
+            self.cancel(stream)
+        if stream.ending == "stall":
+            return
+        if stream.ending == "reset":
+            reset(stream.transport)
+        elif stream.ending == "cut":
+            stream.transport.close()
+        stream.finished.set_result(stream.ending)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Closes the connection with RST instead of FIN (SO_LINGER with a linger time of zero, socket(7))."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

@@ -1,0 +1,315 @@
+"""TGI's side of the wire, as 3.3.7 speaks it (router/src/server.rs and validation.rs at that tag)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import log
+from random import Random
+from typing import Any
+
+from servers.simulated import metrics_pages, tokenizer
+from servers.simulated.bodies import chat_text, dumps, mapping, number, ok
+from servers.simulated.tgi_answers import (
+    DOCKER_LABEL,
+    VERSION,
+    Said,
+    flat_error,
+    native,
+    openai_error,
+)
+from servers.simulated.tgi_answers import chat as chat_answer
+from servers.simulated.tgi_answers import completions as completions_answer
+from servers.simulated.wire import TEXT_TYPE, Generation, Headers, Question, Refused, Reply, Site, Wire, events_reply
+
+_STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
+_MOST_STOPS = 4
+_MOST_PROMPTS = 4
+_OVERLOADED = ("Model is overloaded", "overloaded")
+
+
+def generate(site: Site, question: Question) -> Generation:
+    """POST /generate."""
+    return _native(site, question, streamed=False)
+
+
+def generate_stream(site: Site, question: Question) -> Generation:
+    """POST /generate_stream."""
+    return _native(site, question, streamed=True)
+
+
+def compatible(site: Site, question: Question) -> Generation:
+    """POST /: the body says whether to stream, and without streaming the answer is a list of one."""
+    streamed = bool(question.body.get("stream"))
+    generation = _native(site, question, streamed=streamed)
+    if streamed:
+        return generation
+
+    def listed(timing: Any) -> Reply:
+        reply = generation.answer(timing)
+        return replace(reply, body=b"[%b]" % reply.body)
+
+    return replace(generation, answer=listed)
+
+
+def chat(site: Site, question: Question) -> Generation:
+    """POST /v1/chat/completions."""
+    body = question.body
+    refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
+    if not isinstance(body.get("messages"), list):
+        raise _untyped("missing field `messages`")
+    asked = body.get("max_tokens", body.get("max_completion_tokens"))
+    parameters = _openai_parameters(body, asked)
+    return chat_answer(_said(site, question, chat_text(body["messages"]), parameters, refuse, add_bos=True))
+
+
+def completions(site: Site, question: Question) -> Generation:
+    """POST /v1/completions."""
+    body = question.body
+    refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
+    if body.get("suffix") is not None:
+        message = "Suffix is not supported and can be achieved by preprocessing the prompt."
+        raise Refused(Reply(flat_error(message, "suffix not supported"), 422))
+    prompt = body.get("prompt")
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    if not prompts or not all(isinstance(text, str) for text in prompts):
+        raise _untyped("prompt: data did not match any variant of untagged enum PromptInput")
+    if len(prompts) > 1:
+        message = f"Number of prompts exceeds the maximum allowed batch size of {1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS}"
+        raise Refused(Reply(flat_error(message, "batch size exceeded"), 422))
+    parameters = _openai_parameters(body, body.get("max_tokens"))
+    return completions_answer(_said(site, question, prompts[0], parameters, refuse, add_bos=True))
+
+
+def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
+    body = question.body
+    if not isinstance(body.get("inputs"), str):
+        raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
+    parameters = body.get("parameters") or {}
+    refuse = _refuser(streamed=streamed, openai=False)
+    if streamed and parameters.get("decoder_input_details"):
+        raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
+    question = replace(question, body={**body, "stream": streamed})
+    return native(_said(site, question, body["inputs"], parameters, refuse, add_bos=True))
+
+
+Refuse = Callable[[str], Refused]
+
+
+def _said(
+    site: Site, question: Question, prompt: str, parameters: Mapping[str, Any], refuse: Refuse, *, add_bos: bool
+) -> Said:
+    """Checks what validation.rs checks, in its order, and settles the output's length."""
+    _check_values(parameters, refuse)
+    if not prompt:
+        raise refuse("`inputs` cannot be empty")
+    prompt_tokens = add_bos + tokenizer.count(prompt)
+    truncate = parameters.get("truncate")
+    prompt_tokens = min(prompt_tokens, truncate) if truncate else prompt_tokens
+    longest = site.config.max_model_len
+    asked = parameters.get("max_new_tokens")
+    if asked is None:
+        asked = max(0, longest - prompt_tokens)
+    # Only the first 1024 of a long output count here: the rest is queued again, `DEFAULT_GENERATION_LENGTH`.
+    first = min(asked, 1024)
+    if prompt_tokens + first > longest:
+        limit = f"`inputs` tokens + `max_new_tokens` must be <= {longest}."
+        raise refuse(f"{limit} Given: {prompt_tokens} `inputs` tokens and {first} `max_new_tokens`")
+    if prompt_tokens > max_input_tokens(site):
+        raise refuse(f"`inputs` must have less than {max_input_tokens(site)} tokens. Given: {prompt_tokens}")
+    asked = min(asked, longest - prompt_tokens)
+    stop = min(filter(None, (question.stop_after, _end_of_sequence(site, question.index))), default=asked)
+    output, ended = (stop, "eos_token") if stop < asked else (asked, "length")
+    return Said(site, question, prompt, prompt_tokens, asked, output, ended)
+
+
+def max_input_tokens(site: Site) -> int:
+    """One token must be left for the output (`launcher/src/main.rs`: max_total_tokens - 1)."""
+    return site.config.max_model_len - 1
+
+
+def _end_of_sequence(site: Site, index: int) -> int | None:
+    """Where the model ends by itself: geometric, as if each token were the last with the same probability."""
+    mean = site.config.eos_mean_tokens
+    if mean is None:
+        return None
+    uniform = Random(f"eos/{site.config.seed}/{index}").random()  # noqa: S311 - not secret
+    return 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
+
+
+def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
+    for wrong, message in (
+        ((parameters.get("best_of") or 1) != 1, "`best_of` != 1 is not supported by the simulated server"),
+        (_not_above_zero(parameters, "temperature"), "`temperature` must be strictly positive"),
+        (_not_above_zero(parameters, "repetition_penalty"), "`repetition_penalty` must be strictly positive"),
+        (_outside(parameters, "frequency_penalty"), "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        (_not_a_share(parameters, "top_p"), "`top_p` must be > 0.0 and < 1.0"),
+        (_not_a_share(parameters, "typical_p"), "`typical_p` must be > 0.0 and < 1.0"),
+        (_not_above_zero(parameters, "top_k"), "`top_k` must be strictly positive"),
+        (_not_above_zero(parameters, "max_new_tokens"), "`max_new_tokens` must be strictly positive"),
+    ):
+        if wrong:
+            raise refuse(message)
+    stops = parameters.get("stop") or []
+    if len(stops) > _MOST_STOPS:
+        raise refuse(f"`stop` supports up to {_MOST_STOPS} stop sequences. Given: {len(stops)}")
+
+
+def _not_above_zero(parameters: Mapping[str, Any], name: str) -> bool:
+    value = number(parameters.get(name))
+    return value is not None and value <= 0
+
+
+def _not_a_share(parameters: Mapping[str, Any], name: str) -> bool:
+    value = number(parameters.get(name))
+    return value is not None and not 0 < value < 1
+
+
+def _outside(parameters: Mapping[str, Any], name: str) -> bool:
+    value = number(parameters.get(name))
+    return value is not None and abs(value) > 2
+
+
+def _openai_parameters(body: Mapping[str, Any], asked: Any) -> dict[str, Any]:
+    """The native parameters that the OpenAI routes make; zero is the legal way to ask for greedy here."""
+    names = ("top_p", "frequency_penalty", "stop", "seed", "repetition_penalty")
+    parameters = {name: body[name] for name in names if body.get(name) is not None}
+    if number(body.get("temperature")):
+        parameters["temperature"] = body["temperature"]
+    return parameters | {"max_new_tokens": asked}
+
+
+def _refuser(*, streamed: bool, openai: bool) -> Refuse:
+    """Validation errors are a 422, but an event under status 200 once the answer is a stream."""
+
+    def refuse(message: str) -> Refused:
+        said = f"Input validation error: {message}"
+        if not streamed:
+            return Refused(Reply(flat_error(said, "validation"), 422))
+        return Refused(_error_stream(said, "validation", openai=openai))
+
+    return refuse
+
+
+def _error_stream(message: str, kind: str, *, openai: bool) -> Reply:
+    payloads = (openai_error(message), b"[DONE]") if openai else (flat_error(message, kind),)
+    return events_reply(*payloads, headers=_STREAM_TYPE)
+
+
+def _untyped(message: str) -> Refused:
+    """What axum says about JSON that does not fit: plain text."""
+    said = f"Failed to deserialize the JSON body into the target type: {message}"
+    return Refused(Reply(said.encode(), 422, TEXT_TYPE))
+
+
+def _overloaded(refused: Generation) -> Reply:
+    if not refused.streamed:
+        return Reply(flat_error(*_OVERLOADED), 429)
+    return _error_stream(*_OVERLOADED, openai=bool(refused.closing))
+
+
+def _failure(status: int) -> Reply:
+    said = {
+        429: _OVERLOADED,
+        500: ("Incomplete generation", "incomplete_generation"),
+        503: ("unhealthy", "healthcheck"),
+    }
+    return Reply(flat_error(*said[status]), status)
+
+
+def _info(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+    config = site.config
+    return ok(
+        {
+            "model_id": config.model,
+            "model_sha": None,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": config.max_concurrent_requests or WIRE.default_limit,
+            "max_best_of": 2,
+            "max_stop_sequences": _MOST_STOPS,
+            "max_input_tokens": max_input_tokens(site),
+            "max_total_tokens": config.max_model_len,
+            "validation_workers": 2,
+            "max_client_batch_size": _MOST_PROMPTS,
+            "router": "text-generation-router",
+            "version": VERSION,
+            "sha": "dfb3fbe7",
+            "docker_label": DOCKER_LABEL,
+        }
+    )
+
+
+def _models(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+    model = site.config.model
+    return ok({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": model}]})
+
+
+def _tokenize(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+    asked = mapping(body)
+    if not isinstance(asked.get("inputs"), str):
+        raise _untyped("missing field `inputs`")
+    return ok(_token_list(asked["inputs"]))
+
+
+def _chat_tokenize(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+    asked = mapping(body)
+    if not isinstance(asked.get("messages"), list):
+        raise _untyped("missing field `messages`")
+    text = chat_text(asked["messages"])
+    return ok({"tokenize_response": _token_list(text), "templated_text": text})
+
+
+def _token_list(text: str) -> list[dict[str, Any]]:
+    """With the token that the server puts before every text; it has no place in it."""
+    bos = {"id": tokenizer.BOS_ID, "text": "", "start": 0, "stop": 0}
+    found = tokenizer.offsets(text)
+    return [bos] + [
+        {"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in found
+    ]
+
+
+def _empty(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+    return Reply(headers=())
+
+
+def _metrics(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+    return Reply(metrics_pages.tgi(site).encode(), headers=TEXT_TYPE)
+
+
+WIRE = Wire(
+    before="",
+    after="access-control-allow-origin: *\r\nvary: origin, access-control-request-method, access-control-request-headers\r\n"
+    "date: {date}\r\n",
+    stream_headers=_STREAM_TYPE,
+    keep_alive_s=3600,
+    body_limit=2_000_000,
+    generate={
+        "/": compatible,
+        "/generate": generate,
+        "/generate_stream": generate_stream,
+        "/v1/chat/completions": chat,
+        "/v1/completions": completions,
+    },
+    pages={
+        ("GET", "/"): _empty,
+        ("GET", "/health"): _empty,
+        ("GET", "/ping"): _empty,
+        ("GET", "/info"): _info,
+        ("GET", "/v1/models"): _models,
+        ("GET", "/metrics"): _metrics,
+        ("POST", "/tokenize"): _tokenize,
+        ("POST", "/chat_tokenize"): _chat_tokenize,
+    },
+    bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, TEXT_TYPE),
+    bad_json=lambda message, position: Reply(
+        f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(), 400, TEXT_TYPE
+    ),
+    too_large=Reply(b"length limit exceeded", 413, TEXT_TYPE),
+    not_found=Reply(status=404, headers=()),
+    not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods),)),
+    failure=_failure,
+    overloaded=_overloaded,
+    guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
+    unauthorized=Reply(status=401, headers=()),
+    default_limit=128,
+)

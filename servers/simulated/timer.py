@@ -1,0 +1,84 @@
+"""One wake-up at an exact instant of the monotonic clock, for an event loop whose own timers are coarser."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+_CLOCK_MONOTONIC = 1
+_TFD_FLAGS = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_TFD_TIMER_ABSTIME = 1
+_SECOND_NS = 1_000_000_000
+
+
+class Timer(Protocol):
+    """Calls back once, at or shortly after the instant it was last armed with."""
+
+    def arm(self, at_ns: int | None) -> None:
+        """Replaces the instant, on time.monotonic_ns; None: no call."""
+
+    def close(self) -> None:
+        """No call any more."""
+
+
+def timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
+    """The most exact timer there is: timerfd on Linux (timerfd_create(2)), the loop's own elsewhere."""
+    return _TimerFd(loop, callback) if sys.platform == "linux" else _LoopTimer(loop, callback)
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
+
+
+class _TimerFd:
+    """uvloop rounds its timers to a millisecond; a timerfd becomes readable within tens of microseconds.
+
+    It is never read: arming it again takes the readiness back, and each call is followed by arming.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._settime = libc.timerfd_settime
+        self._fd = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        self._spec = _TimerSpec()
+        self._pointer = ctypes.byref(self._spec)
+        self._loop = loop
+        loop.add_reader(self._fd, callback)
+
+    def arm(self, at_ns: int | None) -> None:
+        value = self._spec.value
+        value.seconds, value.nanoseconds = divmod(at_ns or 0, _SECOND_NS)
+        self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class _LoopTimer:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self, at_ns: int | None) -> None:
+        self.close()
+        if at_ns is not None:
+            delay_s = (at_ns - time.monotonic_ns()) / _SECOND_NS
+            self._handle = self._loop.call_later(max(0.0, delay_s), self._callback)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None

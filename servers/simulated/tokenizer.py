@@ -1,0 +1,153 @@
+"""A deterministic tokenizer for servers without a model: every text becomes tokens, and the tokens the same text again.
+
+Words are cut greedily into the longest pieces of a fixed vocabulary, as WordPiece does; anything else becomes bytes.
+A text cut at the end of a token therefore keeps the tokens it had, which is what people who build prompts of an exact
+length rely on. The vocabulary has 32,000 ids, as Llama 2's:
+
+    0 <unk>  1 <s>  2 </s>  3..258 bytes  then one to three letters, common words, and invented words up to the end
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from itertools import chain, islice, product
+from random import Random
+from string import ascii_lowercase
+
+VOCABULARY_SIZE = 32_000
+BOS_ID = 1
+EOS_ID = 2
+EOS_TEXT = "</s>"
+
+BABBLE_PERIOD = 8192
+"""Power of two: how many drawn words repeat."""
+
+_SPECIALS = ("<unk>", "<s>", EOS_TEXT)
+_FIRST_BYTE = len(_SPECIALS)
+_UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
+_WORDS = tuple(
+    """the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
+    what all were we when your can said there use an each which she do how their if will up other about out many then
+    them these so some her would make like him into time has look two more write go see number no way could people my
+    than first water been call who oil its now find long down day did get come made may part over new sound take only
+    little work know place year live me back give most very after thing our just name good sentence man think say great
+    where help through much before line right too mean old any same tell boy follow came want show also around form
+    three small set put end does another well large must big even such because turn here why ask went men read need
+    land different home us move try kind hand picture again change off play spell air away animal house point page
+    letter mother answer found study still learn should world high every near add food between own below country plant
+    last school father keep tree never start city earth eye light thought head under story saw left late run while press
+    close night real life few north open seem together next white children begin got walk example ease paper group
+    always music those both mark often until mile river car feet care second book carry took science eat room friend
+    began idea fish mountain stop once base hear horse cut sure watch color face wood main enough plain girl usual young
+    ready above ever red list though feel talk bird soon body dog family direct pose leave song measure door product
+    black short class wind question happen complete ship area half rock order fire south problem piece told knew pass
+    since top whole king space heard best hour better true during hundred five remember step early hold west ground
+    interest reach fast verb sing listen six table travel less morning ten simple several vowel toward war lay against
+    pattern slow center love person money serve appear road map rain rule govern pull cold notice voice unit power town
+    fine certain fly fall lead cry dark machine note wait plan figure star box noun field rest correct able pound done
+    beauty drive stood contain front teach week final gave green quick develop ocean warm free minute strong special
+    mind behind clear tail produce fact street inch multiply nothing course stay wheel full force blue object decide
+    surface deep moon island foot system busy test record boat common gold possible plane stead dry wonder laugh
+    thousand ago ran check game shape equate hot miss brought heat snow tire bring yes distant fill east paint language
+    among""".split()
+)
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of `text`, without special tokens."""
+    return list(chain.from_iterable(map(_unit_ids, _UNITS.findall(text))))
+
+
+@lru_cache(maxsize=4096)
+def count(text: str) -> int:
+    """`len(encode(text))`. Remembered, because a client that checks a prompt's length sends the same prompt next."""
+    return sum(map(len, map(_unit_ids, _UNITS.findall(text))))
+
+
+def offsets(text: str) -> list[tuple[int, int, int]]:
+    """(id, start, stop) of every token, in characters. The bytes of one character share its place."""
+    found = []
+    for unit in _UNITS.finditer(text):
+        start = unit.start()
+        if len(unit[0]) == 1:
+            found += [(token, start, start + 1) for token in _unit_ids(unit[0])]
+            continue
+        for token in _unit_ids(unit[0]):
+            stop = start + len(_pieces()[token])
+            found.append((token, start, stop))
+            start = stop
+    return found
+
+
+def decode(ids: list[int] | tuple[int, ...]) -> str:
+    """The text of `ids`, special tokens left out. Bytes that are no UTF-8 become the replacement character."""
+    return b"".join(_pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
+
+
+class Babble:
+    """What a simulated model says: seeded common words, one token each, the same for the same seed.
+
+    `ids[i]` and `texts[i]` describe token i; they are long enough for a request that starts anywhere below
+    BABBLE_PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
+    stand inside a JSON string as it is.
+    """
+
+    def __init__(self, seed: int, longest: int) -> None:
+        random = Random(f"babble/{seed}")  # noqa: S311 - words, not secrets
+        drawn = [_ids()[f" {word}"] for word in random.choices(_WORDS, k=BABBLE_PERIOD)]
+        self.ids = (drawn * (1 + -(-longest // BABBLE_PERIOD)))[: BABBLE_PERIOD + longest]
+        self.texts = [_pieces()[token] for token in self.ids]
+
+    def start(self, index: int) -> int:
+        """Where request number `index` begins: neighbours say different things (Knuth's multiplicative hash)."""
+        return index * 2_654_435_761 % BABBLE_PERIOD
+
+
+@lru_cache(maxsize=65_536)
+def _unit_ids(unit: str) -> tuple[int, ...]:
+    if len(unit) == 1:
+        return tuple(_FIRST_BYTE + byte for byte in unit.encode("utf-8", "surrogatepass"))
+    ids, longest = _ids(), _longest()
+    found = []
+    start = 0
+    while start < len(unit):
+        stop = min(len(unit), start + longest)
+        while unit[start:stop] not in ids:
+            stop -= 1
+        found.append(ids[unit[start:stop]])
+        start = stop
+    return tuple(found)
+
+
+@cache
+def _pieces() -> tuple[bytes, ...]:
+    """Bytes of every token, by id."""
+    single = [bytes([byte]) for byte in range(256)]
+    return (*(text.encode() for text in _SPECIALS), *single, *(text.encode() for text in _texts()))
+
+
+@cache
+def _ids() -> dict[str, int]:
+    """Id of every piece that is text. One ASCII character is its byte."""
+    ids = {chr(byte): _FIRST_BYTE + byte for byte in range(128)}
+    return ids | {text: _FIRST_BYTE + 256 + place for place, text in enumerate(_texts())}
+
+
+@cache
+def _longest() -> int:
+    return max(map(len, _ids()))
+
+
+@cache
+def _texts() -> tuple[str, ...]:
+    """Every piece of more than one byte, in order of id."""
+    pairs = ["".join(letters) for letters in product(ascii_lowercase, repeat=2)]
+    triples = ["".join(letters) for letters in product(ascii_lowercase, repeat=3)]
+    short = [f" {text}" for text in chain(ascii_lowercase, pairs)] + pairs + triples
+    syllables = ["".join(sounds) for sounds in product("bdfgklmnprstvz", "aeiou")]
+    invented = (f" {''.join(parts)}" for length in (2, 3) for parts in product(syllables, repeat=length))
+    words = (f" {word}" for word in _WORDS)
+    known = dict.fromkeys(chain(short, words))
+    new = (text for text in invented if text not in known)
+    return (*known, *islice(new, VOCABULARY_SIZE - _FIRST_BYTE - 256 - len(known)))

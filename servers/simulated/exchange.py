@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from aiohttp.web_request import BaseRequest
 
@@ -210,4 +210,4 @@ def transport_of(request: BaseRequest) -> asyncio.Transport:
     """The request's connection. Raises ConnectionResetError when it is gone."""
     if request.transport is None:
         raise ConnectionResetError
-    return cast(asyncio.Transport, request.transport)
+    return request.transport

@@ -128,7 +128,8 @@ class Http:
         now_s = int(time.time())
         if now_s != self._dated[0]:
             date = formatdate(now_s, usegmt=True)
-            self._dated = (now_s, *(text.format(date=date).encode() for text in (self._wire.before, self._wire.after)))
+            before, after = self._wire.before.format(date=date), self._wire.after.format(date=date)
+            self._dated = (now_s, before.encode(), after.encode())
         return self._dated[1:]
 
 

@@ -1,8 +1,8 @@
-"""LightLLM's side of the wire, as 1.2.0 speaks it (lightllm/server/{api_http,api_lightllm,api_openai}.py at that tag)."""
+"""LightLLM's side of the wire, as 1.2.0 speaks it (lightllm/server/api_*.py at that tag)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -122,29 +122,26 @@ def _prompt_tokens(site: Site, prompt: Any, *, add_bos: bool) -> int:
     return tokens
 
 
+# Name, what is allowed, and the words of `SamplingParams.verify` for the rest.
+_RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("best_of", lambda value: value == 1, "the simulated server only supports best_of == 1"),
+    ("n", lambda value: value == 1, "current only supported n == best_of"),
+    ("presence_penalty", lambda value: value >= 0, "presence_penalty must >= 0.0, got {}"),
+    ("frequency_penalty", lambda value: value >= 0, "frequency_penalty must >= 0.0, got {}"),
+    ("repetition_penalty", lambda value: value >= 1, "repetition_penalty must >= 1.0, got {}"),
+    ("temperature", lambda value: value >= 0, "temperature must > 0.0, got {}"),  # 0 means greedy
+    ("top_p", lambda value: 0 < value <= 1, "top_p must be in (0.0, 1.0], got {}"),
+    ("top_k", lambda value: value >= 1 or value == -1, "top_k must be -1 (disable), or at least 1, got {}."),
+    ("max_new_tokens", lambda value: value >= 1, "max_new_tokens must be at least 1 , got {}."),
+    ("min_new_tokens", lambda value: value >= 1, "min_new_tokens must be at least 1 , got {}."),
+)
+
+
 def _check_values(parameters: Mapping[str, Any]) -> None:
-    """What `SamplingParams.verify` refuses. A temperature below 1e-5 means greedy; below zero is an error."""
-    values = {name: number(parameters.get(name)) for name in parameters}
-
-    def below(name: str, limit: float) -> bool:
-        value = values.get(name)
-        return value is not None and value < limit
-
-    top_p, top_k = values.get("top_p"), values.get("top_k")
-    for wrong, message in (
-        ((integer(parameters.get("best_of")) or 1) != 1, "the simulated server only supports best_of == 1"),
-        ((integer(parameters.get("n")) or 1) != 1, "current only supported n == best_of"),
-        (below("presence_penalty", 0), "presence_penalty must >= 0.0, got {presence_penalty}"),
-        (below("frequency_penalty", 0), "frequency_penalty must >= 0.0, got {frequency_penalty}"),
-        (below("repetition_penalty", 1), "repetition_penalty must >= 1.0, got {repetition_penalty}"),
-        (below("temperature", 0), "temperature must > 0.0, got {temperature}"),
-        (top_p is not None and not 0 < top_p <= 1, "top_p must be in (0.0, 1.0], got {top_p}"),
-        (top_k is not None and top_k < 1 and top_k != -1, "top_k must be -1 (disable), or at least 1, got {top_k}."),
-        (below("max_new_tokens", 1), "max_new_tokens must be at least 1 , got {max_new_tokens}."),
-        (below("min_new_tokens", 1), "min_new_tokens must be at least 1 , got {min_new_tokens}."),
-    ):
-        if wrong:
-            raise _bad(message.format_map(parameters))
+    for name, allows, message in _RULES:
+        value = number(parameters.get(name))
+        if value is not None and not allows(value):
+            raise _bad(message.format(parameters[name]))
 
 
 def _openai_values(body: Mapping[str, Any], asked: Any) -> dict[str, Any]:

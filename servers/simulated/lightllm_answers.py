@@ -1,4 +1,4 @@
-"""The bytes of LightLLM's answers: native, chat and completions, streamed and whole (api_lightllm.py, api_openai.py)."""
+"""The bytes of LightLLM's answers: native, chat and completions, streamed and whole (api_lightllm, api_openai)."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def vllm(site: Site) -> str:
 
 
 def tgi(site: Site) -> str:
-    """TGI 3.3.7. Counters carry no `_total`, nothing carries a model name, and a metric appears with its first value."""
+    """TGI 3.3.7. Counters carry no `_total`, and nothing carries a model name."""
     metrics, gauges = site.metrics, site.gauges()
     finished = sum(metrics.by_reason.values()) - metrics.by_reason["abort"]
     failures = {**metrics.refused, "dropped": metrics.by_reason["abort"]}

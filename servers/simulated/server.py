@@ -116,7 +116,7 @@ def running(config: SimulatedConfig) -> Iterator[Running]:
     def run() -> None:
         try:
             server.summary = loop.run_until_complete(serve(config, ready=ready, stop=stop, keep=server.log.append))
-        except BaseException as problem:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as problem:  # handed to the thread that waits
             problems.append(problem)
         finally:
             loop.close()
@@ -198,8 +198,11 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def _clock(config: SimulatedConfig) -> tuple[TokenClock, int]:
     """The clock, and the longest prompt plus output it can hold."""
     speed = config.speed
-    times_ns = (round(time_s * 1e9 / speed) for time_s in (config.ttft_s, config.itl_s, config.jitter_s))
-    return ScriptClock(*times_ns, config.tokens_per_event, config.seed), config.max_model_len
+    ttft_ns, itl_ns, jitter_ns = (
+        round(time_s * 1e9 / speed) for time_s in (config.ttft_s, config.itl_s, config.jitter_s)
+    )
+    script = ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed)
+    return script, config.max_model_len
 
 
 def _url(listening: socket.socket) -> str:

@@ -24,8 +24,8 @@ from servers.simulated.timing import Job, TokenClock
 from servers.simulated.wire import Generation
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
-"""How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes the
-connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
+"""How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
+the connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
 
 TERMINATOR = b"0\r\n\r\n"
 
@@ -160,7 +160,7 @@ class Pump:
             stream: Stream = job.owner
             first = stream.count
             if tokens == 1 and first and first + 1 < stream.total and stream.detour is None and stream.chunked:
-                event = stream.event(first, 1, False)  # noqa: FBT003 - positional is faster here
+                event = stream.event(first, 1, False)
                 data = b"%x\r\n%b\r\n" % (len(event), event)
                 stream.count = first + 1
             else:

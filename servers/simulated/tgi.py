@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from servers.simulated import metrics_pages, tokenizer
-from servers.simulated.bodies import chat_text, dumps, mapping, number, ok
+from servers.simulated.bodies import chat_text, mapping, number, ok
 from servers.simulated.tgi_answers import (
     DOCKER_LABEL,
     VERSION,
@@ -60,7 +60,7 @@ def chat(site: Site, question: Question) -> Generation:
         raise _untyped("missing field `messages`")
     asked = body.get("max_tokens", body.get("max_completion_tokens"))
     parameters = _openai_parameters(body, asked)
-    return chat_answer(_said(site, question, chat_text(body["messages"]), parameters, refuse, add_bos=True))
+    return chat_answer(_said(site, question, chat_text(body["messages"]), parameters, refuse))
 
 
 def completions(site: Site, question: Question) -> Generation:
@@ -71,14 +71,15 @@ def completions(site: Site, question: Question) -> Generation:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
         raise Refused(Reply(flat_error(message, "suffix not supported"), 422))
     prompt = body.get("prompt")
-    prompts = prompt if isinstance(prompt, list) else [prompt]
+    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise _untyped("prompt: data did not match any variant of untagged enum PromptInput")
     if len(prompts) > 1:
-        message = f"Number of prompts exceeds the maximum allowed batch size of {1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS}"
+        most = 1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS  # one is our limit, not TGI's
+        message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
         raise Refused(Reply(flat_error(message, "batch size exceeded"), 422))
     parameters = _openai_parameters(body, body.get("max_tokens"))
-    return completions_answer(_said(site, question, prompts[0], parameters, refuse, add_bos=True))
+    return completions_answer(_said(site, question, prompts[0], parameters, refuse))
 
 
 def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
@@ -90,20 +91,18 @@ def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
     if streamed and parameters.get("decoder_input_details"):
         raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
     question = replace(question, body={**body, "stream": streamed})
-    return native(_said(site, question, body["inputs"], parameters, refuse, add_bos=True))
+    return native(_said(site, question, body["inputs"], parameters, refuse))
 
 
 Refuse = Callable[[str], Refused]
 
 
-def _said(
-    site: Site, question: Question, prompt: str, parameters: Mapping[str, Any], refuse: Refuse, *, add_bos: bool
-) -> Said:
+def _said(site: Site, question: Question, prompt: str, parameters: Mapping[str, Any], refuse: Refuse) -> Said:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
     _check_values(parameters, refuse)
     if not prompt:
         raise refuse("`inputs` cannot be empty")
-    prompt_tokens = add_bos + tokenizer.count(prompt)
+    prompt_tokens = 1 + tokenizer.count(prompt)  # the server puts one before every text
     truncate = parameters.get("truncate")
     prompt_tokens = min(prompt_tokens, truncate) if truncate else prompt_tokens
     longest = site.config.max_model_len
@@ -137,37 +136,27 @@ def _end_of_sequence(site: Site, index: int) -> int | None:
     return 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
 
 
+# Name, what is allowed, and validation.rs's words for the rest.
+_RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("best_of", lambda value: value == 1, "`best_of` != 1 is not supported by the simulated server"),
+    ("temperature", lambda value: value > 0, "`temperature` must be strictly positive"),
+    ("repetition_penalty", lambda value: value > 0, "`repetition_penalty` must be strictly positive"),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ("top_p", lambda value: 0 < value < 1, "`top_p` must be > 0.0 and < 1.0"),
+    ("typical_p", lambda value: 0 < value < 1, "`typical_p` must be > 0.0 and < 1.0"),
+    ("top_k", lambda value: value > 0, "`top_k` must be strictly positive"),
+    ("max_new_tokens", lambda value: value > 0, "`max_new_tokens` must be strictly positive"),
+)
+
+
 def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
-    for wrong, message in (
-        ((parameters.get("best_of") or 1) != 1, "`best_of` != 1 is not supported by the simulated server"),
-        (_not_above_zero(parameters, "temperature"), "`temperature` must be strictly positive"),
-        (_not_above_zero(parameters, "repetition_penalty"), "`repetition_penalty` must be strictly positive"),
-        (_outside(parameters, "frequency_penalty"), "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        (_not_a_share(parameters, "top_p"), "`top_p` must be > 0.0 and < 1.0"),
-        (_not_a_share(parameters, "typical_p"), "`typical_p` must be > 0.0 and < 1.0"),
-        (_not_above_zero(parameters, "top_k"), "`top_k` must be strictly positive"),
-        (_not_above_zero(parameters, "max_new_tokens"), "`max_new_tokens` must be strictly positive"),
-    ):
-        if wrong:
+    for name, allows, message in _RULES:
+        value = number(parameters.get(name))
+        if value is not None and not allows(value):
             raise refuse(message)
     stops = parameters.get("stop") or []
     if len(stops) > _MOST_STOPS:
         raise refuse(f"`stop` supports up to {_MOST_STOPS} stop sequences. Given: {len(stops)}")
-
-
-def _not_above_zero(parameters: Mapping[str, Any], name: str) -> bool:
-    value = number(parameters.get(name))
-    return value is not None and value <= 0
-
-
-def _not_a_share(parameters: Mapping[str, Any], name: str) -> bool:
-    value = number(parameters.get(name))
-    return value is not None and not 0 < value < 1
-
-
-def _outside(parameters: Mapping[str, Any], name: str) -> bool:
-    value = number(parameters.get(name))
-    return value is not None and abs(value) > 2
 
 
 def _openai_parameters(body: Mapping[str, Any], asked: Any) -> dict[str, Any]:
@@ -278,8 +267,11 @@ def _metrics(site: Site, body: bytes) -> Reply:  # noqa: ARG001
 
 WIRE = Wire(
     before="",
-    after="access-control-allow-origin: *\r\nvary: origin, access-control-request-method, access-control-request-headers\r\n"
-    "date: {date}\r\n",
+    after=(
+        "access-control-allow-origin: *\r\n"
+        "vary: origin, access-control-request-method, access-control-request-headers\r\n"
+        "date: {date}\r\n"
+    ),
     stream_headers=_STREAM_TYPE,
     keep_alive_s=3600,
     body_limit=2_000_000,

@@ -1,4 +1,4 @@
-"""The bytes of TGI's answers: native, chat and completions, streamed and whole (router/src/{lib,server,chat}.rs, v3.3.7)."""
+"""The bytes of TGI's answers: native, chat and completions, streamed and whole (router/src at v3.3.7)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Said:
 
     def ids(self) -> list[int]:
         ids = self.site.babble.ids[self.start : self.start + self.output]
-        return ids[:-1] + [tokenizer.EOS_ID] if self.ended == "eos_token" else ids
+        return [*ids[:-1], tokenizer.EOS_ID] if self.ended == "eos_token" else ids
 
     def text(self) -> str:
         return tokenizer.decode(self.ids())

@@ -118,7 +118,7 @@ def _bad_value(parameter: str, message: str, value: Any) -> Refused:
     return _bad(f"{message} (parameter={parameter}, value={value})", parameter)
 
 
-def _invalid(where: str, problem: dict[str, str]) -> Refused:
+def _invalid(where: str, problem: dict[str, Any]) -> Refused:
     """What pydantic says about a body that does not fit the schema."""
     kind = problem.pop("type")
     shown = {"type": kind, "loc": where} | problem

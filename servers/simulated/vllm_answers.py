@@ -116,7 +116,7 @@ def _answer(site: Site, question: Question, said: tuple[Sequence[int], int, str]
     else:
         choice["text"] = text
     choice |= {"logprobs": None, "finish_reason": reason, "stop_reason": None, "token_ids": ids if returned else None}
-    prompt = {"prompt_logprobs": None, "prompt_token_ids": list(prompt_ids) if returned else None}
+    prompt: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": list(prompt_ids) if returned else None}
     choice |= {"routed_experts": None} if chat else {**prompt, "routed_experts": None}
     name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
     usage = {
@@ -126,7 +126,12 @@ def _answer(site: Site, question: Question, said: tuple[Sequence[int], int, str]
         "prompt_tokens_details": None,
         "completion_tokens_details": None,
     }
-    rest = {"choices": [choice], "service_tier": None, "system_fingerprint": FINGERPRINT, "usage": usage}
+    rest: dict[str, Any] = {
+        "choices": [choice],
+        "service_tier": None,
+        "system_fingerprint": FINGERPRINT,
+        "usage": usage,
+    }
     rest |= {**prompt, "prompt_text": None} if chat else {}
     rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
     return Reply(_identity(site, question, name, kind)[:-1] + b"," + dumps(rest)[1:])

@@ -1,4 +1,4 @@
-"""The shapes that every simulated protocol fills in: what was asked, how its answer is put into bytes, and its pages."""
+"""The shapes that every simulated protocol fills in: what was asked, its answer in bytes, and the pages beside."""
 
 from __future__ import annotations
 

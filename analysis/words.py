@@ -28,9 +28,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return UNKNOWN
     if value == 0:
         return "0"
-    decimals = max(0, digits - len(f"{abs(value):.0f}".lstrip("0")))
-    if abs(value) < 1:
-        decimals = digits - 1 - int(f"{value:e}".partition("e")[2])
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    decimals = max(0, digits - 1 - exponent)
     return f"{value:,.{decimals}f}"
 
 

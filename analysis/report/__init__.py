@@ -1,0 +1,1 @@
+"""The report: one or several Runs as one self-contained HTML page."""

@@ -1,0 +1,101 @@
+"""What the charts draw: distribution functions with their band, the course of the run, and the burst.
+
+Curves of many samples are drawn through some of them. Which ones never depends on their values, except that the
+extremes are always among them, so that no tail is smoothed away; `drawn` and `n` say how many of how many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from analysis.formulas import window_ns
+from analysis.frame import Floats, Frame, Integers
+from analysis.metrics import METRICS
+from analysis.stats import dkw_margin
+
+CDF_METRICS = ("e2e_s", "ttft_s", "tpot_s", "itl_s")
+POINTS_MAX = 700
+EXTREMES = 50
+BINS_MAX = 160
+
+
+def curves(frame: Frame) -> dict[str, Any]:
+    """All curves of one Run as plain lists, ready for JSON."""
+    return {
+        "cdf": {name: distribution(METRICS[name].values(frame), int(frame.complete.sum())) for name in CDF_METRICS},
+        "course": course(frame),
+        "burst": sends(frame),
+    }
+
+
+def distribution(samples: Floats, requests: int) -> dict[str, Any]:
+    """The empirical distribution function: x in seconds, y the share of samples at or below x.
+
+    `margin` is the half-width of its 95 % band. Samples of one request resemble each other, so it counts requests.
+    """
+    ordered = np.sort(samples)
+    ranks = drawn_ranks(len(ordered))
+    return {
+        "x": np.round(ordered[ranks], 7).tolist(),
+        "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist(),
+        "n": len(ordered),
+        "drawn": len(ranks),
+        "margin": round(dkw_margin(min(requests, len(ordered))), 6),
+    }
+
+
+def drawn_ranks(count: int) -> Integers:
+    """All ranks of up to POINTS_MAX samples; else evenly spaced ones, and the EXTREMES at both ends."""
+    if count <= POINTS_MAX:
+        return np.arange(count)
+    even = np.linspace(0, count - 1, POINTS_MAX - 2 * EXTREMES).astype(np.int64)
+    return np.unique(np.concatenate((np.arange(EXTREMES), even, np.arange(count - EXTREMES, count))))
+
+
+def course(frame: Frame) -> dict[str, Any]:
+    """Output tokens per second and the most streams at once in each of at most BINS_MAX equal pieces of the window."""
+    window = window_ns(frame)
+    if window is None:
+        return {"bin_s": 0, "start_s": [], "tokens_per_s": [], "in_flight": [], "receiving": []}
+    bin_ns = nice_step((window[1] - window[0]) / BINS_MAX)
+    edges = np.minimum(window[0] + bin_ns * np.arange(int(np.ceil((window[1] - window[0]) / bin_ns)) + 1), window[1])
+    tokens, _ = np.histogram(frame.chunk_ns, edges, weights=frame.chunk_tokens)
+    rates = tokens / np.maximum(np.diff(edges), 1.0) * 1e9
+    return {
+        "bin_s": bin_ns / 1e9,
+        "start_s": np.round((edges[:-1] - window[0]) / 1e9, 9).tolist(),
+        "tokens_per_s": np.round(rates, 2).tolist(),
+        "in_flight": _most_at_once(frame.sent_ns, frame.end_ns, edges),
+        "receiving": _most_at_once(frame.first_ns, frame.last_ns, edges),
+    }
+
+
+def sends(frame: Frame) -> dict[str, Any]:
+    """When each request left, in seconds after the first one, and how many had left by then."""
+    sent = np.sort(frame.sent_ns[~np.isnan(frame.sent_ns)])
+    ranks = drawn_ranks(len(sent))
+    after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
+    return {"x": np.round(after_s, 9).tolist(), "y": (ranks + 1).tolist(), "n": len(sent), "drawn": len(ranks)}
+
+
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least this much."""
+    power = 10.0 ** np.floor(np.log10(least))
+    return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9)))
+
+
+def _most_at_once(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
+    """The largest number of intervals open at one instant, for each bin."""
+    known = ~np.isnan(begins) & ~np.isnan(ends)
+    instants = np.concatenate((begins[known], ends[known]))
+    changes = np.concatenate((np.ones(known.sum(), np.int64), -np.ones(known.sum(), np.int64)))
+    order = np.lexsort((-changes, instants))  # at one instant, what begins comes before what ends
+    instants, levels = instants[order], np.cumsum(changes[order])
+    positions = np.searchsorted(instants, edges)
+    before = np.concatenate(([0], levels))[positions[:-1]]
+    return [
+        int(max(level, levels[first:last].max(initial=0)))
+        for level, first, last in zip(before, positions[:-1], positions[1:], strict=True)
+    ]

@@ -1,0 +1,127 @@
+"""Renders Runs into one HTML file that needs nothing else: no network, no second file, no library at hand.
+
+Text that came from a server is escaped by the template and, in the charts' data, by writing `<`, `>` and `&` as JSON
+escapes. The page's policy lets only the two scripts run whose hashes it names (Content Security Policy Level 3,
+section 2.3.1), so that markup in a server's words could do nothing even if it got through.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis import words
+from analysis.frame import frame_of
+from analysis.metrics import METRICS
+from analysis.report import tables
+from analysis.report.curves import CDF_METRICS, curves
+from loadgen.runfile import Run
+
+HERE = Path(__file__).parent
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+def write(run: Run, summary: Mapping[str, Any], path: Path) -> None:
+    """Write the report of one Run. Raises OSError where the file cannot be written."""
+    write_several([(run, summary)], path)
+
+
+def write_several(runs: Sequence[tuple[Run, Mapping[str, Any]]], path: Path) -> None:
+    """Write one report of several Runs, one column or curve each. Raises OSError as `write` does."""
+    path.write_text(render(runs), encoding="utf-8")
+
+
+def render(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    scripts = [_file("plotly-basic.min.js"), _file("page.js")]
+    environment = Environment(
+        loader=FileSystemLoader(HERE, encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    data = _data(runs)
+    return environment.get_template("page.html.j2").render(
+        policy=_policy(scripts),
+        style=_file("page.css"),
+        scripts=scripts,
+        data=_json(data),
+        runs=[_run(run, summary, part) for (run, summary), part in zip(runs, data["runs"], strict=True)],
+        charts=[chart | {"rows": _rows(data, "cdf", chart)} for chart in data["charts"]],
+        skew=data["skew"] | {"rows": _rows(data, "burst", data["skew"])},
+        several=len(runs) > 1,
+        mark=_mark([summary for _, summary in runs]),
+        asked=words.asked(runs[0][1]),
+        percentile_rows=tables.percentile_rows([summary for _, summary in runs]),
+        adjusted_rows=tables.percentile_rows([summary for _, summary in runs], "latency_adjusted"),
+        metrics=list(METRICS.values()),
+    )
+
+
+def _run(run: Run, summary: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": part["name"],
+        "colour": part["colour"],
+        "mark": words.simulated(summary),
+        "summary": summary,
+        "headline": tables.headline(summary),
+        "beliefs": tables.beliefs(summary),
+        "failures": tables.failure_rows(summary),
+        "lengths": tables.length_rows(summary),
+        "client": tables.client_rows(summary),
+        "environment": tables.environment(run, summary),
+        "curves": part,
+    }
+
+
+def _data(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[str, Any]:
+    """What the charts draw, with the unit each axis reads best in."""
+    summaries = [summary for _, summary in runs]
+    parts = []
+    colours: list[str] = []
+    for (run, summary), name in zip(runs, tables.names(summaries), strict=True):
+        colour = tables.colour_of(summary)
+        dash = DASHES[colours.count(colour) % len(DASHES)]
+        colours.append(colour)
+        parts.append({"name": name, "colour": colour, "dash": dash, **curves(frame_of(run.records))})
+    charts = [_chart(name, summaries) for name in CDF_METRICS]
+    skew = words.scale_of(max((summary["burst"]["skew_s"] or 0 for summary in summaries), default=0))
+    return {"runs": parts, "charts": charts, "skew": {"factor": skew[0], "unit": skew[1]}}
+
+
+def _chart(name: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    medians = [summary["latency"][name]["p50"] for summary in summaries]
+    factor, unit = words.scale_of(max((median for median in medians if median is not None), default=None))
+    return {"name": name, "title": METRICS[name].title, "short": words.NAMES[name], "factor": factor, "unit": unit}
+
+
+def _rows(data: Mapping[str, Any], part: str, chart: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    curves_of_runs = [run[part].get(chart.get("name"), run[part]) for run in data["runs"]]
+    return tables.curve_rows(curves_of_runs, chart["factor"])
+
+
+def _mark(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """SIMULATED if any of the runs was, because a chart or table with one such curve must say so."""
+    return next((mark for summary in summaries if (mark := words.simulated(summary))), "")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _file(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")

@@ -1,0 +1,211 @@
+"""What the page's tables and cards hold, as plain values for the template; no figure is computed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis import words
+from analysis.limits import LIMITS
+from analysis.metrics import METRICS
+from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
+from loadgen.runfile import Run
+
+Summary = Mapping[str, Any]
+
+SERVERS = ("vllm", "tgi", "lightllm", "openai")
+FIGURES = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
+CURVE_SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run")
+
+
+def names(summaries: Sequence[Summary]) -> list[str]:
+    """A short name per run, different for each: server and version, then the label, then the run's folder."""
+    chosen = [words.who(summary) for summary in summaries]
+    for more in ("label", "id"):
+        again = Counter(chosen)
+        pairs = zip(chosen, summaries, strict=True)
+        chosen = [name if again[name] == 1 else f"{name} {summary['run'][more]}" for name, summary in pairs]
+    return chosen
+
+
+def colour_of(summary: Summary) -> str:
+    """The server kind whose colour a run has everywhere."""
+    name = summary["server"]["name"]
+    return name if name in SERVERS else "openai"
+
+
+def headline(summary: Summary) -> list[dict[str, str]]:
+    """The cards of the first screen: label, value, unit, and what to know about the figure."""
+    throughput, latency, requests = summary["throughput"], summary["latency"], summary["requests"]
+    total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
+    rate = words.significant(throughput["output_tokens_per_s"], 4)
+    tail = f"{words.share(throughput['tail_share'])} of the time was tail"
+    complete = f"{requests['complete']:,} of {total:,} complete"
+    mean = latency["normalised_s"]["mean"]
+    return [
+        _card("Output throughput", rate, "tokens/s", tail),
+        _card("Requests", words.significant(throughput["requests_per_s"]), "/s", complete),
+        _median("Time to first token", latency["ttft_s"]),
+        _median("Time per output token", latency["tpot_s"]),
+        _median("Between tokens", latency["itl_s"]),
+        _median("End to end", latency["e2e_s"]),
+        _card("Normalised latency", *_split(words.duration(mean)), "per token, mean"),
+        _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), "from first byte sent to last"),
+    ]
+
+
+def beliefs(summary: Summary) -> list[dict[str, Any]]:
+    """Whether to believe it: sentences, each good or not."""
+    requests, tokens = summary["requests"], summary["tokens"]
+    whole = requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"] > 0
+    exact = not (tokens["prompt_mismatches"] or tokens["output_mismatches"] or tokens["prompt_unreported"])
+    lines = [
+        {"good": whole, "text": words.endings(summary)},
+        {"good": exact and requests["complete"] > 0, "text": words.lengths(summary)},
+        {"good": summary["client"]["verdict"] == "ok", "text": words.believe(summary)},
+    ]
+    return lines + [{"good": False, "text": warning} for warning in words.warnings(summary)]
+
+
+def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list[dict[str, Any]]:
+    """One row per latency and run: unit, n, and for each figure its text, raw value and interval."""
+    rows = []
+    for name in (name for name in LATENCIES if name in summaries[0][part]):
+        described = [summary[part][name] for summary in summaries]
+        factor, unit = words.scale_of(next((each["p50"] for each in described if each["p50"]), None))
+        for index, each in enumerate(described):
+            cells = [_cell(each, figure, factor) for figure in FIGURES if part == "latency" or figure in WITH_INTERVAL]
+            rows.append(
+                {
+                    "metric": name,
+                    "title": METRICS[name].title,
+                    "run": index,
+                    "unit": unit,
+                    "n": each["n"],
+                    "cells": cells,
+                }
+            )
+    return rows
+
+
+def curve_rows(drawn: Sequence[Mapping[str, Any]], factor: float) -> list[tuple[str, list[str]]]:
+    """A drawn curve as a table: for each share, where the curve of each run reaches it, in units of `factor`."""
+    return [(f"{part * 100:g} %", [_reached(curve, part, factor) for curve in drawn]) for part in CURVE_SHARES]
+
+
+def failure_rows(summary: Summary) -> list[dict[str, Any]]:
+    """One row per error kind: how many, their share, and the most frequent words of each."""
+    requests = summary["requests"]
+    total = max(1, requests["sent"] + requests["dropped"])
+    return [
+        {"kind": kind, "count": number, "share": words.share(number / total), "examples": requests["examples"][kind]}
+        for kind, number in requests["errors"].items()
+    ]
+
+
+def length_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
+    """Tokens asked and reported, and in how many answers the two differ."""
+    tokens = summary["tokens"]
+    return [
+        (side, f"{tokens[f'{key}_asked']:,}", f"{tokens[f'{key}_reported']:,}", f"{tokens[f'{key}_mismatches']:,}")
+        for side, key in (("Prompts", "prompt"), ("Answers", "output"))
+    ]
+
+
+def client_rows(summary: Summary) -> list[dict[str, str]]:
+    """What is known about the client, with the limit beyond which it is taken for the bottleneck."""
+    limits = {limit.figure: limit for limit in LIMITS}
+    rows = []
+    for name, title in CLIENT_FIGURES.items():
+        limit = limits.get(name)
+        text = _client_value(name, summary["client"][name])
+        most = "" if limit is None else _client_value(name, limit.most)
+        rows.append({"title": title, "value": text, "limit": most, "meaning": "" if limit is None else limit.meaning})
+    return rows
+
+
+def environment(run: Run, summary: Summary) -> dict[str, dict[str, str]]:
+    """Everything needed to run it again, by heading."""
+    facts = summary["run"] | {"prompts made exact by": summary["run"]["prompts"]}
+    asked = ("started_at", "id", "n", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
+    parts = {
+        "Run": {name: facts[name] for name in (*asked, "prompts made exact by", "version")},
+        "Server": {name: value for name, value in summary["server"].items() if name != "limits"},
+        "Server limits": summary["server"]["limits"],
+        "Client host": run.header.host,
+    }
+    return {title: _texts(values) for title, values in parts.items()}
+
+
+CLIENT_FIGURES = {
+    "error_bar_s": "Error bar of a stamp",
+    "late_p50_s": "Reads late, median",
+    "late_p99_s": "Reads late, p99",
+    "late_max_s": "Reads late, largest",
+    "coalesced_share": "Reads that held several tokens",
+    "send_late_p99_s": "Sends late, p99",
+    "stall_max_s": "Longest stall",
+    "cpu_share": "Busiest second, of one core",
+    "clock_disagreement_s": "Clocks moved apart",
+    "clock_step_s": "of which more than slewing explains",
+    "first_token_merged": "First tokens not alone in their read",
+    "reopened": "Connections opened again",
+    "worker_lost": "Requests lost with their worker",
+}
+
+
+def _card(label: str, value: str, unit: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "unit": unit, "note": note}
+
+
+def _median(label: str, described: Summary) -> dict[str, str]:
+    value, unit = _split(words.duration(described["p50"]))
+    factor, _ = words.scale_of(described["p50"])
+    low, high = described["ci95"].get("p50", (None, None))
+    if "p50" in described["thin"] or low is None or high is None:
+        interval = f"median of {described['n']:,}: too few" if described["n"] else "no sample"
+    else:
+        interval = f"median, 95 %: {words.significant(low * factor)} to {words.significant(high * factor)}"
+    tail = "" if "p99" in described["thin"] or described["p99"] is None else f"; p99 {words.duration(described['p99'])}"
+    return _card(label, value, unit, interval + tail)
+
+
+def _split(text: str) -> tuple[str, str]:
+    value, _, unit = text.partition(" ")
+    return value, unit
+
+
+def _cell(described: Summary, figure: str, factor: float) -> dict[str, Any]:
+    value = described.get(figure)
+    if figure in described.get("thin", ()) or (figure == "p99_9" and value is None and described["n"]):
+        needed = f"{samples_needed(PERCENTILES[figure]):,}"
+        return {"figure": figure, "value": value, "text": "n too small", "interval": f"needs {needed}", "thin": True}
+    low, high = described.get("ci95", {}).get(figure, (None, None))
+    known = figure in WITH_INTERVAL and (low is not None or high is not None)
+    ends = [words.UNKNOWN if end is None else words.significant(end * factor, 4) for end in (low, high)]
+    interval = " to ".join(ends) if known else ""
+    text = words.UNKNOWN if value is None else words.significant(value * factor, 4)
+    if value is None and described.get("failures"):
+        text = "∞"
+    return {"figure": figure, "value": value, "text": text, "interval": interval, "thin": False}
+
+
+def _reached(curve: Mapping[str, Any], part: float, factor: float) -> str:
+    wanted = part * curve["y"][-1] if curve["y"] else 0
+    values = (x for x, y in zip(curve["x"], curve["y"], strict=True) if y >= wanted)
+    value = next(values, None)
+    return words.UNKNOWN if value is None else words.significant(value * factor, 4)
+
+
+def _client_value(name: str, value: float | None) -> str:
+    if value is None:
+        return words.UNKNOWN
+    if name.endswith("_s"):
+        return words.duration(value)
+    return words.share(value) if name.endswith("_share") else f"{value:,.0f}"
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name.replace("_", " "): str(value) for name, value in values.items() if value not in (None, "")}

@@ -1,0 +1,56 @@
+"""The burst against LightLLM's own front end: the judge of the LightLLM dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loadgen import runfile
+
+N, INPUT_TOKENS, OUTPUT_TOKENS = 100, 512, 32
+SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS, "--warmup", 0)
+
+
+def test_a_hundred_at_once_all_complete(
+    lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
+) -> None:
+    """100 x (512 in, 32 out): all complete, 32 tokens each by LightLLM's count, 512 by its own input histogram."""
+    before = lightllm.counters()
+    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--seed", 1, "--tokenizer", tokenizer)
+    after = lightllm.counters()
+
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.summary["requests"]["complete"] == N
+    records = runfile.read(outcome.folder).records
+    assert [record.output_tokens for record in records] == [OUTPUT_TOKENS] * N
+    assert [sum(record.chunk_tokens) for record in records] == [OUTPUT_TOKENS] * N
+    # Streams of this version do not say how long the prompt was; the server's histogram of lengths does.
+    assert after["lightllm_request_input_length_sum"] - before["lightllm_request_input_length_sum"] == N * INPUT_TOKENS
+    assert after["lightllm_request_count_total"] - before["lightllm_request_count_total"] == N
+
+
+def test_a_request_it_finds_too_long_fails_clearly(
+    lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
+) -> None:
+    """LightLLM answers a too long stream with 200, no event and a cut connection: failed, exit code 1, and explained."""
+    options = ("--n", 3, "--input-tokens", 1600, "--output-tokens", 8, "--warmup", 0, "--tokenizer", tokenizer)
+    outcome = burst(lightllm, tmp_path / "run", *options)
+    assert outcome.exit_code == 1, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    requests = outcome.summary["requests"]
+    assert (requests["sent"], requests["complete"]) == (3, 0)
+    assert requests["truncated"] + requests["failed"] == 3
+    assert all(record.error_detail for record in runfile.read(outcome.folder).records)
+
+
+def test_its_broken_chat_is_reported_as_its_error(
+    lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
+) -> None:
+    """The chat endpoint of this version answers 500: every request failed with that status, and nothing else broke."""
+    options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--warmup", 0, "--tokenizer", tokenizer)
+    outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
+    assert outcome.exit_code == 1, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert outcome.summary["requests"]["errors"] == {"http_status": 4}
+    assert {record.http_status for record in runfile.read(outcome.folder).records} == {500}

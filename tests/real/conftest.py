@@ -81,13 +81,16 @@ def vllm_of_my_own(tmp_path: Path) -> Iterator[Engine]:
 def lightllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """LightLLM's own front end, scheduler and detokenizer over random tokens."""
     options = "--tokenizer_mode auto --max_total_token_num 120000 --max_req_input_len 1536 --max_req_total_len 2048"
-    # The port names LightLLM's shared memory: two instances with the same one would share their books.
+    # This port names its shared memory: two instances with the same one would share their books.
+    port = free_port()
     command = [
         *(ENGINE / "lightllm" / "bin" / "python", ROOT / "tests" / "real" / "engine" / "lightllm_front.py"),
-        *("--model_dir", ENGINE / "model", "--eos_id", "1", "--nccl_port", free_port(), *options.split()),
+        *("--model_dir", ENGINE / "model", "--eos_id", "1", "--nccl_port", port, *options.split()),
     ]
     with running("lightllm", command, {"HF_HUB_OFFLINE": "1"}, tmp_path_factory.mktemp("lightllm")) as engine:
         yield engine
+    for left_behind in Path("/dev/shm").glob(f"{port}_*"):
+        left_behind.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def test_a_hundred_at_once_all_complete(
 def test_a_request_it_finds_too_long_fails_clearly(
     lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
 ) -> None:
-    """LightLLM answers a too long stream with 200, no event and a cut connection: failed, exit code 1, and explained."""
+    """It answers a too long stream with 200, no event and a cut connection: failed, exit code 1, and explained."""
     options = ("--n", 3, "--input-tokens", 1600, "--output-tokens", 8, "--warmup", 0, "--tokenizer", tokenizer)
     outcome = burst(lightllm, tmp_path / "run", *options)
     assert outcome.exit_code == 1, outcome.stderr

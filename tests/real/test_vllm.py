@@ -55,7 +55,7 @@ def measured(
     tokenizer: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Measured:
-    """A burst of 64 x (512 in, 32 out), once per endpoint. A seed of its own each: equal prompts would hit the cache."""
+    """A burst of 64 x (512 in, 32 out), once per endpoint; each with its own seed, or prompts would hit the cache."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
     # Completions take token ids and need no tokenizer. Chat text is made exact with vLLM's own /tokenize.
     seed = {"completions": 1, "chat": 2}[request.param]

@@ -9,7 +9,7 @@ from typing import Any
 from loadgen import runfile
 
 N, INPUT_TOKENS, OUTPUT_TOKENS = 100, 512, 32
-SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS, "--warmup", 0)
+SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
 
 
 def test_a_hundred_at_once_all_complete(
@@ -34,7 +34,7 @@ def test_a_request_it_finds_too_long_fails_clearly(
     lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
 ) -> None:
     """It answers a too long stream with 200, no event and a cut connection: failed, exit code 1, and explained."""
-    options = ("--n", 3, "--input-tokens", 1600, "--output-tokens", 8, "--warmup", 0, "--tokenizer", tokenizer)
+    options = ("--n", 3, "--input-tokens", 1600, "--output-tokens", 8, "--tokenizer", tokenizer)
     outcome = burst(lightllm, tmp_path / "run", *options)
     assert outcome.exit_code == 1, outcome.stderr
     assert "Traceback" not in outcome.stderr
@@ -48,7 +48,7 @@ def test_its_broken_chat_is_reported_as_its_error(
     lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
 ) -> None:
     """The chat endpoint of this version answers 500: every request failed with that status, and nothing else broke."""
-    options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--warmup", 0, "--tokenizer", tokenizer)
+    options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)
     outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
     assert outcome.exit_code == 1, outcome.stderr
     assert "Traceback" not in outcome.stderr

@@ -13,7 +13,7 @@ import pytest
 from loadgen import runfile
 
 N, INPUT_TOKENS, OUTPUT_TOKENS = 64, 512, 32
-SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS, "--warmup", 0)
+SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
 OVERHEAD_SHARE = 0.5
 """How much longer our mean latency may be than vLLM's own, as a share of vLLM's. See `test_ttft_agrees`."""
 
@@ -127,7 +127,7 @@ def test_chunks_arrive_in_order_after_sending(measured: Measured) -> None:
 
 def test_a_thousand_at_once(vllm: Any, burst: Callable[..., Any], tmp_path: Path) -> None:
     """The main job at full size, 1000 x 512 tokens: nothing is lost, and the counters agree to the token."""
-    options = ("--n", 1000, "--input-tokens", INPUT_TOKENS, "--output-tokens", 8, "--seed", 3, "--warmup", 0)
+    options = ("--n", 1000, "--input-tokens", INPUT_TOKENS, "--output-tokens", 8, "--seed", 3)
     measured = counted(vllm, 1000, lambda: burst(vllm, tmp_path / "run", *options))
     assert measured.outcome.exit_code == 0, measured.outcome.stderr
     assert measured.summary["requests"]["complete"] == 1000

@@ -28,7 +28,7 @@ def test_killed_mid_burst_every_request_is_accounted_for(
 ) -> None:
     """vLLM gets SIGKILL while 64 streams of 1024 tokens run: exit code 1, no traceback, no request without a state."""
     folder = tmp_path / "run"
-    options = ("--n", N, "--input-tokens", 512, "--output-tokens", 1024, "--seed", 1, "--warmup", 0)
+    options = ("--n", N, "--input-tokens", 512, "--output-tokens", 1024, "--seed", 1)
     process = start_burst(vllm_of_my_own, folder, *options)
     wait_until_generating(vllm_of_my_own, 2000)
     vllm_of_my_own.kill()

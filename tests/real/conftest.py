@@ -63,6 +63,12 @@ class Outcome:
         return summary
 
 
+Burst = Callable[..., Outcome]
+"""(engine, folder of the run, further options...): `loadgen burst` from start to end."""
+StartBurst = Callable[..., subprocess.Popen[str]]
+FinishBurst = Callable[[subprocess.Popen[str], Path], Outcome]
+
+
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """vLLM on CPU, shared by all tests: look at what its counters gained, never at what they say."""
@@ -100,8 +106,8 @@ def tokenizer() -> Path:
 
 
 @pytest.fixture(scope="session")
-def start_burst() -> Callable[..., subprocess.Popen[str]]:
-    """Start `loadgen burst` against an engine, as a user would: a process of its own."""
+def start_burst() -> StartBurst:
+    """Start `loadgen burst` against an engine in a process of its own, as a user would."""
 
     def start(engine: Engine, folder: Path, *options: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "loadgen", "burst", "--server", engine.name, "--url", engine.url]
@@ -117,7 +123,7 @@ def start_burst() -> Callable[..., subprocess.Popen[str]]:
 
 
 @pytest.fixture(scope="session")
-def finish_burst() -> Callable[[subprocess.Popen[str], Path], Outcome]:
+def finish_burst() -> FinishBurst:
     def finish(process: subprocess.Popen[str], folder: Path) -> Outcome:
         with process:
             try:
@@ -131,9 +137,7 @@ def finish_burst() -> Callable[[subprocess.Popen[str], Path], Outcome]:
 
 
 @pytest.fixture(scope="session")
-def burst(
-    start_burst: Callable[..., subprocess.Popen[str]], finish_burst: Callable[..., Outcome]
-) -> Callable[..., Outcome]:
+def burst(start_burst: StartBurst, finish_burst: FinishBurst) -> Burst:
     def run(engine: Engine, folder: Path, *options: object) -> Outcome:
         return finish_burst(start_burst(engine, folder, *options), folder)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loadgen import runfile
+
+if TYPE_CHECKING:
+    from tests.real.conftest import Burst, Engine
 
 N, INPUT_TOKENS, OUTPUT_TOKENS = 100, 512, 32
 SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
 
 
-def test_a_hundred_at_once_all_complete(
-    lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_hundred_at_once_all_complete(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
     """100 x (512 in, 32 out): all complete, 32 tokens each by LightLLM's count, 512 by its own input histogram."""
     before = lightllm.counters()
     outcome = burst(lightllm, tmp_path / "run", *SIZE, "--seed", 1, "--tokenizer", tokenizer)
@@ -31,7 +31,7 @@ def test_a_hundred_at_once_all_complete(
 
 
 def test_a_request_it_finds_too_long_fails_clearly(
-    lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
 ) -> None:
     """It answers a too long stream with 200, no event and a cut connection: failed, exit code 1, and explained."""
     options = ("--n", 3, "--input-tokens", 1600, "--output-tokens", 8, "--tokenizer", tokenizer)
@@ -45,7 +45,7 @@ def test_a_request_it_finds_too_long_fails_clearly(
 
 
 def test_its_broken_chat_is_reported_as_its_error(
-    lightllm: Any, burst: Callable[..., Any], tokenizer: Path, tmp_path: Path
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
 ) -> None:
     """The chat endpoint of this version answers 500: every request failed with that status, and nothing else broke."""
     options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)

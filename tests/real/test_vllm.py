@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from loadgen import runfile
+
+if TYPE_CHECKING:
+    from tests.real.conftest import Burst, Engine, Outcome
 
 N, INPUT_TOKENS, OUTPUT_TOKENS = 64, 512, 32
 SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
@@ -21,7 +24,7 @@ TTFT, E2E = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_second
 class Measured:
     """One burst, and what it added to vLLM's counters."""
 
-    outcome: Any
+    outcome: Outcome
     gained: dict[str, float]
 
     @property
@@ -37,7 +40,7 @@ class Measured:
         return self.gained[f"{histogram}_sum"] / self.gained[f"{histogram}_count"]
 
 
-def counted(engine: Any, n: int, send: Callable[[], Any]) -> Measured:
+def counted(engine: Engine, n: int, send: Callable[[], Outcome]) -> Measured:
     """Run `send` between two readings of the counters; the second waits until vLLM has booked all `n` requests."""
     before = engine.counters()
     outcome = send()
@@ -53,8 +56,8 @@ def counted(engine: Any, n: int, send: Callable[[], Any]) -> Measured:
 @pytest.fixture(scope="module", params=["completions", "chat"])
 def measured(
     request: pytest.FixtureRequest,
-    vllm: Any,
-    burst: Callable[..., Any],
+    vllm: Engine,
+    burst: Burst,
     tokenizer: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Measured:
@@ -136,7 +139,7 @@ def test_chunks_arrive_in_order_after_sending(measured: Measured) -> None:
         assert stamps == sorted(stamps)
 
 
-def test_a_thousand_at_once(vllm: Any, burst: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_thousand_at_once(vllm: Engine, burst: Burst, tmp_path: Path) -> None:
     """The main job at full size, 1000 x 512 tokens: nothing is lost, and the counters agree to the token."""
     options = ("--n", 1000, "--input-tokens", INPUT_TOKENS, "--output-tokens", 8, "--seed", 3)
     measured = counted(vllm, 1000, lambda: burst(vllm, tmp_path / "run", *options))
@@ -147,9 +150,16 @@ def test_a_thousand_at_once(vllm: Any, burst: Callable[..., Any], tmp_path: Path
     assert measured.gained["vllm:prefix_cache_hits_total"] == 0
 
 
-def test_a_prompt_over_the_context_is_refused_before_sending(
-    vllm: Any, burst: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_as_a_generic_openai_server(vllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
+    """Spoken to without vLLM's own fields, with text in place of token ids: all complete, prompts still exact."""
+    options = ("--server", "openai", "--tokenizer", tokenizer, "--n", 8, "--output-tokens", 8, "--seed", 5)
+    outcome = burst(vllm, tmp_path / "run", *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.summary["requests"]["complete"] == 8
+    assert [record.prompt_tokens for record in runfile.read(outcome.folder).records] == [INPUT_TOKENS] * 8
+
+
+def test_a_prompt_over_the_context_is_refused_before_sending(vllm: Engine, burst: Burst, tmp_path: Path) -> None:
     """2048 tokens in and 32 out do not fit a context of 2048: said at once, exit code 2, and vLLM was sent nothing."""
     options = ("--n", 2, "--input-tokens", 2048, "--output-tokens", 32, "--seed", 4)
     measured = counted(vllm, 0, lambda: burst(vllm, tmp_path / "run", *options))
@@ -159,7 +169,7 @@ def test_a_prompt_over_the_context_is_refused_before_sending(
     assert measured.gained["vllm:prompt_tokens_total"] == 0
 
 
-def test_a_vllm_is_not_taken_for_a_lightllm(vllm: Any, burst: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_vllm_is_not_taken_for_a_lightllm(vllm: Engine, burst: Burst, tmp_path: Path) -> None:
     """A URL where another kind of server answers gives exit code 3 and names what was found."""
     outcome = burst(vllm, tmp_path / "run", "--server", "lightllm", "--n", 2)
     assert outcome.exit_code == 3

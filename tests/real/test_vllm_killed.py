@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from loadgen import runfile
 
+if TYPE_CHECKING:
+    from tests.real.conftest import Engine, FinishBurst, StartBurst
+
 N = 64
 
 
-def wait_until_generating(engine: Any, tokens: int) -> None:
+def wait_until_generating(engine: Engine, tokens: int) -> None:
     """Return when vLLM has generated `tokens` tokens: the burst is then under way, and far from done."""
     deadline = time.monotonic() + 60
     while engine.counters()["vllm:generation_tokens_total"] < tokens:
@@ -24,7 +26,7 @@ def wait_until_generating(engine: Any, tokens: int) -> None:
 
 
 def test_killed_mid_burst_every_request_is_accounted_for(
-    vllm_of_my_own: Any, start_burst: Callable[..., Any], finish_burst: Callable[..., Any], tmp_path: Path
+    vllm_of_my_own: Engine, start_burst: StartBurst, finish_burst: FinishBurst, tmp_path: Path
 ) -> None:
     """vLLM gets SIGKILL while 64 streams of 1024 tokens run: exit code 1, no traceback, no request without a state."""
     folder = tmp_path / "run"

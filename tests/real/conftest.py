@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -38,6 +39,12 @@ class Engine:
     def kill(self) -> None:
         """SIGKILL to every process of the server at once: no goodbye on any connection but the kernel's."""
         os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill_model(self) -> None:
+        """SIGKILL to vLLM's engine process alone: its API process lives on and has to explain."""
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [child for child in children if child.cmdline()[0].startswith("VLLM::EngineCore")]
+        engine.kill()
 
     def counters(self) -> dict[str, float]:
         """Its `/metrics`, summed over labels, because each series is one of this engine's only model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,23 +12,36 @@ if TYPE_CHECKING:
     from tests.real.conftest import Burst, Engine
 
 N, INPUT_TOKENS, OUTPUT_TOKENS = 100, 512, 32
-SIZE = ("--n", N, "--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
+SIZE = ("--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
 
 
 def test_a_hundred_at_once_all_complete(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
-    """100 x (512 in, 32 out): all complete, 32 tokens each by LightLLM's count, 512 by its own input histogram."""
-    before = lightllm.counters()
-    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--seed", 1, "--tokenizer", tokenizer)
-    after = lightllm.counters()
-
+    """100 x (512 in, 32 out): all complete, each with 32 tokens by LightLLM's count and in 32 chunks of ours."""
+    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", N, "--seed", 1, "--tokenizer", tokenizer)
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.summary["requests"]["complete"] == N
     records = runfile.read(outcome.folder).records
     assert [record.output_tokens for record in records] == [OUTPUT_TOKENS] * N
     assert [sum(record.chunk_tokens) for record in records] == [OUTPUT_TOKENS] * N
-    # Streams of this version do not say how long the prompt was; the server's histogram of lengths does.
-    assert after["lightllm_request_input_length_sum"] - before["lightllm_request_input_length_sum"] == N * INPUT_TOKENS
-    assert after["lightllm_request_count_total"] - before["lightllm_request_count_total"] == N
+
+
+def test_prompts_are_exact_by_lightllms_own_count(
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
+) -> None:
+    """A burst of 100 adds 99 requests and 99 x 512 prompt tokens more to its histogram of lengths than a burst of one.
+
+    Streams of this version do not say how long the prompt was; the histogram does. Both bursts first have two texts
+    counted, which this version can only do by running them: the difference is without those.
+    """
+    requests, tokens = "lightllm_request_input_length_count", "lightllm_request_input_length_sum"
+    readings = [lightllm.counters()]
+    for n in (1, N):
+        outcome = burst(lightllm, tmp_path / str(n), *SIZE, "--n", n, "--seed", 2, "--tokenizer", tokenizer)
+        assert outcome.exit_code == 0, outcome.stderr
+        readings.append(lightllm.counters())
+    gained = [{name: after[name] - before[name] for name in (requests, tokens)} for before, after in pairwise(readings)]
+    assert gained[1][requests] - gained[0][requests] == N - 1
+    assert gained[1][tokens] - gained[0][tokens] == (N - 1) * INPUT_TOKENS
 
 
 def test_a_request_it_finds_too_long_fails_clearly(

@@ -69,6 +69,14 @@ class Outcome:
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 
+    def check_all_complete(self, n: int) -> None:
+        """All `n` arrived whole. Exit code 5 is right where the client, on the engine's own cores, was the limit."""
+        assert self.exit_code in (0, 5), self.stderr
+        assert "Traceback" not in self.stderr
+        requests = self.summary["requests"]
+        assert (requests["sent"], requests["complete"], requests["truncated"], requests["failed"]) == (n, n, 0, 0)
+        assert self.summary["client"]["verdict"] == {0: "ok", 5: "limited"}[self.exit_code]
+
 
 Burst = Callable[..., Outcome]
 """(engine, folder of the run, further options...): `loadgen burst` from start to end."""
@@ -119,7 +127,7 @@ def start_burst() -> StartBurst:
     def start(engine: Engine, folder: Path, *options: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "loadgen", "burst", "--server", engine.name, "--url", engine.url]
         return subprocess.Popen(
-            [*command, "--out", str(folder), "--json", *map(str, options)],
+            [*command, "--out", str(folder), "--json", "--no-report", *map(str, options)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

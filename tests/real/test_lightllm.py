@@ -18,8 +18,7 @@ SIZE = ("--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
 def test_a_hundred_at_once_all_complete(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
     """100 x (512 in, 32 out): all complete, each with 32 tokens by LightLLM's count and in 32 chunks of ours."""
     outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", N, "--seed", 1, "--tokenizer", tokenizer)
-    assert outcome.exit_code == 0, outcome.stderr
-    assert outcome.summary["requests"]["complete"] == N
+    outcome.check_all_complete(N)
     records = runfile.read(outcome.folder).records
     assert [record.output_tokens for record in records] == [OUTPUT_TOKENS] * N
     assert [sum(record.chunk_tokens) for record in records] == [OUTPUT_TOKENS] * N
@@ -37,7 +36,7 @@ def test_prompts_are_exact_by_lightllms_own_count(
     readings = [lightllm.counters()]
     for n in (1, N):
         outcome = burst(lightllm, tmp_path / str(n), *SIZE, "--n", n, "--seed", 2, "--tokenizer", tokenizer)
-        assert outcome.exit_code == 0, outcome.stderr
+        outcome.check_all_complete(n)
         readings.append(lightllm.counters())
     gained = [{name: after[name] - before[name] for name in (requests, tokens)} for before, after in pairwise(readings)]
     assert gained[1][requests] - gained[0][requests] == N - 1
@@ -61,10 +60,15 @@ def test_a_request_it_finds_too_long_fails_clearly(
 def test_its_broken_chat_is_reported_as_its_error(
     lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """The chat endpoint of this version answers 500: every request failed with that status, and nothing else broke."""
+    """The chat endpoint of this version answers 500 to everything: found out, and said, before anything is sent."""
     options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)
     outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
-    assert outcome.exit_code == 1, outcome.stderr
+    assert outcome.exit_code == 3
+    assert "500 from /v1/chat/completions" in outcome.stderr
     assert "Traceback" not in outcome.stderr
-    assert outcome.summary["requests"]["errors"] == {"http_status": 4}
-    assert {record.http_status for record in runfile.read(outcome.folder).records} == {500}
+
+
+def test_its_version_is_not_overstated(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
+    """It states no version, and has no route that came with 1.0: the summary says as much."""
+    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", 1, "--seed", 3, "--tokenizer", tokenizer)
+    assert (outcome.summary["server"]["name"], outcome.summary["server"]["version"]) == ("lightllm", "before 1.0")

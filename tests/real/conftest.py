@@ -1,0 +1,241 @@
+"""Real servers for these tests: each started on a free port, its log kept, stopped by its own process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = ROOT / ".engine"
+READY_TIMEOUT_S = 240
+"""vLLM takes about 35 s on two idle cores."""
+BURST_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running server, in a process group of its own."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the server at once: no goodbye on any connection but the kernel's."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill_model(self) -> None:
+        """SIGKILL to vLLM's engine process alone: its API process lives on and has to explain."""
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [child for child in children if child.cmdline()[0].startswith("VLLM::EngineCore")]
+        engine.kill()
+
+    def counters(self) -> dict[str, float]:
+        """Its `/metrics`, summed over labels, because each series is one of this engine's only model."""
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(http_get(f"{self.url}/metrics")):
+            for sample in family.samples:
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        return totals
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one `loadgen burst` left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+    def check_all_complete(self, n: int) -> None:
+        """All `n` arrived whole. Exit code 5 is right where the client, on the engine's own cores, was the limit."""
+        assert self.exit_code in (0, 5), self.stderr
+        assert "Traceback" not in self.stderr
+        requests = self.summary["requests"]
+        assert (requests["sent"], requests["complete"], requests["truncated"], requests["failed"]) == (n, n, 0, 0)
+        assert self.summary["client"]["verdict"] == {0: "ok", 5: "limited"}[self.exit_code]
+
+
+Burst = Callable[..., Outcome]
+"""(engine, folder of the run, further options...): `loadgen burst` from start to end."""
+StartBurst = Callable[..., subprocess.Popen[str]]
+FinishBurst = Callable[[subprocess.Popen[str], Path], Outcome]
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """vLLM on CPU, shared by all tests: look at what its counters gained, never at what they say."""
+    with running_vllm(tmp_path_factory.mktemp("vllm")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def vllm_of_my_own(tmp_path: Path) -> Iterator[Engine]:
+    """A vLLM that the test may kill."""
+    with running_vllm(tmp_path) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def lightllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """LightLLM's own front end, scheduler and detokenizer over random tokens."""
+    options = "--tokenizer_mode auto --max_total_token_num 120000 --max_req_input_len 1536 --max_req_total_len 2048"
+    # This port names its shared memory: two instances with the same one would share their books.
+    port = free_port()
+    command = [
+        *(ENGINE / "lightllm" / "bin" / "python", ROOT / "tests" / "real" / "engine" / "lightllm_front.py"),
+        *("--model_dir", ENGINE / "model", "--eos_id", "1", "--nccl_port", port, *options.split()),
+    ]
+    with running("lightllm", command, {"HF_HUB_OFFLINE": "1"}, tmp_path_factory.mktemp("lightllm")) as engine:
+        yield engine
+    for left_behind in Path("/dev/shm").glob(f"{port}_*"):
+        left_behind.unlink()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Path:
+    """The tokenizer of the model that both servers hold."""
+    return ENGINE / "model" / "tokenizer.json"
+
+
+@pytest.fixture(scope="session")
+def start_burst() -> StartBurst:
+    """Start `loadgen burst` against an engine in a process of its own, as a user would."""
+
+    def start(engine: Engine, folder: Path, *options: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "loadgen", "burst", "--server", engine.name, "--url", engine.url]
+        return subprocess.Popen(
+            [*command, "--out", str(folder), "--json", "--no-report", *map(str, options)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def finish_burst() -> FinishBurst:
+    def finish(process: subprocess.Popen[str], folder: Path) -> Outcome:
+        with process:
+            try:
+                stdout, stderr = process.communicate(timeout=BURST_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return Outcome(process.returncode, stdout, stderr, folder)
+
+    return finish
+
+
+@pytest.fixture(scope="session")
+def burst(start_burst: StartBurst, finish_burst: FinishBurst) -> Burst:
+    def run(engine: Engine, folder: Path, *options: object) -> Outcome:
+        return finish_burst(start_burst(engine, folder, *options), folder)
+
+    return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the last lines of each server it used."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Engine):
+                report.sections.append((f"end of {value.log}", tail(value.log)))
+    return report
+
+
+@contextmanager
+def running_vllm(folder: Path) -> Iterator[Engine]:
+    """Prefix caching stays on: with it, "no token came from the cache" is a finding, not a setting."""
+    options = "--max-model-len 2048 --dtype bfloat16 --enforce-eager --generation-config vllm"
+    command = [
+        *(ENGINE / "vllm" / "bin" / "vllm", "serve", ENGINE / "model", "--served-model-name", "tiny"),
+        *("--disable-uvicorn-access-log", *options.split()),
+    ]
+    environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with running("vllm", command, environment, folder) as engine:
+        yield engine
+
+
+@contextmanager
+def running(name: str, command: list[object], environment: dict[str, str], folder: Path) -> Iterator[Engine]:
+    if not Path(str(command[0])).exists():
+        pytest.fail(f"{command[0]} is missing: run `make engine` first", pytrace=False)
+    port = free_port()
+    log = folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*map(str, command), "--host", "127.0.0.1", "--port", str(port)],
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    engine = Engine(name, f"http://127.0.0.1:{port}", process, log)
+    try:
+        wait_until_ready(engine)
+        yield engine
+    finally:
+        stop(process)
+
+
+def wait_until_ready(engine: Engine) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline and engine.process.poll() is None:
+        with suppress(OSError):
+            http_get(f"{engine.url}/health")
+            return
+        time.sleep(0.25)
+    pytest.fail(f"{engine.name} did not get ready. The end of {engine.log}:\n{tail(engine.log)}", pytrace=False)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the server, and whatever of its group is left after ten seconds is killed."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def http_get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-40:])

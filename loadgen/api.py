@@ -54,19 +54,27 @@ def burst(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen.coordinator import run
+
+    with prepared(plan, folder, say) as (shares, header):
+        host.make_folder(folder, plan)
+        header.command = command
+        return run(shares, header, folder, on_progress)
+
+
+@contextlib.contextmanager
+def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], Header]]:
+    """Everything that is known before the first connection is opened: each worker's share, and the Run's header."""
     from servers.connection import tls_context
 
     access = Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+    dialect = _dialect(plan)
     with _server(plan, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
-        dialect = _dialect(plan)
         _check(plan, facts)
-        host.make_folder(folder, plan)
         host.allow_open_files(-(-plan.n // plan.workers))
         prompts = _prompts(plan, facts, dialect, access)
         say(f"{plan.n} prompts of {plan.input_tokens} tokens ({prompts.how}) for {facts.model}")
-        shares = _shares(plan, folder, facts, dialect, prompts, access)
-        return run(shares, _header(plan, facts, dialect, prompts, command), folder, on_progress)
+        yield _shares(plan, folder, facts, dialect, prompts, access), _header(plan, facts, dialect, prompts)
 
 
 @contextlib.contextmanager
@@ -158,12 +166,11 @@ def _shares(
     ]
 
 
-def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, command: list[str]) -> Header:
+def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
     from loadgen.runfile import Header
 
     return Header(
         version=version("llm-loadgen"),
-        command=command,
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
         plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint, "arrivals": "burst"},

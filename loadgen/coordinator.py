@@ -26,7 +26,7 @@ from loadgen.record import Record
 from loadgen.runfile import Footer, Header
 from loadgen.worker import COUNTERS, Share, work
 
-START_LEAD_NS = 50_000_000
+START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
 POLL_S = 0.1
 

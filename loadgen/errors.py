@@ -1,12 +1,13 @@
-"""What can go wrong before or beside the requests, and the exit code each gets.
+"""What can go wrong before or beside the requests, and the exit codes.
 
     LoadgenError
-    ├── PlanError         2   the plan or the command line is wrong
-    ├── OutputError       2   the run cannot be written where it was asked to be
-    └── OpenFilesError    2   this machine does not allow that many sockets
+    ├── PlanError         the plan or the command line is wrong
+    ├── OutputError       the run cannot be written where it was asked to be
+    └── OpenFilesError    this machine does not allow that many sockets
 
-A failed request never raises: it becomes a Record with a kind (loadgen.record.ERROR_KINDS).
-Errors about the server under test are in servers.errors and exit with 3.
+All exit with 2, as do workloads.prompts.PromptError and loadgen.runfile.RunFileError; errors about the server under
+test (servers.errors) exit with 3, but with 2 where the plan asks for more than its limits. A failed request never
+raises: it becomes a Record with a kind (loadgen.record.ERROR_KINDS).
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ EXIT_INTERRUPTED = 130
 
 class LoadgenError(Exception):
     """An error with a hint that says what to do about it."""
-
-    exit_code = EXIT_USAGE
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -76,7 +76,7 @@ async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int6
         counters[:] = [getattr(progress, name) for name in COUNTERS]
 
     driver = Driver(
-        _slots(share),
+        slots_of(share),
         share.target,
         share.dialect,
         part,
@@ -87,16 +87,16 @@ async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int6
     started: asyncio.Future[int] = loop.create_future()
     loop.add_reader(pipe.fileno(), _obey, pipe, driver, started)
     await driver.open()
-    pipe.send(("ready", stamps))
-    start_ns = await started
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
-    await driver.run(start_ns)
+    pipe.send(("ready", stamps))
+    await driver.run(await started)
     loop.remove_reader(pipe.fileno())
 
 
-def _slots(share: Share) -> list[Slot]:
+def slots_of(share: Share) -> list[Slot]:
+    """Encode the share: every byte that will be sent, before a connection is opened."""
     target, dialect = share.target, share.dialect
     path, host = target.path + dialect.path, target.host_field
     return [

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.burst import burst
+from loadgen.cli.sim import sim
+from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
 app = typer.Typer(
     name="loadgen",
@@ -18,23 +20,37 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(burst)
+app.command()(sim)
 
 
 def main() -> None:
     """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
-    from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, LoadgenError
-    from servers.errors import ServerError
-
     try:
         app()
-    except (LoadgenError, ServerError) as error:
-        print(f"loadgen: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code if isinstance(error, LoadgenError) else EXIT_SERVER)
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        print(f"loadgen: {error}", file=sys.stderr)
+        if hint := getattr(error, "hint", ""):
+            print(f"  {hint}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
+    from loadgen.errors import LoadgenError
+    from loadgen.runfile import RunFileError
+    from servers.errors import LimitError, ServerError
+    from servers.simulated.errors import SimulatedError
+    from workloads.prompts import PromptError
+
+    if isinstance(error, LoadgenError | RunFileError | PromptError | LimitError | SimulatedError):
+        return EXIT_USAGE
+    return EXIT_SERVER if isinstance(error, ServerError) else None
 
 
 @app.callback(invoke_without_command=True)

@@ -53,9 +53,9 @@ class Output:
         text = json.dumps(summary, indent=2)
         (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
         if report:
-            from analysis.report import write
+            from analysis.report.page import write
 
-            write([(run, summary)], folder / "report.html")
+            write(run, summary, folder / "report.html")
         if self._as_json:
             print(text)
         elif not self._quiet:

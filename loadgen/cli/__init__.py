@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.burst import burst
+from loadgen.cli.sim import sim
 
 app = typer.Typer(
     name="loadgen",
@@ -18,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(burst)
+app.command()(sim)
 
 
 def main() -> None:

@@ -37,8 +37,9 @@ def sim(
     jitter: Annotated[str, Option(help="script: each event is moved by up to so much, drawn from the seed.")] = "0",
     tokens_per_event: Annotated[int, Option(help="script: tokens that are due together.")] = 1,
     speed: Annotated[float, Option(help="How many times faster the clock runs.")] = 1.0,
-    gpu: Annotated[str, Option(help="batching: the card.")] = "A800-80GB-SXM",
+    gpu: Annotated[str, Option(help="batching: the card.")] = "A800-80GB SXM",
     model_shape: Annotated[str, Option(help="batching: the model's shape.")] = "Llama-2-7B",
+    tensor_parallel: Annotated[int, Option(help="batching: so many of these cards hold the model together.")] = 1,
     max_concurrent_requests: Annotated[
         int | None,
         Option(help="Requests at a time. TGI (128) and vLLM (none) reject past it, LightLLM (256) lets wait."),
@@ -78,6 +79,7 @@ def sim(
             speed=speed,
             gpu=gpu,
             model_shape=model_shape,
+            tensor_parallel=tensor_parallel,
             max_concurrent_requests=max_concurrent_requests,
             max_model_len=max_model_len,
             eos_mean_tokens=eos_mean_tokens,

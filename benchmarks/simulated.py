@@ -10,12 +10,14 @@ client counts bytes and looks at nothing, so that on two cores each side has one
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import selectors
 import socket
 import time
-import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from servers.simulated.config import SimulatedConfig
@@ -29,7 +31,7 @@ BODIES = {
 END = b"0\r\n\r\n"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run once and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="tgi", choices=tuple(BODIES))
@@ -37,7 +39,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--ttft-ms", type=float, default=500)
     parser.add_argument("--itl-ms", type=float, default=20)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     config = SimulatedConfig(
         server=options.server,
         ttft_s=options.ttft_ms / 1e3,
@@ -46,8 +48,8 @@ def main() -> None:
     )
     with spawn(config) as url:
         wall_s = burst(url, options.n, request(options.server, options.tokens))
-        status = json.loads(urllib.request.urlopen(f"{url}/simulated/status").read())
-        cpu_s = server_cpu_s(urlsplit(url).port or 0)
+        status = status_of(url)
+        cpu_s = server_cpu_s()
     late = ", ".join(f"{name} {late_ns / 1e6:.3f}" for name, late_ns in status["late_ns"].items())
     print(f"{options.n} streams x {options.tokens} tokens in {wall_s:.2f} s, server CPU {cpu_s:.2f} s since its start")
     print(f"{status['events']} sends, late by {late} ms; falling behind: {status['falling_behind']}")
@@ -87,8 +89,17 @@ def burst(url: str, n: int, data: bytes) -> float:
     return time.perf_counter() - start_s
 
 
-def server_cpu_s(port: int) -> float:
-    """CPU time of the process that listens on `port`: the one child this process has."""
+def status_of(url: str) -> dict[str, Any]:
+    """What the server says about itself."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    connection.request("GET", "/simulated/status")
+    status: dict[str, Any] = json.loads(connection.getresponse().read())
+    connection.close()
+    return status
+
+
+def server_cpu_s() -> float:
+    """CPU time of the server: the one child that this process has."""
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             user, system = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[11:13]

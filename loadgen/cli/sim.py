@@ -6,11 +6,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import BadParameter, Exit, Option
 
+from loadgen.errors import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from servers.simulated.config import SimulatedConfig
+
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|us)?")
+SAME_NAME = (
+    *("server", "host", "port", "model", "clock", "tokens_per_event", "speed", "gpu", "model_shape", "tensor_parallel"),
+    *("max_concurrent_requests", "max_model_len", "eos_mean_tokens", "seed", "log"),
+)
+"""Options that are fields of the config as they are."""
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, None: 1.0}
 
 
@@ -37,8 +47,9 @@ def sim(
     jitter: Annotated[str, Option(help="script: each event is moved by up to so much, drawn from the seed.")] = "0",
     tokens_per_event: Annotated[int, Option(help="script: tokens that are due together.")] = 1,
     speed: Annotated[float, Option(help="How many times faster the clock runs.")] = 1.0,
-    gpu: Annotated[str, Option(help="batching: the card.")] = "A800-80GB-SXM",
+    gpu: Annotated[str, Option(help="batching: the card.")] = "A800-80GB SXM",
     model_shape: Annotated[str, Option(help="batching: the model's shape.")] = "Llama-2-7B",
+    tensor_parallel: Annotated[int, Option(help="batching: so many of these cards hold the model together.")] = 1,
     max_concurrent_requests: Annotated[
         int | None,
         Option(help="Requests at a time. TGI (128) and vLLM (none) reject past it, LightLLM (256) lets wait."),
@@ -60,37 +71,31 @@ def sim(
 
     Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
     """
-    from servers.simulated.config import SimulatedConfig
+    told = locals()
     from servers.simulated.errors import SimulatedError
-    from servers.simulated.faults import parse_rule
 
     try:
-        config = SimulatedConfig(
-            server=server,
-            host=host,
-            port=port,
-            model=model,
-            clock=clock,
-            ttft_s=seconds(ttft),
-            itl_s=seconds(itl),
-            jitter_s=seconds(jitter),
-            tokens_per_event=tokens_per_event,
-            speed=speed,
-            gpu=gpu,
-            model_shape=model_shape,
-            max_concurrent_requests=max_concurrent_requests,
-            max_model_len=max_model_len,
-            eos_mean_tokens=eos_mean_tokens,
-            api_key=_api_key(api_key_env),
-            faults=tuple(map(parse_rule, fault or ())),
-            seed=seed,
-            log=log,
-        )
-        summary = _serve(config, until_stdin_closes=until_stdin_closes)
+        summary = _serve(_config(told), until_stdin_closes=until_stdin_closes)
     except (SimulatedError, OSError) as problem:
         print(f"loadgen: {problem}", file=sys.stderr)
-        raise Exit(2) from None
+        raise Exit(EXIT_USAGE) from None
     _say(summary)
+
+
+def _config(told: dict[str, Any]) -> SimulatedConfig:
+    """The options as a config; most have the same name there."""
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.faults import parse_rule
+
+    values = {name: told[name] for name in SAME_NAME}
+    return SimulatedConfig(
+        **values,
+        ttft_s=seconds(told["ttft"]),
+        itl_s=seconds(told["itl"]),
+        jitter_s=seconds(told["jitter"]),
+        api_key=_api_key(told["api_key_env"]),
+        faults=tuple(map(parse_rule, told["fault"] or ())),
+    )
 
 
 def _api_key(name: str | None) -> str:
@@ -102,7 +107,7 @@ def _api_key(name: str | None) -> str:
     return key
 
 
-def _serve(config: Any, *, until_stdin_closes: bool) -> dict[str, Any]:
+def _serve(config: SimulatedConfig, *, until_stdin_closes: bool) -> dict[str, Any]:
     """Runs the server in an event loop of its own until it is told to stop."""
     import asyncio
     import contextlib

@@ -38,10 +38,12 @@ class SimulatedConfig:
     tokens_per_event: int = 1
     speed: float = 1.0
     """How many times faster than told the clock runs."""
-    gpu: str = "A800-80GB-SXM"
+    gpu: str = "A800-80GB SXM"
     """Batching clock: a card of data/gpu_specs.csv."""
     model_shape: str = "Llama-2-7B"
     """Batching clock: a model of data/model_shapes.csv."""
+    tensor_parallel: int = 1
+    """Batching clock: so many of these cards hold the model together."""
     max_concurrent_requests: int | None = None
     """The server's own limit: TGI rejects past it, LightLLM lets wait, vLLM (`max_num_queued_reqs`) rejects.
     None: the server's default, which is 128, 256 and no limit."""

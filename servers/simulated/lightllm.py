@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from servers.simulated import metrics_pages, tokenizer
+from servers.simulated import lightllm_answers, metrics_pages, tokenizer
 from servers.simulated.bodies import chat_text, dumps, integer, mapping, number, ok
-from servers.simulated.lightllm_answers import Said, native
-from servers.simulated.lightllm_answers import chat as chat_answer
-from servers.simulated.lightllm_answers import completions as completions_answer
+from servers.simulated.lightllm_answers import Said
 from servers.simulated.wire import EVENT_STREAM_TYPE, Generation, Question, Refused, Reply, Site, Wire, events_reply
 
 _NATIVE_TOKENS = 65_535
@@ -43,7 +41,9 @@ def chat(site: Site, question: Question) -> Generation:
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     _check_values(_openai_values(body, asked))
     streamed = bool(body.get("stream"))
-    return chat_answer(_said(site, question, chat_text(body["messages"]), asked, streamed=streamed, add_bos=True))
+    return lightllm_answers.chat(
+        _said(site, question, chat_text(body["messages"]), asked, streamed=streamed, add_bos=True)
+    )
 
 
 def completions(site: Site, question: Question) -> Generation:
@@ -63,7 +63,7 @@ def completions(site: Site, question: Question) -> Generation:
     _check_values(_openai_values(body, body.get("max_tokens")))
     streamed = bool(body.get("stream"))
     said = _said(site, question, prompt, body.get("max_tokens"), streamed=streamed, add_bos=False)
-    return completions_answer(said)
+    return lightllm_answers.completions(said)
 
 
 def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
@@ -76,7 +76,7 @@ def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
         raise Refused(error_reply(417, "'parameters' must be an object"))
     _check_values(parameters)
     asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
-    return native(_said(site, question, body["inputs"], asked, streamed=streamed, add_bos=add_bos))
+    return lightllm_answers.native(_said(site, question, body["inputs"], asked, streamed=streamed, add_bos=add_bos))
 
 
 def longest(site: Site) -> int:

@@ -20,13 +20,16 @@ from typing import IO, Any
 from aiohttp import web
 
 from servers.simulated import lightllm, tgi, vllm
+from servers.simulated.batching import BatchingClock
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.errors import StartError
+from servers.simulated.errors import ConfigError, StartError
 from servers.simulated.faults import written
 from servers.simulated.http import Http, status
 from servers.simulated.log import Log, LogLine
 from servers.simulated.metrics import Metrics
 from servers.simulated.metrics_pages import bounds
+from servers.simulated.policies import POLICIES
+from servers.simulated.roofline import roofline
 from servers.simulated.stream import Pump
 from servers.simulated.timing import ScriptClock, TokenClock
 from servers.simulated.tokenizer import Babble
@@ -56,9 +59,9 @@ async def serve(
     Raises OSError when the port is taken, ConfigError for a card or model that is not known.
     """
     loop = asyncio.get_running_loop()
-    clock, longest = _clock(config)
-    config = replace(config, max_model_len=longest)
     wire = WIRES[config.server]
+    clock, longest = _clock(config, config.max_concurrent_requests or wire.default_limit)
+    config = replace(config, max_model_len=longest)
     pump = Pump(clock, loop)
     babble = Babble(config.seed, longest)
     metrics = Metrics(bounds(config.server, longest))
@@ -174,6 +177,7 @@ def arguments(config: SimulatedConfig) -> list[str]:
         "speed": config.speed,
         "gpu": config.gpu,
         "model-shape": config.model_shape,
+        "tensor-parallel": config.tensor_parallel,
         "max-concurrent-requests": config.max_concurrent_requests,
         "max-model-len": config.max_model_len,
         "eos-mean-tokens": config.eos_mean_tokens,
@@ -195,14 +199,23 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _clock(config: SimulatedConfig) -> tuple[TokenClock, int]:
-    """The clock, and the longest prompt plus output it can hold."""
-    speed = config.speed
-    ttft_ns, itl_ns, jitter_ns = (
-        round(time_s * 1e9 / speed) for time_s in (config.ttft_s, config.itl_s, config.jitter_s)
-    )
-    script = ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed)
-    return script, config.max_model_len
+def _clock(config: SimulatedConfig, limit: int | None) -> tuple[TokenClock, int]:
+    """The clock, and the longest prompt plus output that it can hold. Raises ConfigError."""
+    if config.clock == "script":
+        times_s = (config.ttft_s, config.itl_s, config.jitter_s)
+        ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
+        script = ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed)
+        return script, config.max_model_len
+    policy = POLICIES[config.server]
+    if config.server == "lightllm" and limit is not None:
+        policy = replace(policy, running_limit=limit)  # one option, `--running_max_req_size`, is both limits there
+    try:
+        hardware = roofline(config.gpu, config.model_shape, config.tensor_parallel)
+        kv_tokens = hardware.kv_tokens(policy.memory_fraction)
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from None
+    longest = min(config.max_model_len, kv_tokens - policy.block_tokens)
+    return BatchingClock(policy, kv_tokens, hardware.step_ns, config.speed), longest
 
 
 def _url(listening: socket.socket) -> str:

@@ -8,23 +8,13 @@ from math import log
 from random import Random
 from typing import Any
 
-from servers.simulated import metrics_pages, tokenizer
-from servers.simulated.bodies import chat_text, mapping, number, ok
-from servers.simulated.tgi_answers import (
-    DOCKER_LABEL,
-    VERSION,
-    Said,
-    flat_error,
-    native,
-    openai_error,
-)
-from servers.simulated.tgi_answers import chat as chat_answer
-from servers.simulated.tgi_answers import completions as completions_answer
+from servers.simulated import tgi_answers, tokenizer
+from servers.simulated.bodies import chat_text, number
+from servers.simulated.tgi_answers import Said, flat_error, openai_error
+from servers.simulated.tgi_pages import DEFAULT_LIMIT, MOST_PROMPTS, MOST_STOPS, PAGES, max_input_tokens, untyped
 from servers.simulated.wire import TEXT_TYPE, Generation, Headers, Question, Refused, Reply, Site, Wire, events_reply
 
 _STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
-_MOST_STOPS = 4
-_MOST_PROMPTS = 4
 _OVERLOADED = ("Model is overloaded", "overloaded")
 
 
@@ -57,10 +47,10 @@ def chat(site: Site, question: Question) -> Generation:
     body = question.body
     refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
     if not isinstance(body.get("messages"), list):
-        raise _untyped("missing field `messages`")
+        raise untyped("missing field `messages`")
     asked = body.get("max_tokens", body.get("max_completion_tokens"))
     parameters = _openai_parameters(body, asked)
-    return chat_answer(_said(site, question, chat_text(body["messages"]), parameters, refuse))
+    return tgi_answers.chat(_said(site, question, chat_text(body["messages"]), parameters, refuse))
 
 
 def completions(site: Site, question: Question) -> Generation:
@@ -73,25 +63,25 @@ def completions(site: Site, question: Question) -> Generation:
     prompt = body.get("prompt")
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
-        raise _untyped("prompt: data did not match any variant of untagged enum PromptInput")
+        raise untyped("prompt: data did not match any variant of untagged enum PromptInput")
     if len(prompts) > 1:
-        most = 1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS  # one is our limit, not TGI's
+        most = 1 if len(prompts) <= MOST_PROMPTS else MOST_PROMPTS  # one is our limit, not TGI's
         message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
         raise Refused(Reply(flat_error(message, "batch size exceeded"), 422))
     parameters = _openai_parameters(body, body.get("max_tokens"))
-    return completions_answer(_said(site, question, prompts[0], parameters, refuse))
+    return tgi_answers.completions(_said(site, question, prompts[0], parameters, refuse))
 
 
 def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
     body = question.body
     if not isinstance(body.get("inputs"), str):
-        raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
+        raise untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
     parameters = body.get("parameters") or {}
     refuse = _refuser(streamed=streamed, openai=False)
     if streamed and parameters.get("decoder_input_details"):
         raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
     question = replace(question, body={**body, "stream": streamed})
-    return native(_said(site, question, body["inputs"], parameters, refuse))
+    return tgi_answers.native(_said(site, question, body["inputs"], parameters, refuse))
 
 
 Refuse = Callable[[str], Refused]
@@ -122,11 +112,6 @@ def _said(site: Site, question: Question, prompt: str, parameters: Mapping[str, 
     return Said(site, question, prompt, prompt_tokens, asked, output, ended)
 
 
-def max_input_tokens(site: Site) -> int:
-    """One token must be left for the output (`launcher/src/main.rs`: max_total_tokens - 1)."""
-    return site.config.max_model_len - 1
-
-
 def _end_of_sequence(site: Site, index: int) -> int | None:
     """Where the model ends by itself: geometric, as if each token were the last with the same probability."""
     mean = site.config.eos_mean_tokens
@@ -155,8 +140,8 @@ def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
         if value is not None and not allows(value):
             raise refuse(message)
     stops = parameters.get("stop") or []
-    if len(stops) > _MOST_STOPS:
-        raise refuse(f"`stop` supports up to {_MOST_STOPS} stop sequences. Given: {len(stops)}")
+    if len(stops) > MOST_STOPS:
+        raise refuse(f"`stop` supports up to {MOST_STOPS} stop sequences. Given: {len(stops)}")
 
 
 def _openai_parameters(body: Mapping[str, Any], asked: Any) -> dict[str, Any]:
@@ -185,12 +170,6 @@ def _error_stream(message: str, kind: str, *, openai: bool) -> Reply:
     return events_reply(*payloads, headers=_STREAM_TYPE)
 
 
-def _untyped(message: str) -> Refused:
-    """What axum says about JSON that does not fit: plain text."""
-    said = f"Failed to deserialize the JSON body into the target type: {message}"
-    return Refused(Reply(said.encode(), 422, TEXT_TYPE))
-
-
 def _overloaded(refused: Generation) -> Reply:
     if not refused.streamed:
         return Reply(flat_error(*_OVERLOADED), 429)
@@ -204,65 +183,6 @@ def _failure(status: int) -> Reply:
         503: ("unhealthy", "healthcheck"),
     }
     return Reply(flat_error(*said[status]), status)
-
-
-def _info(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    config = site.config
-    return ok(
-        {
-            "model_id": config.model,
-            "model_sha": None,
-            "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": config.max_concurrent_requests or WIRE.default_limit,
-            "max_best_of": 2,
-            "max_stop_sequences": _MOST_STOPS,
-            "max_input_tokens": max_input_tokens(site),
-            "max_total_tokens": config.max_model_len,
-            "validation_workers": 2,
-            "max_client_batch_size": _MOST_PROMPTS,
-            "router": "text-generation-router",
-            "version": VERSION,
-            "sha": "dfb3fbe7",
-            "docker_label": DOCKER_LABEL,
-        }
-    )
-
-
-def _models(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    model = site.config.model
-    return ok({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": model}]})
-
-
-def _tokenize(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    asked = mapping(body)
-    if not isinstance(asked.get("inputs"), str):
-        raise _untyped("missing field `inputs`")
-    return ok(_token_list(asked["inputs"]))
-
-
-def _chat_tokenize(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    asked = mapping(body)
-    if not isinstance(asked.get("messages"), list):
-        raise _untyped("missing field `messages`")
-    text = chat_text(asked["messages"])
-    return ok({"tokenize_response": _token_list(text), "templated_text": text})
-
-
-def _token_list(text: str) -> list[dict[str, Any]]:
-    """With the token that the server puts before every text; it has no place in it."""
-    bos = {"id": tokenizer.BOS_ID, "text": "", "start": 0, "stop": 0}
-    found = tokenizer.offsets(text)
-    return [bos] + [
-        {"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in found
-    ]
-
-
-def _empty(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return Reply(headers=())
-
-
-def _metrics(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return Reply(metrics_pages.tgi(site).encode(), headers=TEXT_TYPE)
 
 
 WIRE = Wire(
@@ -282,16 +202,7 @@ WIRE = Wire(
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
     },
-    pages={
-        ("GET", "/"): _empty,
-        ("GET", "/health"): _empty,
-        ("GET", "/ping"): _empty,
-        ("GET", "/info"): _info,
-        ("GET", "/v1/models"): _models,
-        ("GET", "/metrics"): _metrics,
-        ("POST", "/tokenize"): _tokenize,
-        ("POST", "/chat_tokenize"): _chat_tokenize,
-    },
+    pages=PAGES,
     bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, TEXT_TYPE),
     bad_json=lambda message, position: Reply(
         f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(), 400, TEXT_TYPE
@@ -303,5 +214,5 @@ WIRE = Wire(
     overloaded=_overloaded,
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
-    default_limit=128,
+    default_limit=DEFAULT_LIMIT,
 )

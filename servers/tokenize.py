@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from servers.calls import call, open_client
+from servers.calls import Caller
 from servers.errors import UncountableError
 from servers.probe import ServerFacts
+
+SAMPLE = "a text that is sent once to learn what the chat template adds"
 
 Told = TypeVar("Told")
 
@@ -41,6 +42,8 @@ class ServerTokenizer:
     model: str
     id_route: str | None
     """The route that gives token ids, where the server has one and its API takes ids."""
+    added: int = 0
+    """Tokens that every prompt has on top of what the route counts."""
     words: tuple[str, ...] = ()
 
     @property
@@ -50,7 +53,8 @@ class ServerTokenizer:
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
-        return [self._post(self.route.path, self.route.body(text, self.model), self.route.tokens) for text in texts]
+        route = self.route
+        return [self.added + self._post(route.path, route.body(text, self.model), route.tokens) for text in texts]
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without special tokens; empty when the server does not tell them."""
@@ -75,9 +79,19 @@ def connect(
     facts: ServerFacts, endpoint: str, *, api_key: str | None = None, verify: ssl.SSLContext | bool = True
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
-    with open_client(facts.url, api_key, verify) as client:
+    with closing(Caller(facts.url, api_key, verify)) as ask:
         id_route = "/tokenize" if facts.name == "vllm" and "/tokenize" in facts.count_routes else None
-        yield ServerTokenizer(partial(call, client), _route(facts, endpoint), facts.model, id_route)
+        tokenizer = ServerTokenizer(ask, _route(facts, endpoint), facts.model, id_route)
+        bare = COUNTING.get((facts.name, "completions"))
+        if tokenizer.generates and endpoint == "chat" and bare and bare.path in facts.count_routes:
+            tokenizer = _with_template(tokenizer, bare)
+        yield tokenizer
+
+
+def _with_template(chat: ServerTokenizer, bare: Route) -> ServerTokenizer:
+    """Count plain text by the `bare` route and add the template, measured once by running a text that is no prompt."""
+    plain = replace(chat, route=bare)
+    return replace(plain, added=chat.count([SAMPLE])[0] - plain.count([SAMPLE])[0])
 
 
 def _route(facts: ServerFacts, endpoint: str) -> Route:

@@ -12,8 +12,6 @@ from servers.calls import Caller
 from servers.errors import UncountableError
 from servers.probe import ServerFacts
 
-SAMPLE = "a text that is sent once to learn what the chat template adds"
-
 Told = TypeVar("Told")
 
 
@@ -42,8 +40,8 @@ class ServerTokenizer:
     model: str
     id_route: str | None
     """The route that gives token ids, where the server has one and its API takes ids."""
-    added: int = 0
-    """Tokens that every prompt has on top of what the route counts."""
+    plain: ServerTokenizer | None = None
+    """Where counting a prompt generates: the server's count of text alone, without running it."""
     words: tuple[str, ...] = ()
 
     @property
@@ -54,7 +52,7 @@ class ServerTokenizer:
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
         route = self.route
-        return [self.added + self._post(route.path, route.body(text, self.model), route.tokens) for text in texts]
+        return [self._post(route.path, route.body(text, self.model), route.tokens) for text in texts]
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without special tokens; empty when the server does not tell them."""
@@ -81,17 +79,11 @@ def connect(
     """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
     with closing(Caller(facts.url, api_key, verify)) as ask:
         id_route = "/tokenize" if facts.name == "vllm" and "/tokenize" in facts.count_routes else None
-        tokenizer = ServerTokenizer(ask, _route(facts, endpoint), facts.model, id_route)
-        bare = COUNTING.get((facts.name, "completions"))
-        if tokenizer.generates and endpoint == "chat" and bare and bare.path in facts.count_routes:
-            tokenizer = _with_template(tokenizer, bare)
+        route, plain = _route(facts, endpoint), PLAIN.get(facts.name)
+        tokenizer = ServerTokenizer(ask, route, facts.model, id_route)
+        if route.generates and plain and plain.path in facts.count_routes:
+            tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))
         yield tokenizer
-
-
-def _with_template(chat: ServerTokenizer, bare: Route) -> ServerTokenizer:
-    """Count plain text by the `bare` route and add the template, measured once by running a text that is no prompt."""
-    plain = replace(chat, route=bare)
-    return replace(plain, added=chat.count([SAMPLE])[0] - plain.count([SAMPLE])[0])
 
 
 def _route(facts: ServerFacts, endpoint: str) -> Route:
@@ -132,6 +124,9 @@ COUNTING = {
     ),
 }
 """(server, endpoint) to the route that counts without running the text."""
+
+PLAIN = {"lightllm": COUNTING["lightllm", "completions"]}
+"""Server to the route that counts text alone, where there is none for chat."""
 
 RUNNING = {
     # Before 1.0 only the details of a token tell the length of the prompt.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from servers.calls import call, open_client
+from servers.calls import Caller
 from servers.errors import LimitError, UnauthorizedError, WrongServerError
 
 Ask = Callable[[str], tuple[int, Any]]
@@ -45,8 +45,7 @@ def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLC
     Raises UnreachableError, UnauthorizedError, and WrongServerError when it is not the server named.
     """
     base = base_url(url)
-    with open_client(base, api_key, verify) as client:
-        ask = partial(call, client)
+    with closing(Caller(base, api_key, verify)) as ask:
         facts = RECOGNISE[server](ask, base)
         if facts is None:
             raise _wrong_server(ask, base, server)

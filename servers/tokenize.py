@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from servers.calls import call, open_client
+from servers.calls import Caller
 from servers.errors import UncountableError
 from servers.probe import ServerFacts
 
@@ -41,6 +40,8 @@ class ServerTokenizer:
     model: str
     id_route: str | None
     """The route that gives token ids, where the server has one and its API takes ids."""
+    plain: ServerTokenizer | None = None
+    """Where counting a prompt generates: the server's count of text alone, without running it."""
     words: tuple[str, ...] = ()
 
     @property
@@ -50,7 +51,8 @@ class ServerTokenizer:
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
-        return [self._post(self.route.path, self.route.body(text, self.model), self.route.tokens) for text in texts]
+        route = self.route
+        return [self._post(route.path, route.body(text, self.model), route.tokens) for text in texts]
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without special tokens; empty when the server does not tell them."""
@@ -75,9 +77,13 @@ def connect(
     facts: ServerFacts, endpoint: str, *, api_key: str | None = None, verify: ssl.SSLContext | bool = True
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
-    with open_client(facts.url, api_key, verify) as client:
+    with closing(Caller(facts.url, api_key, verify)) as ask:
         id_route = "/tokenize" if facts.name == "vllm" and "/tokenize" in facts.count_routes else None
-        yield ServerTokenizer(partial(call, client), _route(facts, endpoint), facts.model, id_route)
+        route, plain = _route(facts, endpoint), PLAIN.get(facts.name)
+        tokenizer = ServerTokenizer(ask, route, facts.model, id_route)
+        if route.generates and plain and plain.path in facts.count_routes:
+            tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))
+        yield tokenizer
 
 
 def _route(facts: ServerFacts, endpoint: str) -> Route:
@@ -118,6 +124,9 @@ COUNTING = {
     ),
 }
 """(server, endpoint) to the route that counts without running the text."""
+
+PLAIN = {"lightllm": COUNTING["lightllm", "completions"]}
+"""Server to the route that counts text alone, where there is none for chat."""
 
 RUNNING = {
     # Before 1.0 only the details of a token tell the length of the prompt.

@@ -31,8 +31,11 @@ class Stub:
 
 
 @contextmanager
-def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
-    """Answer `GET /path` and `POST /path` from the table, everything else with 404, or 405 where POST exists."""
+def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, hang_up: bool = False) -> Iterator[Stub]:
+    """Answer `GET /path` and `POST /path` from the table, everything else with 404, or 405 where POST exists.
+
+    `hang_up` closes each connection after one answer without announcing it, as servers do with idle ones.
+    """
     stub = Stub("")
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,6 +58,7 @@ def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None) -
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
             self.wfile.write(head.encode() + data)
+            self.close_connection = hang_up
 
         def log_message(self, *_: object) -> None:
             pass

@@ -41,17 +41,26 @@ class Tokenizer(Protocol):
         """Different plain words, most of them one token each; empty when it knows none."""
         ...
 
-    @property
-    def generates(self) -> bool:
-        """Whether counting makes the server run the text, and so leaves it in the server's prefix cache."""
-        ...
-
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
         ...
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without special tokens; empty when they cannot be known."""
+        ...
+
+
+class Judge(Tokenizer, Protocol):
+    """The server: what it counts is what the length is."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether counting makes the server run the text, and so leaves it in the server's prefix cache."""
+        ...
+
+    @property
+    def plain(self) -> Tokenizer | None:
+        """Where counting a prompt generates: the server's count of text alone, without running it."""
         ...
 
 
@@ -64,7 +73,7 @@ class Prompts:
 
 
 def make_prompts(
-    n: int, input_tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: Tokenizer | None
+    n: int, input_tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: Judge | None
 ) -> Prompts:
     """Make `n` prompts that the server counts as exactly `input_tokens` tokens each.
 
@@ -73,20 +82,22 @@ def make_prompts(
     """
     source = local or server
     words = (source and source.words) or COMMON_WORDS
-    shift = _shift(local, server, words) if local and server else 0
     if token_ids and source and (alphabet := sorted(set(source.ids(" ".join(words))))):
+        if local and server:
+            _shift(local, server, words)
         return Prompts(id_prompts(alphabet, n, input_tokens, seed), "token ids")
     if local:
-        counted = _shifted(local.count, shift)
-        texts = text_prompts(counted, words, n, input_tokens, seed)
-        _check_first(texts, input_tokens, server)
+        texts = _measured(n, input_tokens, seed, local, server, words)
         return Prompts(texts, "text, counted with the tokenizer file")
-    if server is None or server.generates:
-        raise PromptError(
-            "the server does not tell how many tokens a text has without running it",
-            "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
-        )
-    return Prompts(text_prompts(server.count, words, n, input_tokens, seed), "text, counted by the server")
+    if server and not server.generates:
+        return Prompts(text_prompts(server.count, words, n, input_tokens, seed), "text, counted by the server")
+    if server and server.plain:
+        texts = _measured(n, input_tokens, seed, server.plain, server, words)
+        return Prompts(texts, "text, counted by the server, plus its chat template")
+    raise PromptError(
+        "the server does not tell how many tokens a text has without running it",
+        "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
+    )
 
 
 def id_prompts(alphabet: Sequence[int], n: int, input_tokens: int, seed: int) -> list[tuple[int, ...]]:
@@ -182,36 +193,59 @@ def _mend(draft: list[str], keep: int, missing: int, words: Words, random: Rando
         draft += words.fill(freed + missing, random)
 
 
-def _shift(local: Tokenizer, server: Tokenizer, words: Sequence[str]) -> int:
-    """Tokens that the server counts on top of the tokenizer file: the chat template, a BOS the file does not know.
+def _measured(
+    n: int, input_tokens: int, seed: int, ruler: Tokenizer, server: Judge | None, words: Sequence[str]
+) -> list[str]:
+    """Count with `ruler`, plus what the server was found to add to it."""
+    shift = _shift(ruler, server, words) if server else 0
+    # A template touches the first and the last word, and may change what they cost: `[user]` and a blank before a
+    # word make another token than the word alone. Hence all prompts begin and end as the measured samples do.
+    frame = _framed if shift else _bare
+    texts = text_prompts(
+        lambda asked: [tokens + shift for tokens in ruler.count([frame(text, words) for text in asked])],
+        words,
+        n,
+        input_tokens,
+        seed,
+    )
+    prompts = [frame(text, words) for text in texts]
+    if server and not server.generates:
+        _check_first(prompts, input_tokens, server)
+    return prompts
+
+
+def _framed(text: str, words: Sequence[str]) -> str:
+    return f"{words[0]} {text} {words[0]}"
+
+
+def _bare(text: str, _: Sequence[str]) -> str:
+    return text
+
+
+def _shift(ruler: Tokenizer, server: Judge, words: Sequence[str]) -> int:
+    """Tokens that the server counts on top of the ruler: the chat template, a BOS the tokenizer file does not know.
 
     A text of many words and a short one must show the same difference; otherwise the file is another model's.
     """
-    texts = [words[0], " ".join(words[:200])]
-    by_file, by_server = local.count(texts), server.count(texts)
-    shifts = {theirs - ours for ours, theirs in zip(by_file, by_server, strict=True)}
-    if len(shifts) > 1:
+    texts = [_framed(words[-1], words), _framed(" ".join(words[:200]), words)]
+    ours, theirs = ruler.count(texts), server.count(texts)
+    shift = theirs[0] - ours[0]
+    if theirs[1] - ours[1] != shift:
         raise PromptError(
-            f"the tokenizer file counts {by_file[0]} and {by_file[1]} tokens where the server counts {by_server[0]} "
-            f"and {by_server[1]}, for the same two texts: it is not the tokenizer that the server uses",
+            f"two texts count {ours[0]} and {ours[1]} tokens by the tokenizer file and {theirs[0]} and {theirs[1]} by "
+            "the server: it is not the tokenizer that the server uses",
             "pass the tokenizer.json of the model that is being served",
         )
-    return shifts.pop()
+    return shift
 
 
-def _check_first(texts: list[str], input_tokens: int, server: Tokenizer | None) -> None:
-    if server is None or server.generates or not texts:
-        return
-    counted = server.count(texts[:1])[0]
-    if counted != input_tokens:
-        raise PromptError(
-            f"the tokenizer file counts {input_tokens} tokens where the server counts {counted}, for the first prompt",
-            "pass the tokenizer.json of the model that is being served",
-        )
-
-
-def _shifted(count: Count, shift: int) -> Count:
-    return lambda texts: [tokens + shift for tokens in count(texts)]
+def _check_first(prompts: list[str], input_tokens: int, server: Judge) -> None:
+    for counted in server.count(prompts[:1]):
+        if counted != input_tokens:
+            raise PromptError(
+                f"the first prompt was built to count {input_tokens} tokens and the server counts {counted}",
+                "pass the tokenizer.json of the model that is being served",
+            )
 
 
 def _generator(seed: int, number: int) -> Random:

@@ -26,7 +26,6 @@ class LocalTokenizer:
 
     tokenizer: Tokenizer
     words: tuple[str, ...]
-    generates: bool = False
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text, special tokens included."""

@@ -12,11 +12,9 @@ Count = Callable[[Sequence[str]], list[int]]
 
 _COMMON = (
     "the of and to in is that it was for on are as with they be at one have this from by but some what there we can "
-    "out other all your when up use how each she which do time if will way about many then them would so these long "
-    "make see two has look more day could go come did my no most who over know than call first people may down side "
-    "been now find any new work part take get place where after back little only man year came every good our under "
-    "very through just great think help low before turn old too want well also small end home hand land high world "
-    "water light a b c d e f g h j k l m n o p q r s t u v w x y z"
+    "out other all your when up use how each which do time if will way about many then them would so these long make "
+    "see two has look more day could go come no most over know than call first people may down now find any new work "
+    "part take get a b c d e f g h j k l m n o p q r s t u v w x y z"
 )
 COMMON_WORDS = tuple(_COMMON.split())
 """Short English words, one token each in most vocabularies, and letters for the vocabularies where they are not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from servers.errors import UnauthorizedError, UncountableError
 from servers.probe import ServerFacts, probe
 from servers.tokenize import connect
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
-from tests.tiny_tokenizers import byte_level_with_bos
+from tests.tiny_tokenizers import byte_level_with_bos, save
 from workloads.prompts import make_prompts
+from workloads.tokenizer import load
+
+TEMPLATE = "[user] {} [assistant]"
+"""Its blanks make other tokens of the first word of a prompt than it has alone."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def served(engine: Tokenizer) -> dict[str, dict[str, Answer]]:
 
     def templated(body: Any) -> list[int]:
         (message,) = body["messages"]
-        return ids(f"[user]{message['content']}[assistant]", False)
+        return ids(TEMPLATE.format(message["content"]), False)
 
     def tgi(numbers: list[int]) -> list[dict[str, Any]]:
         return [{"id": number, "text": "?", "start": 0, "stop": 1} for number in numbers]
@@ -88,7 +93,7 @@ def served(engine: Tokenizer) -> dict[str, dict[str, Answer]]:
 def test_count(engine: Tokenizer, kind: str, endpoint: str, generates: bool) -> None:
     """Each server says what it counts for a text on each endpoint: BOS on native routes, the template on chat."""
     expected = {
-        "chat": len(engine.encode("[user]zanu wozu[assistant]", add_special_tokens=False).ids),
+        "chat": len(engine.encode(TEMPLATE.format("zanu wozu"), add_special_tokens=False).ids),
         "bare": len(engine.encode("zanu wozu", add_special_tokens=False).ids),
         "bos": len(engine.encode("zanu wozu").ids),
     }
@@ -117,13 +122,28 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
     assert set(made.prompts) <= {value for value in confirmed if isinstance(value, str)}
 
 
-@pytest.mark.parametrize("kind", ["vllm", "tgi"])
-def test_chat_by_the_servers_count(engine: Tokenizer, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "with_file"),
+    [
+        ("vllm", False),
+        ("vllm", True),
+        ("tgi", False),
+        ("tgi", True),
+        ("lightllm", False),
+        ("lightllm", True),
+        ("openai", True),
+    ],
+)
+def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> None:
     """On chat the template counts too: content and template together have the length asked."""
+    local = load(save("byte_level_with_bos", tmp_path)) if with_file else None
     with answering(served(engine)[kind]) as stub, connect(probe(stub.url, kind), "chat") as server:
-        made = make_prompts(30, 100, 0, token_ids=False, local=None, server=server)
-    whole = [f"[user]{text}[assistant]" for text in made.prompts]
+        made = make_prompts(60, 100, 0, token_ids=False, local=local, server=server)
+    whole = [TEMPLATE.format(text) for text in made.prompts]
     assert {len(engine.encode(text, add_special_tokens=False).ids) for text in whole} == {100}
+    assert len(set(whole)) == 60
+    ran = [body for body in stub.bodies if body and "max_tokens" in body]
+    assert not {body["messages"][0]["content"] for body in ran} & set(made.prompts)
 
 
 def test_token_ids_from_vllm(engine: Tokenizer) -> None:

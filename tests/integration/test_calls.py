@@ -1,0 +1,49 @@
+"""Questions beside the load, on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from servers.calls import Caller
+from tests.stub_server import answering
+
+
+@contextmanager
+def asking(url: str) -> Iterator[Caller]:
+    with closing(Caller(url)) as ask:
+        yield ask
+
+
+def test_prefix_and_json() -> None:
+    """Paths count from the URL's own path; an answer is its status and its JSON."""
+    with (
+        answering({"POST /models/a/tokenize": lambda body: {"got": body}}) as stub,
+        asking(f"{stub.url}/models/a") as ask,
+    ):
+        assert ask("/tokenize", {"text": "zanu é"}) == (200, {"got": {"text": "zanu é"}})
+        assert ask("/else") == (404, {"detail": "Not Found"})
+    assert stub.heard == ["POST /models/a/tokenize", "GET /models/a/else"]
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\xff", b'{"a":', b"[1] 2"])
+def test_not_json(content: bytes) -> None:
+    """An answer that is not JSON is None, never an exception."""
+    with answering({"GET /": (500, content)}) as stub, asking(stub.url) as ask:
+        assert ask("/") == (500, None)
+
+
+def test_connection_closed_meanwhile() -> None:
+    """A kept connection that the server has closed is opened again, and the question asked again."""
+    with answering({"GET /": (200, 1)}, hang_up=True) as stub, asking(stub.url) as ask:
+        assert [ask("/") for _ in range(5)] == [(200, 1)] * 5
+
+
+def test_answer_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer longer than the limit is no answer, and its rest is not taken for the next one."""
+    monkeypatch.setattr("servers.calls.ANSWER_LIMIT_BYTES", 10)
+    with answering({"GET /long": (200, [1] * 1000), "GET /short": (200, 1)}) as stub, asking(stub.url) as ask:
+        assert ask("/long") == (200, None)
+        assert ask("/short") == (200, 1)

@@ -1,6 +1,7 @@
 // Draws the charts from the data in the page, in the colours of the reader's scheme. Tables work without it.
 "use strict";
 (() => {
+  const PAPER_WIDTH = 660; // fits A4 and Letter between the usual margins
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)");
@@ -21,6 +22,7 @@
       showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") } },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
+      ...(document.documentElement.classList.contains("on-paper") ? { width: PAPER_WIDTH } : { autosize: true }),
       ...changes,
     };
     for (const name of Object.keys(merged)) {
@@ -57,6 +59,33 @@
     ];
   }
 
+  // Plotly labels a logarithmic axis with bare digits between the powers of ten; whole numbers read better.
+  function logarithmic(traces) {
+    const values = traces.flatMap((trace) => trace.x).filter((value) => value > 0);
+    const low = values.reduce((least, value) => Math.min(least, value), Infinity);
+    const high = values.reduce((most, value) => Math.max(most, value), 0);
+    const tickvals = high / low > 4 ? powers(low, high) : steps(low, high);
+    return { tickvals, ticktext: tickvals.map((value) => value.toLocaleString("en", { maximumSignificantDigits: 3 })) };
+  }
+
+  function powers(low, high) {
+    const wide = high / low > 1000;
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+      for (const factor of wide ? [1] : [1, 2, 5]) ticks.push(factor * 10 ** power);
+    }
+    return ticks;
+  }
+
+  function steps(low, high) {
+    const rough = (high - low) / 5 || low / 5;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+    const ticks = [];
+    for (let index = Math.ceil(low / step); index * step <= high; index += 1) ticks.push(index * step);
+    return ticks;
+  }
+
   function drawDistribution(chart) {
     const log = axisOf() === "log";
     const traces = data.runs.flatMap((run) => {
@@ -66,7 +95,7 @@
       return [...band(run, x, curve), line(run, x, curve.y, { line: { shape: "hv" }, hovertemplate: hover })];
     });
     const x = { title: { text: `${chart.short}, ${chart.unit}` }, type: log ? "log" : "linear" };
-    if (log) Object.assign(x, { dtick: "D2", minor: { showgrid: false } });
+    if (log) Object.assign(x, logarithmic(traces));
     draw(chart.name, traces, {
       xaxis: x,
       yaxis: { range: [0, 1.01], tickvals: [0, 0.25, 0.5, 0.75, 0.9, 1], tickformat: ".0%" },

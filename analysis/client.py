@@ -33,7 +33,7 @@ def health(run: Run, frame: Frame, ttft_p50_s: float | None) -> dict[str, Any]:
     checked = {**figures, "error_share": error_share, "coalesced_late_share": coalesced_late, "dropped": dropped}
     found = reasons(checked)
     if not samples:
-        found.append("nothing is known about the client: the run holds no health samples")
+        found.append("the run holds no health samples: nothing is known about the client")
     return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
 
 

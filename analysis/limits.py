@@ -6,37 +6,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis import words
+
 COALESCING_LATE_S = 0.001
 """Reads that held several events are the client's doing only if it was at least this late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a figure of the client may be, and what follows when it is more."""
+    """The most that a figure of the client may be, and what is to be feared when it is more."""
 
     figure: str
+    title: str
     most: float
-    unit: str
     meaning: str
 
 
 LIMITS = (
-    Limit("error_share", 0.05, "share", "the error bar of a stamp is more than a twentieth of the median TTFT"),
-    Limit("send_late_p99_s", 0.1, "s", "requests left too late to be a burst: more --workers send sooner"),
-    Limit("cpu_share", 0.95, "share", "a worker had no processor time left: the server may have waited for it"),
-    Limit("late_p99_s", 0.25, "s", "answers lay unread so long that TCP may have held the server back"),
-    Limit("stall_max_s", 1.0, "s", "the client stood still for a second or more"),
-    Limit("coalesced_late_share", 0.05, "share", "late reads held several events: inter-token gaps are blurred"),
-    Limit("clock_step_s", 0.001, "s", "the wall clock was stepped during the run, and receive stamps with it"),
-    Limit("worker_lost", 0, "requests", "worker processes died and their requests are unknown"),
-    Limit("dropped", 0, "requests", "requests were never sent"),
+    Limit("error_share", "error bar of a stamp", 0.05, "it is too large beside the median TTFT"),
+    Limit("send_late_p99_s", "sends late, p99", 0.1, "not all at once any more: more --workers send sooner"),
+    Limit("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
+    Limit("late_p99_s", "reads late, p99", 0.25, "answers lay unread so long that TCP may have held the server back"),
+    Limit("stall_max_s", "longest stall", 1.0, "the client stood still"),
+    Limit("coalesced_late_share", "late reads of several tokens", 0.05, "the times between tokens are blurred"),
+    Limit("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
+    Limit("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
+    Limit("dropped", "requests never sent", 0, "the load was less than asked"),
 )
 
 
 def reasons(figures: Mapping[str, Any]) -> list[str]:
     """One line per limit that is exceeded. Figures that are None are not known and exceed nothing."""
     return [
-        f"{limit.meaning} ({limit.figure} {figures[limit.figure]:.3g} {limit.unit}, limit {limit.most:g})"
+        f"{limit.title} {text(limit.figure, value)}, limit {text(limit.figure, limit.most)}: {limit.meaning}"
         for limit in LIMITS
-        if figures.get(limit.figure) is not None and figures[limit.figure] > limit.most
+        if (value := figures.get(limit.figure)) is not None and value > limit.most
     ]
+
+
+def text(figure: str, value: float | None) -> str:
+    """A figure of the client in the unit that the end of its name gives."""
+    if value is None:
+        return words.UNKNOWN
+    if figure.endswith("_s"):
+        return words.duration(value)
+    return words.share(value) if figure.endswith("_share") else f"{value:,.0f}"

@@ -41,12 +41,12 @@ def scale_of(seconds: float | None) -> tuple[float, str]:
     return next((factor, unit) for least, factor, unit in _SCALES if size >= least)
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float | None, digits: int = 3) -> str:
     """A duration in the unit in which it reads best."""
     if seconds is None:
         return UNKNOWN
     factor, unit = scale_of(seconds)
-    return f"{significant(seconds * factor)} {unit}"
+    return f"{significant(seconds * factor, digits)} {unit}"
 
 
 def share(value: float | None) -> str:
@@ -74,14 +74,18 @@ def who(summary: Summary) -> str:
     return " ".join(str(part) for part in (server["name"], server["version"]) if part)
 
 
+def started(summary: Summary) -> str:
+    """When the run began, without the letters of RFC 3339."""
+    return str(summary["run"]["started_at"]).replace("T", " ").replace("Z", " UTC")
+
+
 def asked(summary: Summary) -> str:
     """What was asked: how many, how long, and when."""
     run = summary["run"]
     number = run["n"] or summary["requests"]["sent"]
     when = "all at once" if run["arrivals"] == "burst" else f"arriving as {run['arrivals']}"
-    return (
-        f"{count(number, 'request')} of {count(run['input_tokens'] or 0, 'token')}, {when}, {run['output_tokens']} back"
-    )
+    prompt, output = count(run["input_tokens"] or 0, "token"), count(run["output_tokens"] or 0, "token")
+    return f"{count(number, 'request')} of {prompt}, {when}, {output} back from each"
 
 
 def endings(summary: Summary) -> str:
@@ -116,7 +120,7 @@ def believe(summary: Summary) -> str:
     """The client's verdict on itself and the error bar of its stamps."""
     client = summary["client"]
     stamps = "the kernel" if client["stamps"] == "kernel" else "the program itself, not the kernel"
-    bar = f"stamps by {stamps}, error bar ±{duration(client['error_bar_s'])}"
+    bar = f"stamps by {stamps}, error bar ±{duration(client['error_bar_s'], 2)}"
     if client["error_bar_s"] is None:
         bar = f"stamps by {stamps}, error unknown"
     verdict = (
@@ -128,7 +132,7 @@ def believe(summary: Summary) -> str:
 def warnings(summary: Summary) -> list[str]:
     """What a reader must know before using a figure of this run."""
     run, client = summary["run"], summary["client"]
-    found = [f"Client: {reason}." for reason in client["reasons"]]
+    found = [f"{reason[0].upper()}{reason[1:]}." for reason in client["reasons"]]
     if run["interrupted"]:
         found.append("The run was interrupted: figures are of the part that was kept.")
     if run["damaged_lines"]:

@@ -1,12 +1,15 @@
 // Draws the charts from the data in the page, in the colours of the reader's scheme. Tables work without it.
 "use strict";
 (() => {
+  const PAPER_WIDTH = 660; // fits A4 and Letter between the usual margins
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)");
   const axisOf = () => document.querySelector("input[name=axis]:checked").value;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const fade = (hex) => `${hex}2e`;
+  // Plotly reads tags, entities and %{...} in text; names hold a server's own words.
+  const plain = (text) => text.replace(/[<>&%{}]/g, " ");
   const several = data.runs.length > 1;
 
   function layout(changes) {
@@ -19,6 +22,7 @@
       showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") } },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
+      ...(document.documentElement.classList.contains("on-paper") ? { width: PAPER_WIDTH } : { autosize: true }),
       ...changes,
     };
     for (const name of Object.keys(merged)) {
@@ -27,11 +31,18 @@
     return merged;
   }
 
-  const draw = (name, traces, changes) =>
-    Plotly.react(`chart-${name}`, traces, layout(changes), { displayModeBar: false, responsive: true, showTips: false });
+  function draw(name, traces, changes) {
+    const chart = document.getElementById(`chart-${name}`);
+    if (traces.some((trace) => trace.x.length)) {
+      Plotly.react(chart, traces, layout(changes), { displayModeBar: false, responsive: true, showTips: false });
+    } else {
+      chart.classList.add("empty");
+      chart.textContent = "Nothing to draw: there is no sample.";
+    }
+  }
 
   function line(run, x, y, more) {
-    return { type: "scatter", mode: x.length > 1 ? "lines" : "markers", name: run.name, x, y,
+    return { type: "scatter", mode: x.length > 1 ? "lines" : "markers", name: plain(run.name), x, y,
       line: { color: colour(run.colour), dash: run.dash, width: 2, ...more.line }, ...without(more, "line") };
   }
 
@@ -48,17 +59,43 @@
     ];
   }
 
+  // Plotly labels a logarithmic axis with bare digits between the powers of ten; whole numbers read better.
+  function logarithmic(traces) {
+    const values = traces.flatMap((trace) => trace.x).filter((value) => value > 0);
+    const low = values.reduce((least, value) => Math.min(least, value), Infinity);
+    const high = values.reduce((most, value) => Math.max(most, value), 0);
+    const tickvals = high / low > 4 ? powers(low, high) : steps(low, high);
+    return { tickvals, ticktext: tickvals.map((value) => value.toLocaleString("en", { maximumSignificantDigits: 3 })) };
+  }
+
+  function powers(low, high) {
+    const wide = high / low > 1000;
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+      for (const factor of wide ? [1] : [1, 2, 5]) ticks.push(factor * 10 ** power);
+    }
+    return ticks;
+  }
+
+  function steps(low, high) {
+    const rough = (high - low) / 5 || low / 5;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+    const ticks = [];
+    for (let index = Math.ceil(low / step); index * step <= high; index += 1) ticks.push(index * step);
+    return ticks;
+  }
+
   function drawDistribution(chart) {
     const log = axisOf() === "log";
     const traces = data.runs.flatMap((run) => {
       const curve = run.cdf[chart.name];
       const x = curve.x.map((value) => value * chart.factor);
-      const hover = `%{y:.2%} within %{x:.4~g} ${chart.unit}<extra>${several ? "%{fullData.name}" : ""}</extra>`;
+      const hover = `%{y:.2%} within %{x:.4~g} ${chart.unit}<extra>${several ? plain(run.name) : ""}</extra>`;
       return [...band(run, x, curve), line(run, x, curve.y, { line: { shape: "hv" }, hovertemplate: hover })];
     });
     const x = { title: { text: `${chart.short}, ${chart.unit}` }, type: log ? "log" : "linear" };
-    if (log) Object.assign(x, { dtick: "D2", minor: { showgrid: false } });
-    else x.rangemode = "tozero";
+    if (log) Object.assign(x, logarithmic(traces));
     draw(chart.name, traces, {
       xaxis: x,
       yaxis: { range: [0, 1.01], tickvals: [0, 0.25, 0.5, 0.75, 0.9, 1], tickformat: ".0%" },
@@ -68,20 +105,21 @@
   function drawCourse() {
     const traces = data.runs.flatMap((run) => {
       const course = run.course;
-      const stepped = (values) => [...values, values.length ? values[values.length - 1] : 0];
-      const x = [...course.start_s, (course.start_s.at(-1) ?? 0) + course.bin_s];
-      const tail = several ? "<extra>%{fullData.name}</extra>" : "<extra></extra>";
+      const stepped = (values) => [...values, ...values.slice(-1)];
+      const x = course.start_s.length ? [...course.start_s, course.start_s.at(-1) + course.bin_s] : [];
+      const tail = `<extra>${several ? plain(run.name) : ""}</extra>`;
       const shape = { shape: "hv" };
       return [
-        line(run, x, stepped(course.tokens_per_s), { line: shape, fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)),
+        line(run, x, stepped(course.tokens_per_s), { line: shape, showlegend: several, fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)),
           hovertemplate: `%{y:,.0f} tokens/s from %{x:.4~g} s${tail}` }),
-        line(run, x, stepped(course.in_flight), { line: shape, yaxis: "y2", showlegend: false,
+        line(run, x, stepped(course.in_flight), { line: shape, yaxis: "y2", showlegend: !several, name: "in flight",
           hovertemplate: `%{y:,} in flight from %{x:.4~g} s${tail}` }),
-        line(run, x, stepped(course.receiving), { line: { ...shape, dash: "dot", width: 1.5 }, yaxis: "y2", showlegend: false,
+        line(run, x, stepped(course.receiving), { line: { ...shape, dash: "dot", width: 1.5 }, yaxis: "y2", showlegend: !several, name: "receiving tokens",
           hovertemplate: `%{y:,} receiving from %{x:.4~g} s${tail}` }),
       ];
     });
     draw("course", traces, {
+      showlegend: true, margin: { l: 48, r: 14, t: 34, b: 44 },
       xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: "y2" },
       yaxis: { domain: [0.54, 1], title: { text: "output tokens/s" }, rangemode: "tozero" },
       yaxis2: { domain: [0, 0.46], title: { text: "streams" }, rangemode: "tozero" },

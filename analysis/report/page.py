@@ -47,7 +47,7 @@ def render(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    data = _data(runs)
+    data, summaries = _data(runs), [summary for _, summary in runs]
     return environment.get_template("page.html.j2").render(
         policy=_policy(scripts),
         style=_file("page.css"),
@@ -57,10 +57,12 @@ def render(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
         charts=[chart | {"rows": _rows(data, "cdf", chart)} for chart in data["charts"]],
         skew=data["skew"] | {"rows": _rows(data, "burst", data["skew"])},
         several=len(runs) > 1,
-        mark=_mark([summary for _, summary in runs]),
-        asked=words.asked(runs[0][1]),
-        percentile_rows=tables.percentile_rows([summary for _, summary in runs]),
-        adjusted_rows=tables.percentile_rows([summary for _, summary in runs], "latency_adjusted"),
+        mark=_mark(summaries),
+        asked=words.asked(summaries[0]),
+        percentile_rows=tables.percentile_rows(summaries),
+        adjusted_rows=tables.percentile_rows(summaries, "latency_adjusted"),
+        length_rows=tables.length_rows(summaries),
+        client_rows=tables.client_rows(summaries),
         metrics=list(METRICS.values()),
     )
 
@@ -74,8 +76,7 @@ def _run(run: Run, summary: Mapping[str, Any], part: Mapping[str, Any]) -> dict[
         "headline": tables.headline(summary),
         "beliefs": tables.beliefs(summary),
         "failures": tables.failure_rows(summary),
-        "lengths": tables.length_rows(summary),
-        "client": tables.client_rows(summary),
+        "started": words.started(summary),
         "environment": tables.environment(run, summary),
         "curves": part,
     }
@@ -115,7 +116,8 @@ def _mark(summaries: Sequence[Mapping[str, Any]]) -> str:
 def _policy(scripts: Sequence[str]) -> str:
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    rest = "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {allowed}; {rest}"
 
 
 def _json(data: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis import words
 from analysis.limits import LIMITS
+from analysis.limits import text as limit_text
 from analysis.metrics import METRICS
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from loadgen.runfile import Run
@@ -21,13 +22,10 @@ LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run
 
 
 def names(summaries: Sequence[Summary]) -> list[str]:
-    """A short name per run, different for each: server and version, then the label, then the run's folder."""
+    """A short name per run, different for each: server and version, with its place where that is not enough."""
     chosen = [words.who(summary) for summary in summaries]
-    for more in ("label", "id"):
-        again = Counter(chosen)
-        pairs = zip(chosen, summaries, strict=True)
-        chosen = [name if again[name] == 1 else f"{name} {summary['run'][more]}" for name, summary in pairs]
-    return chosen
+    again = Counter(chosen)
+    return [name if again[name] == 1 else f"{name} (run {place})" for place, name in enumerate(chosen, 1)]
 
 
 def colour_of(summary: Summary) -> str:
@@ -41,14 +39,14 @@ def headline(summary: Summary) -> list[dict[str, str]]:
     throughput, latency, requests = summary["throughput"], summary["latency"], summary["requests"]
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
     rate = words.significant(throughput["output_tokens_per_s"], 4)
-    tail = f"{words.share(throughput['tail_share'])} of the time was tail"
+    tail = f"{words.share(throughput['tail_share'])} of the time was tail" if throughput["tail_share"] else ""
     complete = f"{requests['complete']:,} of {total:,} complete"
     mean = latency["normalised_s"]["mean"]
     return [
         _card("Output throughput", rate, "tokens/s", tail),
         _card("Requests", words.significant(throughput["requests_per_s"]), "/s", complete),
         _median("Time to first token", latency["ttft_s"]),
-        _median("Time per output token", latency["tpot_s"]),
+        _median("Time per token", latency["tpot_s"]),
         _median("Between tokens", latency["itl_s"]),
         _median("End to end", latency["e2e_s"]),
         _card("Normalised latency", *_split(words.duration(mean)), "per token, mean"),
@@ -105,24 +103,24 @@ def failure_rows(summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def length_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
-    """Tokens asked and reported, and in how many answers the two differ."""
-    tokens = summary["tokens"]
+def length_rows(summaries: Sequence[Summary]) -> list[tuple[int, str, list[str]]]:
+    """Run, side, and the tokens asked, the tokens reported, and the answers in which the two differ."""
     return [
-        (side, f"{tokens[f'{key}_asked']:,}", f"{tokens[f'{key}_reported']:,}", f"{tokens[f'{key}_mismatches']:,}")
+        (run, side, [f"{summary['tokens'][f'{key}_{what}']:,}" for what in ("asked", "reported", "mismatches")])
+        for run, summary in enumerate(summaries)
         for side, key in (("Prompts", "prompt"), ("Answers", "output"))
     ]
 
 
-def client_rows(summary: Summary) -> list[dict[str, str]]:
-    """What is known about the client, with the limit beyond which it is taken for the bottleneck."""
+def client_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """What is known about the client of each run, with the limit beyond which it is taken for the bottleneck."""
     limits = {limit.figure: limit for limit in LIMITS}
     rows = []
     for name, title in CLIENT_FIGURES.items():
         limit = limits.get(name)
-        text = _client_value(name, summary["client"][name])
-        most = "" if limit is None else _client_value(name, limit.most)
-        rows.append({"title": title, "value": text, "limit": most, "meaning": "" if limit is None else limit.meaning})
+        values = [limit_text(name, summary["client"][name]) for summary in summaries]
+        beyond = ("", "") if limit is None else (limit_text(name, limit.most), limit.meaning)
+        rows.append({"title": title, "texts": values, "limit": beyond[0], "meaning": beyond[1]})
     return rows
 
 
@@ -197,14 +195,6 @@ def _reached(curve: Mapping[str, Any], part: float, factor: float) -> str:
     values = (x for x, y in zip(curve["x"], curve["y"], strict=True) if y >= wanted)
     value = next(values, None)
     return words.UNKNOWN if value is None else words.significant(value * factor, 4)
-
-
-def _client_value(name: str, value: float | None) -> str:
-    if value is None:
-        return words.UNKNOWN
-    if name.endswith("_s"):
-        return words.duration(value)
-    return words.share(value) if name.endswith("_share") else f"{value:,.0f}"
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -5,30 +5,49 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import running
+
 ROOT = Path(__file__).parents[2]
-SMALL = ["--n", "8", "--input-tokens", "16", "--output-tokens", "4", "--speed", "1", "--no-report"]
+SERVERS = ("vllm", "tgi", "lightllm")
+SMALL = ["--n", "8", "--input-tokens", "16", "--output-tokens", "4", "--no-report"]
 CLIENT_LIMITED = 5  # a busy machine may be the limit, which is no fault of an example
 
 Environment = dict[str, str]
 
 
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Environment]:
+    """A simulated server of each kind, named as a user would name a real one, so that nothing else is asked."""
+    with ExitStack() as stack:
+        yield {
+            f"LOADGEN_{name.upper()}_URL": stack.enter_context(
+                running(SimulatedConfig(server=name, ttft_s=0.05, itl_s=0.02))
+            ).url
+            for name in SERVERS
+        }
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> Environment:
+def environment(servers: Environment, tmp_path: Path) -> Environment:
     """Its `loadgen` and `python3` are those of this interpreter, wherever the package is installed."""
     _command(tmp_path, "loadgen", f'exec "{sys.executable}" -m loadgen "$@"')
     _command(tmp_path, "python3", f'exec "{sys.executable}" "$@"')
-    return {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    return {**os.environ, **servers, "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
 def test_compare_servers_prints_a_line_for_each(environment: Environment, tmp_path: Path) -> None:
     """Three servers, three lines, each marked as simulated."""
     done = _run([ROOT / "examples/compare_servers.sh", *SMALL], environment, tmp_path)
     names = [line.split()[:2] for line in done.stdout.splitlines()]
-    assert names == [[name, "(SIMULATED)"] for name in ("vllm", "tgi", "lightllm")], done.stderr
+    assert names == [[name, "(SIMULATED)"] for name in SERVERS], done.stderr
 
 
 @pytest.mark.parametrize(

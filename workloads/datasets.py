@@ -135,10 +135,10 @@ def _elements(path: Path) -> Iterator[Any]:
     """The elements of a JSON array, decoded as the file is read."""
     decoder = json.JSONDecoder()
     with _opened(path) as file:
-        ahead = file.read(READ_CHARACTERS).lstrip()
+        ahead = _not_blank(file, "")
         if not ahead.startswith("["):
             raise WorkloadError(f"{path}: is not a JSON array", "is this the format you named?")
-        position, ahead = 0, ahead[1:].lstrip()
+        position, ahead = 0, _not_blank(file, ahead[1:])
         while not ahead.startswith("]"):
             position += 1
             element, ahead = _next_element(decoder, file, ahead, f"{path}, element {position}")
@@ -146,28 +146,35 @@ def _elements(path: Path) -> Iterator[Any]:
 
 
 def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: str) -> tuple[Any, str]:
-    """The element that `ahead` begins with, and what follows it and its comma; reads more where it is cut off.
-
-    An element counts as whole only when a comma or bracket follows: `12` might be the beginning of `123`.
-    """
-    read = READ_CHARACTERS
+    """The element that `ahead` begins with, and what follows it and its comma; reads more where it is cut off."""
+    size = READ_CHARACTERS
     while True:
         try:
             element, end = decoder.raw_decode(ahead)
-            rest = ahead[end:].lstrip()
+        except (json.JSONDecodeError, RecursionError) as error:
+            end, problem = len(ahead), f"is not JSON: {error}"[:200]
+        else:
+            problem = "is not followed by a comma or the array's end"
+        if end < len(ahead):
+            rest = _not_blank(file, ahead[end:])
             if rest.startswith("]"):
                 return element, rest
-            if rest.startswith(",") and (following := rest[1:].lstrip()):
-                return element, following
-            problem = "is not followed by a comma or the array's end"
-        except (json.JSONDecodeError, RecursionError) as error:
-            problem = f"is not JSON: {error}"[:200]
-        more = file.read(read)
+            if rest.startswith(","):
+                return element, _not_blank(file, rest[1:])
+            raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
+        more = file.read(size)
         if not more:
             raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
         if len(ahead) > ELEMENT_LIMIT:
             raise WorkloadError(f"{place}: is longer than {ELEMENT_LIMIT} characters, or {problem}")
-        ahead, read = ahead + more, 2 * read  # doubling, so that a long element is not decoded over and over
+        ahead, size = ahead + more, 2 * size  # doubling, so that a long element is not decoded over and over
+
+
+def _not_blank(file: TextIO, ahead: str) -> str:
+    """`ahead` from its first character that is not blank on, reading more while there is none."""
+    while not (ahead := ahead.lstrip()) and (more := file.read(READ_CHARACTERS)):
+        ahead = more
+    return ahead
 
 
 @contextmanager

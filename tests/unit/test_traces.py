@@ -1,0 +1,167 @@
+"""The trace layouts, from small samples in the real formats, and what damage in them is called."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from workloads import traces
+from workloads.arrivals import parse
+from workloads.syntax import WorkloadError
+from workloads.traces import Entry, Survey, Trace, survey
+
+SAMPLES = Path(__file__).parent.parent / "data/traces"
+MS = 1_000_000
+S = 1_000_000_000
+
+
+def test_mooncake_lines_are_read() -> None:
+    """Milliseconds become ns from the first request on; lengths and block ids are kept."""
+    assert list(Trace(SAMPLES / "mooncake.jsonl").entries()) == [
+        Entry(0, 1100, 52, (7, 8, 9)),
+        Entry(0, 600, 1, (7, 10)),
+        Entry(3001 * MS, 1030, 26, (7, 8, 11)),
+        Entry(6000 * MS, 13, 300, (12,)),
+    ]
+
+
+def test_azure_lines_of_2023_are_read() -> None:
+    """Seven decimals, no zone, CRLF and no line end at the end; midnight is no jump."""
+    assert list(Trace(SAMPLES / "azure-2023.csv").entries()) == [
+        Entry(0, 410, 12),
+        Entry(250_000_100, 33, 101),
+        Entry(2_500_000_000, 2210, 7),
+    ]
+
+
+def test_azure_lines_of_2024_are_read() -> None:
+    """Six decimals or none, with a zone; the leap day is there."""
+    assert list(Trace(SAMPLES / "azure-2024.csv").entries()) == [
+        Entry(0, 1452, 3),
+        Entry(750 * MS, 584, 30),
+        Entry(2_750_125_000, 862, 380),
+    ]
+
+
+def test_burstgpt_lines_are_read_and_failures_left_out() -> None:
+    """Seconds from the first row; a row without tokens is a failed request, which cannot be replayed."""
+    assert list(Trace(SAMPLES / "burstgpt.csv").entries()) == [
+        Entry(0, 410, 18),
+        Entry(40 * S, 1010, 230),
+        Entry(115 * S, 417, 276),
+    ]
+
+
+def test_burstgpt_lines_with_sessions_are_read() -> None:
+    """The later layout has more columns and fractions of a second."""
+    assert list(Trace(SAMPLES / "burstgpt-sessions.csv").entries()) == [Entry(0, 410, 18), Entry(750 * MS, 1010, 230)]
+
+
+@pytest.mark.parametrize(
+    ("options", "due_ns", "input_tokens"),
+    [
+        ("", [0, 0, 3001 * MS, 6000 * MS], [1100, 600, 1030, 13]),
+        (",speed=2", [0, 0, 3001 * MS // 2, 3000 * MS], [1100, 600, 1030, 13]),
+        (",speed=0.3", [0, 0, 10_003_333_333, 20 * S], [1100, 600, 1030, 13]),
+        (",start=1s", [2001 * MS, 5000 * MS], [1030, 13]),
+        (",start=3001ms,speed=3", [0, 999_666_667], [1030, 13]),
+        (",limit=3", [0, 0, 3001 * MS], [1100, 600, 1030]),
+        (",start=1s,limit=1", [2001 * MS], [1030]),
+    ],
+)
+def test_a_part_of_a_trace_can_be_replayed_at_another_speed(
+    options: str, due_ns: list[int], input_tokens: list[int]
+) -> None:
+    """`start` becomes instant 0 and `speed` divides every offset, to the nearest nanosecond; lengths go along."""
+    trace = parse(f"trace:{SAMPLES / 'mooncake.jsonl'}{options}")
+    assert isinstance(trace, Trace)
+    assert list(trace.due_ns(0)) == due_ns
+    assert [entry.input_tokens for entry in trace.entries()] == input_tokens
+
+
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        (Trace(SAMPLES / "mooncake.jsonl"), Survey("mooncake", 4, 0, 6000 * MS, 2743, 379)),
+        (Trace(SAMPLES / "azure-2024.csv"), Survey("azure", 3, 0, 2_750_125_000, 2898, 413)),
+        (Trace(SAMPLES / "burstgpt.csv"), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
+        (Trace(SAMPLES / "burstgpt.csv", limit=2), Survey("burstgpt", 2, 0, 40 * S, 1420, 248)),
+        (Trace(SAMPLES / "burstgpt.csv", Fraction(9), 40 * S), Survey("burstgpt", 2, 1, 75 * S, 1427, 506)),
+    ],
+)
+def test_a_survey_tells_what_would_be_replayed(trace: Trace, expected: Survey) -> None:
+    """Layout, counts, rows left out, span and tokens are known before anything is sent."""
+    assert survey(trace) == expected
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "its first line '' is that of no known trace"),
+        ("time,tokens\n1,2\n", "its first line 'time,tokens' is that of no known trace"),
+        ('{"timestamp": 1, "input_length": 2}\n', "line 1: has no output_length"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3\n', "line 1: is not JSON"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n\n[]\n', "line 3: "),
+        ('{"timestamp": -1, "input_length": 2, "output_length": 3}\n', "line 1: has no timestamp in ms: -1"),
+        ('{"timestamp": NaN, "input_length": 2, "output_length": 3}\n', "line 1: has no timestamp in ms: nan"),
+        ('{"timestamp": 1, "input_length": true, "output_length": 3}\n', "line 1: has True where a count belongs"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": ["x"]}\n', "line 1: has 'x' where"),
+        (AZURE + "2023-11-16 18:15:46.68,374\n", "line 2: has 2 fields, not 3"),
+        (AZURE + "2023-11-16 18:15:46.68,374,5\n2023-11-16 18:15:46.67,374,5\n", "line 3: comes before the line above"),
+        (AZURE + "yesterday,374,5\n", "line 2: has no date and time: 'yesterday'"),
+        (AZURE + "2023-13-16 18:15:46,374,5\n", "line 2: has no date and time"),
+        (AZURE + "2023-11-16 18:15:46,37.4,5\n", "line 2: has '37.4' where a count belongs"),
+        (AZURE + "2023-11-16 18:15:46,\udcff,5\n", "line 2: has '�' where a count belongs"),
+        (AZURE, "no request to replay"),
+        (BURSTGPT + "5,ChatGPT,472,18,490,API log\nx,ChatGPT,1,1,2,API log\n", "line 3: has no timestamp in s"),
+        (BURSTGPT + "5,ChatGPT,0,0,0,Conversation log\n", "no request to replay"),
+    ],
+)  # fmt: skip
+def test_damage_is_an_error_with_its_line(tmp_path: Path, content: str, problem: str) -> None:
+    """A damaged line is never guessed at or passed over: the error names file, line and reason."""
+    file = tmp_path / "trace"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(WorkloadError) as caught:
+        survey(Trace(file))
+    assert problem in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_trace_is_an_error(tmp_path: Path) -> None:
+    """A file that cannot be read is named together with the system's reason."""
+    with pytest.raises(WorkloadError, match=r"cannot read the trace .*nowhere: No such file"):
+        survey(Trace(tmp_path / "nowhere"))
+
+
+def test_a_start_behind_the_end_is_an_error() -> None:
+    """Nothing to replay is said before the run, with its likely cause."""
+    with pytest.raises(WorkloadError, match="no request to replay") as caught:
+        survey(Trace(SAMPLES / "mooncake.jsonl", start_ns=3600 * S))
+    assert "start=" in caught.value.hint
+
+
+def test_a_trace_is_read_no_further_than_needed(tmp_path: Path) -> None:
+    """With a limit, what comes behind it is not looked at, so the head of a huge file replays at once."""
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE + "2023-11-16 18:15:46,374,5\ndamage\n", "utf-8")
+    assert survey(Trace(file, limit=1)).requests == 1
+
+
+def test_zones_are_taken_into_account(tmp_path: Path) -> None:
+    """The same instant written in two zones is the same instant."""
+    file = tmp_path / "trace.csv"
+    rows = ["2024-05-10 23:30:00-01:30,1,1", "2024-05-11T01:00:00Z,2,1", "2024-05-11 03:00:00.5+02:00,3,1"]
+    file.write_text(AZURE + "\n".join(rows), "utf-8")
+    assert [entry.at_ns for entry in Trace(file).entries()] == [0, 0, S // 2]
+
+
+def test_layouts_are_told_apart_by_their_header() -> None:
+    """No header fits two layouts, so detection does not depend on their order."""
+    columns = [needed for needed, _ in traces.LAYOUTS.values() if needed]
+    assert all(a is b or not a <= b for a in columns for b in columns)

@@ -1,0 +1,225 @@
+"""What is asked: each workload as Requests, and sessions turn by turn. Prompts and counts are stand-ins."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from workloads import lengths, workload
+from workloads.request import Request
+from workloads.sessions import Conversation, Turn
+from workloads.syntax import WorkloadError
+from workloads.traces import BLOCK_TOKENS, Trace
+from workloads.workload import Dataset, Material, MultiTurn, SharedPrefix, Synthetic, Workload, parse, replay
+
+DATA = Path(__file__).parent.parent / "data"
+S = 1_000_000_000
+
+
+def ids(number: int, input_tokens: int) -> tuple[int, ...]:
+    """Token ids that tell which prompt they belong to, and where in it they stand."""
+    return tuple(1000 * number + place for place in range(input_tokens))
+
+
+def text(number: int, input_tokens: int) -> str:
+    """As many words."""
+    return " ".join([f"p{number}"] * input_tokens)
+
+
+def count(words: str) -> int:
+    """A word is a token."""
+    return len(words.split())
+
+
+def material(prompt: workload.Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> Material:
+    """Six tokens in, four out."""
+    return Material(prompt, count, lengths.parse(input_tokens), lengths.parse(output) if output else None, seed=3)
+
+
+TEXTS: list[tuple[str, Workload, str]] = [
+    ("synthetic", Synthetic(), "synthetic"),
+    ("shared-prefix:tokens=256,groups=8", SharedPrefix(8, 256), "shared-prefix:groups=8,tokens=256"),
+    ("sharegpt:a,b.json", Dataset("sharegpt", Path("a,b.json")), "sharegpt:a,b.json"),
+    ("alpaca:a.json", Dataset("alpaca", Path("a.json")), "alpaca:a.json"),
+    ("jsonl:a.jsonl", Dataset("jsonl", Path("a.jsonl")), "jsonl:a.jsonl"),
+    ("multi-turn:turns=3", MultiTurn(3, None), "multi-turn:turns=3"),
+    ("multi-turn:think=2s.json,think=500ms", MultiTurn(None, Path("think=2s.json"), S // 2),
+     "multi-turn:think=2s.json,think=0.5s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "value", "canonical"), TEXTS, ids=[given for given, _, _ in TEXTS])
+def test_text_and_value_stand_for_each_other(given: str, value: Workload, canonical: str) -> None:
+    """Each form is read as its value, printed in one canonical form, and read back unchanged."""
+    assert parse(given) == value
+    assert str(value) == canonical
+    assert parse(canonical) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "problem", "hint"),
+    [
+        ("random", "there is no 'random'", "choose synthetic, shared-prefix"),
+        ("synthetic:5", "something follows 'synthetic'", "write synthetic"),
+        ("sharegpt", "nothing follows 'sharegpt'", "sharegpt:FILE"),
+        ("sharegpt:", "the file's name is missing", "sharegpt:FILE"),
+        ("shared-prefix:groups=8", "both groups= and tokens= are needed", "groups=K,tokens=P"),
+        ("shared-prefix:groups=0,tokens=8", "groups 0 is outside", "groups=K,tokens=P"),
+        ("multi-turn:turns=0", "turns 0 is outside 1 to 1000", "turns=K"),
+        ("multi-turn:turns=2,speed=3", "'speed=3' is not one of", "turns=K"),
+    ],
+)
+def test_what_is_wrong_is_named_and_put_right(given: str, problem: str, hint: str) -> None:
+    """The message names the bad part; the hint is the syntax of that kind."""
+    with pytest.raises(WorkloadError) as caught:
+        parse(given)
+    assert problem in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_synthetic_requests_have_the_lengths_drawn() -> None:
+    """Request i has prompt i, of the i-th input length, and the i-th output length."""
+    varied = material(output="uniform:1..50", input_tokens="uniform:1..50")
+    requests = list(islice(Synthetic().requests(varied), 20))
+    inputs, outputs = list(islice(varied.input_tokens(), 20)), list(islice(varied.output_tokens(), 20))
+    assert requests == [Request(i, ids(i, inputs[i]), inputs[i], outputs[i]) for i in range(20)]
+    assert inputs != outputs
+
+
+def test_requests_are_made_one_at_a_time() -> None:
+    """Taking three Requests makes three prompts."""
+    made: list[int] = []
+
+    def watched(number: int, input_tokens: int) -> tuple[int, ...]:
+        made.append(number)
+        return ids(number, input_tokens)
+
+    list(islice(Synthetic().requests(material(watched)), 3))
+    assert made == [0, 1, 2]
+
+
+def test_a_group_shares_its_prefix_and_nothing_else() -> None:
+    """Request i begins with the tokens of group i mod K, has a rest of its own, and the length asked for in all."""
+    requests = list(islice(SharedPrefix(groups=2, tokens=4).requests(material()), 4))
+    prompts = [request.prompt for request in requests]
+    assert [prompt[:4] for prompt in prompts] == [ids(-1, 4), ids(-2, 4), ids(-1, 4), ids(-2, 4)]
+    assert [prompt[4:] for prompt in prompts] == [ids(number, 2) for number in range(4)]
+    assert {(request.input_tokens, len(request.prompt)) for request in requests} == {(6, 6)}
+
+
+@pytest.mark.parametrize(("prompt", "tokens", "problem"), [(ids, 6, "no more than the shared"), (text, 4, "token ids")])
+def test_a_shared_prefix_that_cannot_be_exact_is_refused(prompt: workload.Prompt, tokens: int, problem: str) -> None:
+    """A prefix as long as the prompt, or prompts of text, whose pieces do not add up, are errors."""
+    with pytest.raises(WorkloadError, match=problem):
+        next(SharedPrefix(2, tokens).requests(material(prompt)))
+
+
+def test_a_trace_brings_its_lengths_and_its_sharing() -> None:
+    """Prompts have the recorded lengths; equal leading block ids are equal leading tokens, and no more than that."""
+    requests = list(replay(Trace(DATA / "traces/mooncake.jsonl").entries(), material()))
+    assert [(request.input_tokens, request.output_tokens) for request in requests] == [
+        (1100, 52), (600, 1), (1030, 26), (13, 300),
+    ]  # fmt: skip
+    first, second, third, fourth = (request.prompt for request in requests)
+    assert [len(prompt) for prompt in (first, second, third, fourth)] == [1100, 600, 1030, 13]
+    assert first[:BLOCK_TOKENS] == second[:BLOCK_TOKENS] == ids(-8, BLOCK_TOKENS)
+    assert first[BLOCK_TOKENS] != second[BLOCK_TOKENS]
+    assert first[: 2 * BLOCK_TOKENS] == third[: 2 * BLOCK_TOKENS]
+    assert first[2 * BLOCK_TOKENS] != third[2 * BLOCK_TOKENS]
+    assert fourth == ids(-13, 13)
+
+
+def test_a_trace_without_blocks_has_prompts_of_their_own() -> None:
+    """Azure and BurstGPT record no sharing, so every prompt differs, and text will do."""
+    requests = list(replay(Trace(DATA / "traces/burstgpt.csv").entries(), material(text)))
+    assert [request.prompt for request in requests] == [text(0, 410), text(1, 1010), text(2, 417)]
+
+
+def test_a_prompt_longer_than_its_blocks_goes_on_with_its_own_tokens(tmp_path: Path) -> None:
+    """Block ids that end early leave a rest, which nothing else shares."""
+    file = tmp_path / "short.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 515, "output_length": 1, "hash_ids": [4]}\n', "utf-8")
+    (request,) = replay(Trace(file).entries(), material())
+    assert request.prompt == ids(-5, BLOCK_TOKENS) + ids(0, 3)
+
+
+def test_dataset_answers_give_the_output_lengths() -> None:
+    """Without a named output length a Request asks for as many tokens as the recorded answer has."""
+    requests = list(Dataset("alpaca", DATA / "datasets/alpaca.json").requests(material(output=None)))
+    assert requests == [Request(0, "Add the numbers.\n\n2 and 3", 6, 1), Request(1, "Greet me.", 2, 4)]
+
+
+def test_named_output_lengths_win_over_the_dataset() -> None:
+    """With a named output length every Request has it, whatever the file says."""
+    requests = list(Dataset("jsonl", DATA / "datasets/prompts.jsonl").requests(material(output="9")))
+    assert [request.output_tokens for request in requests] == [9, 9]
+
+
+def test_an_output_length_that_nobody_knows_is_an_error() -> None:
+    """A prompt without answer or length is refused when it comes, not guessed."""
+    requests = Dataset("jsonl", DATA / "datasets/prompts.jsonl").requests(material(output=None))
+    assert next(requests).output_tokens == 3
+    with pytest.raises(WorkloadError, match=r"no output length for the prompt 'Count to ten\.'"):
+        next(requests)
+    with pytest.raises(WorkloadError, match="no answers of its own"):
+        next(Synthetic().requests(material(output=None)))
+
+
+def test_every_dataset_kind_is_read() -> None:
+    """ShareGPT dialogues stand for their first question."""
+    requests = list(Dataset("sharegpt", DATA / "datasets/sharegpt.json").requests(material()))
+    assert [request.prompt for request in requests] == ['Name a river, "quoted" [and] {braced}.', "At the sea."]
+
+
+def test_each_turn_follows_the_answer_before_it() -> None:
+    """The next prompt begins with the prompt sent and the answer that came, unchanged; ids run on."""
+    conversation: Conversation | None = Conversation(7, (Turn("one two", 3), Turn("four", 2)), think_ns=S)
+    assert conversation is not None
+    first = conversation.request(count)
+    assert first == Request(7, "one two", 2, 3)
+    conversation = conversation.after(" three!")
+    assert conversation is not None
+    second = conversation.request(count)
+    assert second == Request(8, "one two three!\nfour", 4, 2)
+    assert str(second.prompt).startswith(f"{first.prompt} three!")
+    assert conversation.after("five") is None
+
+
+def test_a_conversation_is_a_value() -> None:
+    """Asking for a turn's Request or going on from it changes nothing, so a turn can be asked again."""
+    conversation = Conversation(0, (Turn("a", 1), Turn("b", 1)), 0)
+    assert conversation.after("x") == conversation.after("x")
+    assert conversation.after("x") != conversation.after("y")
+    assert conversation.request(count) == conversation.request(count)
+
+
+def test_a_conversation_that_outgrows_its_limit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers without end does not fill the memory: the session is over instead."""
+    monkeypatch.setattr("workloads.sessions.TRANSCRIPT_LIMIT", 10)
+    assert Conversation(0, (Turn("a", 1), Turn("b", 1)), 0).after("x" * 20) is None
+
+
+def test_synthetic_sessions_number_their_turns() -> None:
+    """Each session takes the next K prompts and the next K ids; the questions all differ."""
+    found = list(islice(MultiTurn(2, None, S).conversations(material(text)), 3))
+    assert [conversation.first_id for conversation in found] == [0, 2, 4]
+    assert [turn.question for turn in found[1].turns] == [text(2, 6), text(3, 6)]
+    assert {conversation.think_ns for conversation in found} == {S}
+
+
+def test_synthetic_sessions_need_text() -> None:
+    """An answer comes as text, so a transcript cannot be made of token ids."""
+    with pytest.raises(WorkloadError, match="sessions are text"):
+        next(MultiTurn(2, None).conversations(material()))
+
+
+def test_recorded_sessions_ask_what_was_asked() -> None:
+    """Each dialogue of a ShareGPT-format file is a session, each turn as long as its recorded answer."""
+    first, second = MultiTurn(None, DATA / "datasets/sharegpt.json").conversations(material(output=None))
+    assert [(turn.question, turn.output_tokens) for turn in first.turns] == [
+        ('Name a river, "quoted" [and] {braced}.', 2),
+        ("And another one?", 5),
+    ]
+    assert (second.first_id, second.turns) == (2, (Turn("At the sea.", 2),))

@@ -1,0 +1,261 @@
+"""Lengths: how many tokens each request asks for, in or out. A seeded stream of whole numbers.
+
+    512                                  always
+    uniform:A..B                         each of A, A+1, ..., B alike
+    lognormal:mean=M,cv=C                mean and coefficient of variation of the lognormal itself
+    exponential:mean=M                   mean of the exponential itself
+    empirical:FILE                       drawn from the numbers in a file, one per line, each line alike
+    empirical:FILE,column=NAME           the same, from a column of a CSV file with a header
+
+`max=K` (lognormal, exponential) draws again whatever exceeds K, as llm-infer-bench does, so there is
+no heap of requests at the cap and the mean falls below the one named. `min=K` raises what is below K to K. M and C
+are those of the distribution before the cap, the floor, and rounding to the nearest whole number, at least 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import repeat
+from pathlib import Path
+from statistics import NormalDist
+from typing import TypeAlias, TypeVar
+
+from workloads import draws
+from workloads.syntax import WorkloadError, number, options, path_and_options, show, whole
+
+TOKENS_LIMIT = 10_000_000
+VALUES_LIMIT = 20_000_000
+"""Numbers in one file: 80 MB."""
+CAP_SHARE = 0.01
+"""A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
+CV_LOW, CV_HIGH = Fraction(1, 100), 100
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same."""
+
+    length: int
+
+    def tokens(self, seed: int, what: str) -> Iterator[int]:  # noqa: ARG002 - all lengths are called alike
+        """Lengths in tokens, without end."""
+        return repeat(self.length)
+
+    def __str__(self) -> str:
+        return str(self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every whole number from `low` to `high`, both included, alike."""
+
+    low: int
+    high: int
+
+    def tokens(self, seed: int, what: str) -> Iterator[int]:
+        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from."""
+        draw = draws.stream(seed, what)
+        span = self.high - self.low + 1
+        while True:
+            yield self.low + int(draw() * span)
+
+    def __str__(self) -> str:
+        return f"uniform:{self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """exp(N(mu, sigma)) with sigma**2 = ln(1 + cv**2) and mu = ln(mean) - sigma**2 / 2."""
+
+    mean: Fraction
+    cv: Fraction
+    low: int = 1
+    high: int | None = None
+
+    def tokens(self, seed: int, what: str) -> Iterator[int]:
+        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from."""
+        draw = draws.stream(seed, what)
+        normal = self._exponent()
+        mu, sigma = normal.mean, normal.stdev
+        return _bounded(lambda: math.exp(mu + sigma * draws.normal(draw)), self.low, self.high)
+
+    def share_below(self, length: float) -> float:
+        """Probability that a draw is at most `length`, before cap and floor."""
+        return self._exponent().cdf(math.log(length))
+
+    def _exponent(self) -> NormalDist:
+        variance = math.log1p(float(self.cv**2))
+        return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
+
+    def __str__(self) -> str:
+        return f"lognormal:mean={show(self.mean)},cv={show(self.cv)}{_show_bounds(self.low, self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Exponential with this mean."""
+
+    mean: Fraction
+    low: int = 1
+    high: int | None = None
+
+    def tokens(self, seed: int, what: str) -> Iterator[int]:
+        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from."""
+        draw = draws.stream(seed, what)
+        mean = float(self.mean)
+        return _bounded(lambda: mean * draws.exponential(draw), self.low, self.high)
+
+    def share_below(self, length: float) -> float:
+        """Probability that a draw is at most `length`, before cap and floor."""
+        return -math.expm1(-length / float(self.mean))
+
+    def __str__(self) -> str:
+        return f"exponential:mean={show(self.mean)}{_show_bounds(self.low, self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Empirical:
+    """Drawn with replacement from the numbers in a file."""
+
+    path: Path
+    column: str | None = None
+
+    def tokens(self, seed: int, what: str) -> Iterator[int]:
+        """Lengths in tokens, without end. Raises WorkloadError when the file is damaged, empty or cannot be read."""
+        values = _values(self.path, self.column)
+        draw = draws.stream(seed, what)
+        return (values[int(draw() * len(values))] for _ in repeat(None))
+
+    def __str__(self) -> str:
+        return f"empirical:{self.path}" + (f",column={self.column}" if self.column else "")
+
+
+Lengths: TypeAlias = Fixed | Uniform | Lognormal | Exponential | Empirical
+Capped = TypeVar("Capped", Lognormal, Exponential)
+
+
+def parse(text: str) -> Lengths:
+    """Read lengths as in the table above; `str()` of the result is their canonical text.
+
+    Raises WorkloadError that names the bad part; its hint is the right syntax.
+    """
+    kind, colon, rest = text.strip().partition(":")
+    if not colon:
+        kind, rest = "fixed", kind
+    if kind not in KINDS:
+        raise WorkloadError(
+            f"lengths {text!r}: there is no {kind!r}", f"write a number, or {', '.join(list(KINDS)[1:])}"
+        )
+    read, syntax = KINDS[kind]
+    try:
+        return read(rest)
+    except WorkloadError as error:
+        raise WorkloadError(f"lengths {text!r}: {error}", f"write {syntax}") from None
+
+
+def _bounded(draw_length: Callable[[], float], low: int, high: int | None) -> Iterator[int]:
+    while True:
+        length = round(draw_length())
+        if high is None or length <= high:
+            yield max(low, length)
+
+
+def _show_bounds(low: int, high: int | None) -> str:
+    return (f",min={low}" if low > 1 else "") + (f",max={high}" if high is not None else "")
+
+
+def _values(path: Path, column: str | None) -> array[int]:
+    values = array("I")
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            for line, text in _numbers(file, path, column):
+                values.append(_value(path, line, text))
+                if len(values) > VALUES_LIMIT:
+                    raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
+    except OSError as error:
+        raise WorkloadError(f"cannot read the lengths in {path}: {error.strerror}") from error
+    if not values:
+        raise WorkloadError(f"{path}: holds no lengths", "write one number per line")
+    return values
+
+
+def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tuple[int, str]]:
+    """(line number, text) of each number."""
+    if column is None:
+        yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
+        return
+    reader = csv.reader(file)
+    header = [name.strip() for name in next(reader, [])]
+    if column not in header:
+        raise WorkloadError(f"{path}: has no column {column!r}", f"its columns are {', '.join(header)}"[:300])
+    index = header.index(column)
+    yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
+
+
+def _value(path: Path, line: int, text: str) -> int:
+    try:
+        return whole(text, "length", 1, TOKENS_LIMIT)
+    except WorkloadError as error:
+        raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
+
+
+def _uniform(rest: str) -> Uniform:
+    low, dots, high = rest.partition("..")
+    if not dots:
+        raise WorkloadError("two lengths with .. between them are needed")
+    lowest = whole(low, "shortest length", 1, TOKENS_LIMIT)
+    return Uniform(lowest, whole(high, "longest length", lowest, TOKENS_LIMIT))
+
+
+def _lognormal(rest: str) -> Lognormal:
+    found = _given(rest, ("mean", "cv"))
+    cv = number(found["cv"], "cv", CV_LOW, CV_HIGH)
+    return _checked(Lognormal(_mean(found), cv, *_bounds(found)))
+
+
+def _exponential(rest: str) -> Exponential:
+    found = _given(rest, ("mean",))
+    return _checked(Exponential(_mean(found), *_bounds(found)))
+
+
+def _given(rest: str, needed: tuple[str, ...]) -> dict[str, str]:
+    found = options(rest.split(","), (*needed, "min", "max"))
+    missing = [f"{key}=" for key in needed if key not in found]
+    if missing:
+        raise WorkloadError(f"{' and '.join(missing)} missing")
+    return found
+
+
+def _mean(found: dict[str, str]) -> Fraction:
+    return number(found["mean"], "mean", 1, TOKENS_LIMIT)
+
+
+def _bounds(found: dict[str, str]) -> tuple[int, int | None]:
+    low = whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
+    return low, whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
+
+
+def _checked(lengths: Capped) -> Capped:
+    if lengths.high is not None and lengths.share_below(lengths.high) < CAP_SHARE:
+        raise WorkloadError(f"max={lengths.high} is so far below the mean that almost every draw would exceed it")
+    return lengths
+
+
+def _empirical(rest: str) -> Empirical:
+    path, found = path_and_options(rest, ("column",))
+    return Empirical(Path(path), found.get("column"))
+
+
+KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
+    "fixed": (lambda rest: Fixed(whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
+    "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),
+    "lognormal": (_lognormal, "lognormal:mean=M,cv=C[,min=K][,max=K], such as lognormal:mean=161,cv=1.5,max=2048"),
+    "exponential": (_exponential, "exponential:mean=M[,min=K][,max=K], such as exponential:mean=128,max=512"),
+    "empirical": (_empirical, "empirical:FILE or empirical:FILE,column=NAME"),
+}
+"""What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""

@@ -1,0 +1,114 @@
+"""The small language in which arrivals, lengths and workloads are named: numbers, rates, durations and options.
+
+Numbers are decimal and kept as exact fractions, durations as whole nanoseconds, so that printing a value and reading
+it back changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fractions import Fraction
+
+NS_PER_S = 1_000_000_000
+DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month: the longest public trace is a week per file
+RATE_LIMIT = 1_000_000
+
+_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
+_UNIT_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "min": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+}
+
+
+class WorkloadError(ValueError):
+    """Arrivals, lengths or a workload that cannot be used. The message names the bad part, `hint` what is right."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def number(text: str, what: str, low: Fraction | int, high: Fraction | int) -> Fraction:
+    """Read a decimal number within [low, high]. Raises WorkloadError that calls it `what`."""
+    if not _NUMBER.fullmatch(text):
+        raise WorkloadError(f"{what} {text!r} is not a plain decimal number (at most 9 decimals)")
+    value = Fraction(text)
+    if not low <= value <= high:
+        raise WorkloadError(f"{what} {text} is outside {show(Fraction(low))} to {show(Fraction(high))}")
+    return value
+
+
+def whole(text: str, what: str, low: int, high: int) -> int:
+    """Read a whole number within [low, high]. Raises WorkloadError that calls it `what`."""
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise WorkloadError(f"{what} {text!r} is not a whole number")
+    return int(number(text, what, low, high))
+
+
+def rate(text: str, *, zero: bool = False) -> Fraction:
+    """Read requests per second, with or without `/s`. Raises WorkloadError."""
+    value = number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
+    if not (value or zero):
+        raise WorkloadError("rate 0 sends nothing")
+    return value
+
+
+def duration_ns(text: str, what: str, *, zero: bool = False) -> int:
+    """Read a duration such as `10s`, `500ms` or `2` (seconds). Raises WorkloadError that calls it `what`."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise WorkloadError(f"{what} {text!r} is not a duration such as 10s, 500ms or 2m")
+    value = Fraction(match[1]) * _UNIT_NS[match[2] or "s"]
+    if value.denominator != 1:
+        raise WorkloadError(f"{what} {text} is finer than a nanosecond")
+    if not (zero or value) or value > DURATION_LIMIT_NS:
+        raise WorkloadError(f"{what} {text} is outside {'0s' if zero else '1ns'} to 720h")
+    return int(value)
+
+
+def options(parts: list[str], known: Collection[str]) -> dict[str, str]:
+    """Read `key=value` parts. Raises WorkloadError for unknown, repeated or malformed ones."""
+    found: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if key not in known or not equals:
+            raise WorkloadError(f"{part!r} is not one of {', '.join(f'{key}=...' for key in known)}")
+        if key in found:
+            raise WorkloadError(f"{key}= is given twice")
+        found[key] = value
+    return found
+
+
+def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Split `FILE,key=value,...`. Only known keys at the end are options, so a file's name may contain commas."""
+    parts = text.split(",")
+    first = len(parts)
+    while first > 1 and parts[first - 1].partition("=")[0] in known:
+        first -= 1
+    path = ",".join(parts[:first])
+    if not path:
+        raise WorkloadError("the file's name is missing")
+    return path, options(parts[first:], known)
+
+
+def show(value: Fraction) -> str:
+    """A number as `number` reads it: decimal, exact to 9 places."""
+    whole_part, rest = divmod(nearest(value.numerator * NS_PER_S, value.denominator), NS_PER_S)
+    return f"{whole_part}.{rest:09d}".rstrip("0").rstrip(".")
+
+
+def show_duration(value_ns: int) -> str:
+    """A duration as `duration_ns` reads it, in seconds."""
+    return show(Fraction(value_ns, NS_PER_S)) + "s"
+
+
+def nearest(numerator: int, denominator: int) -> int:
+    """The whole number nearest to a ratio of positive numbers, halves up, in exact integers."""
+    return (2 * numerator + denominator) // (2 * denominator)

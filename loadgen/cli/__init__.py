@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.burst import burst
+from loadgen.cli.report import report
 from loadgen.cli.sim import sim
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(burst)
+app.command()(report)
 app.command()(sim)
 
 

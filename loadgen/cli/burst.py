@@ -63,5 +63,5 @@ def burst(
     folder = out or api.default_folder(plan)
     with output.progress(plan.n) as display:
         footer = api.burst(plan, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
-    summary = output.results(folder, report=report)
+    (summary,) = output.results([folder], folder / "report.html" if report else None)
     raise Exit(EXIT_INTERRUPTED if footer.interrupted else exit_code(summary))

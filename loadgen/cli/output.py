@@ -1,17 +1,19 @@
-"""What a command prints, and where: people read stdout; with --json stdout holds the summary and nothing else."""
+"""What a command prints and writes. People read stdout; with --json stdout holds the summary and nothing else."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED
+from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, OutputError
 
 if TYPE_CHECKING:
     from loadgen.progress import Display
+    from loadgen.runfile import Run
 
 Summary = dict[str, Any]
 
@@ -43,29 +45,57 @@ class Output:
 
         return Display(requests, quiet=self._quiet)
 
-    def results(self, folder: Path, *, report: bool) -> Summary:
-        """Compute and write summary.json and report.html of a run folder, and print them as asked."""
-        from analysis.metrics import summarise
-        from loadgen.runfile import read
-
-        run = read(folder)
-        summary = summarise(run)
-        text = json.dumps(summary, indent=2)
-        (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-        if report:
-            from analysis.report.page import write
-
-            write(run, summary, folder / "report.html")
+    def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
+        """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""
+        pairs = [_summarised(path) for path in paths]
+        if page is not None:
+            _write_page(pairs, page)
+        summaries = [summary for _, summary in pairs]
         if self._as_json:
-            print(text)
+            print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
         elif not self._quiet:
-            self._print(summary, folder, report=report)
-        return summary
+            for summary in summaries:
+                print(f"\n{_as_text(summary, self._stream)}")
+            print(page or folder_of(paths[0]) / "summary.json")
+        return summaries
 
-    def _print(self, summary: Summary, folder: Path, *, report: bool) -> None:
-        from analysis.text import render
 
-        width = min(100, shutil.get_terminal_size((80, 24)).columns)
-        print()
-        print(render(summary, width=width, colour=self._stream.isatty()), end="")
-        print(f"\n{folder / ('report.html' if report else 'summary.json')}")
+def folder_of(run: Path) -> Path:
+    """The folder of a run that was named by itself or by its file."""
+    return run if run.is_dir() else run.parent
+
+
+def _summarised(path: Path) -> tuple[Run, Summary]:
+    from analysis.metrics import summarise
+    from loadgen.runfile import RunFileError, read
+
+    try:
+        run = read(path)
+    except OSError as error:
+        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    summary = summarise(run)
+    _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return run, summary
+
+
+def _write_page(pairs: list[tuple[Run, Summary]], page: Path) -> None:
+    from analysis.report.page import render
+
+    _write(page, render(pairs))
+
+
+def _as_text(summary: Summary, stream: TextIO) -> str:
+    """The summary for this terminal, or plain where it is not one."""
+    from analysis.text import render
+
+    terminal = stream.isatty()
+    width = min(100, shutil.get_terminal_size().columns) if terminal else 80
+    return render(summary, width=width, colour=terminal)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        hint = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
+        raise OutputError(f"cannot write {file}: {error.strerror}", hint) from error

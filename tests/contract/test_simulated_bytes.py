@@ -88,7 +88,9 @@ def shape(event: bytes) -> object:
     """An event with its words, ids and numbers replaced by their types; keys keep their order."""
     if not event.startswith(b"data: {"):
         return event
-    return json.loads(event.removeprefix(b"data: "), object_pairs_hook=lambda pairs: [(k, typed(k, v)) for k, v in pairs])
+    return json.loads(
+        event.removeprefix(b"data: "), object_pairs_hook=lambda pairs: [(k, typed(k, v)) for k, v in pairs]
+    )
 
 
 def typed(key: str, value: Any) -> Any:

@@ -166,7 +166,7 @@ def test_metrics_count_what_happened(name: str) -> None:
     ):
         for length in (3, 4, 5):
             client.completions.create(model="m", prompt="hello", max_tokens=length)
-            page = client.with_options(base_url=started.url).get("/metrics", cast_to=str)
+        page = client.with_options(base_url=started.url).get("/metrics", cast_to=str)
     samples = {
         sample.name: sample.value
         for family in text_string_to_metric_families(page)

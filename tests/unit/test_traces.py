@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from fractions import Fraction
 from pathlib import Path
 
@@ -159,6 +160,14 @@ def test_zones_are_taken_into_account(tmp_path: Path) -> None:
     rows = ["2024-05-10 23:30:00-01:30,1,1", "2024-05-11T01:00:00Z,2,1", "2024-05-11 03:00:00.5+02:00,3,1"]
     file.write_text(AZURE + "\n".join(rows), "utf-8")
     assert [entry.at_ns for entry in Trace(file).entries()] == [0, 0, S // 2]
+
+
+def test_every_day_follows_the_day_before(tmp_path: Path) -> None:
+    """From 1999 to 2030, leap days of 2000 and after included, each date is a day after the last."""
+    days = [date(1999, 12, 1) + timedelta(days=number) for number in range(11_000)]
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE + "".join(f"{day.isoformat()} 00:00:00,1,1\n" for day in days), "utf-8")
+    assert [entry.at_ns for entry in Trace(file).entries()] == [number * 86_400 * S for number in range(11_000)]
 
 
 def test_layouts_are_told_apart_by_their_header() -> None:

@@ -89,6 +89,7 @@ def test_a_part_of_a_trace_can_be_replayed_at_another_speed(
         (Trace(SAMPLES / "azure-2024.csv"), Survey("azure", 3, 0, 2_750_125_000, 2898, 413)),
         (Trace(SAMPLES / "burstgpt.csv"), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
         (Trace(SAMPLES / "burstgpt.csv", limit=2), Survey("burstgpt", 2, 0, 40 * S, 1420, 248)),
+        (Trace(SAMPLES / "burstgpt.csv", limit=3), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
         (Trace(SAMPLES / "burstgpt.csv", Fraction(9), 40 * S), Survey("burstgpt", 2, 1, 75 * S, 1427, 506)),
     ],
 )

@@ -168,9 +168,9 @@ def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
         try:
             item = json.loads(text)
             at_ns = _milliseconds(item["timestamp"])
-            tokens = _count(item["input_length"]), _count(item["output_length"])
+            tokens = _tokens(_count(item["input_length"])), _tokens(_count(item["output_length"]))
             blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(path, line, _reason(error)) from None
         yield line, at_ns, _maker(*tokens, blocks)
 
@@ -237,7 +237,13 @@ def _count(value: Any) -> int:
 def _digits(text: str) -> int:
     if not re.fullmatch(r"\d{1,12}", text.strip()):
         raise ValueError(f"has {text[:40]!r} where a count belongs")
-    return int(text)
+    return _tokens(int(text))
+
+
+def _tokens(count: int) -> int:
+    if count > TOKENS_LIMIT:
+        raise ValueError(f"has {count} tokens, more than {TOKENS_LIMIT}")
+    return count
 
 
 def _reason(error: Exception) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from servers.calls import Caller
 from servers.errors import LimitError, UnauthorizedError, WrongServerError
+
+if TYPE_CHECKING:
+    import ssl
 
 Ask = Callable[[str], tuple[int, Any]]
 """GET a path: HTTP status, and JSON or None."""
@@ -44,6 +45,8 @@ def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLC
 
     Raises UnreachableError, UnauthorizedError, and WrongServerError when it is not the server named.
     """
+    from servers.calls import Caller  # 15 ms that finding no server at all must not cost
+
     base = base_url(url)
     with closing(Caller(base, api_key, verify)) as ask:
         facts = RECOGNISE[server](ask, base)
@@ -72,16 +75,19 @@ def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: i
         "max_input_tokens": (input_tokens, f"{input_tokens} prompt tokens"),
         "max_concurrent_requests": (n, f"{n} requests at once"),
     }
-    exceeded = [
-        f"{what} exceed its {limit} of {facts.limits[limit]}"
-        for limit, (need, what) in needs.items()
-        if limit in facts.limits and need > facts.limits[limit]
-    ]
+    exceeded = [limit for limit, (need, _) in needs.items() if need > facts.limits.get(limit, need)]
     if exceeded:
+        said = [f"{needs[limit][1]} exceed its {limit} of {facts.limits[limit]}" for limit in exceeded]
+        flags = ["--max_req_total_len" if facts.name == "lightllm" else _flag(limit) for limit in exceeded]
         raise LimitError(
-            f"{TITLES[facts.name]} at {facts.url}: " + "; ".join(exceeded),
-            "ask for less, or restart the server with higher limits",
+            f"{TITLES[facts.name]} at {facts.url}: {'; '.join(said)}",
+            f"ask for less, or restart the server with a higher {', '.join(flags)}",
         )
+
+
+def _flag(limit: str) -> str:
+    """vLLM and TGI name a limit as the option that sets it."""
+    return "--" + limit.replace("_", "-")
 
 
 def _vllm(ask: Ask, url: str) -> ServerFacts | None:

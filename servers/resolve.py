@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from servers.errors import UnreachableError, WrongServerError
 from servers.probe import TITLES, ServerFacts, probe
+
+if TYPE_CHECKING:
+    import ssl
 
 PORTS = {"vllm": 8001, "tgi": 8002, "lightllm": 8003}
 """The ports that docker-compose.yml publishes."""

@@ -179,6 +179,8 @@ def _values(path: Path, column: str | None) -> array[int]:
                     raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
     except OSError as error:
         raise WorkloadError(f"cannot read the lengths in {path}: {error.strerror}") from error
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: is not CSV: {error}") from error
     if not values:
         raise WorkloadError(f"{path}: holds no lengths", "write one number per line")
     return values

@@ -168,9 +168,9 @@ def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
         try:
             item = json.loads(text)
             at_ns = _milliseconds(item["timestamp"])
-            tokens = _count(item["input_length"]), _count(item["output_length"])
+            tokens = _tokens(_count(item["input_length"])), _tokens(_count(item["output_length"]))
             blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(path, line, _reason(error)) from None
         yield line, at_ns, _maker(*tokens, blocks)
 
@@ -210,7 +210,7 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})
 
 
 def _date(text: str) -> int:
-    """A date and time, in UTC where it names no zone, in ns since 1970.
+    """A date and time, in UTC where it names no zone, in ns since some fixed day: only differences are used.
 
     Days by the civil calendar: years counted from March, so that the leap day is a year's last.
     """
@@ -222,7 +222,7 @@ def _date(text: str) -> int:
         raise ValueError(f"has no date and time: {text[:40]!r}")
     shifted_year, shifted_month = (year, month - 3) if month > 2 else (year - 1, month + 9)
     leap_days = shifted_year // 4 - shifted_year // 100 + shifted_year // 400
-    days = 365 * shifted_year + leap_days + (153 * shifted_month + 2) // 5 + day - 1 - 719_468
+    days = 365 * shifted_year + leap_days + (153 * shifted_month + 2) // 5 + day
     east_of_utc_s = int(f"{match[9]}1") * (int(match[10]) * 3_600 + int(match[11]) * 60) if match[9] else 0
     seconds = ((days * 24 + hour) * 60 + minute) * 60 + second - east_of_utc_s
     return seconds * NS_PER_S + int((match[7] or "").ljust(9, "0"))
@@ -237,7 +237,13 @@ def _count(value: Any) -> int:
 def _digits(text: str) -> int:
     if not re.fullmatch(r"\d{1,12}", text.strip()):
         raise ValueError(f"has {text[:40]!r} where a count belongs")
-    return int(text)
+    return _tokens(int(text))
+
+
+def _tokens(count: int) -> int:
+    if count > TOKENS_LIMIT:
+        raise ValueError(f"has {count} tokens, more than {TOKENS_LIMIT}")
+    return count
 
 
 def _reason(error: Exception) -> str:

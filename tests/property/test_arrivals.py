@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 from itertools import islice, pairwise
 
 import numpy as np
@@ -179,6 +180,7 @@ def test_canonical_text_is_a_fixed_point(text: str) -> None:
     assert str(parse(str(arrivals))) == str(arrivals)
 
 
+@cache
 def _gaps_s(text: str) -> np.ndarray:
     return np.diff(np.array(list(islice(_open(text).due_ns(1), GAPS + 1)), dtype=np.int64)) / S
 

@@ -6,6 +6,7 @@ Seeds are fixed and bounds are five standard errors, as for arrivals.
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -115,5 +116,6 @@ def test_lengths_are_whole_and_at_least_one(text: str, seed: int) -> None:
     assert all(type(length) is int and length >= 1 for length in islice(lengths.tokens(seed, "input"), 20))
 
 
+@cache
 def _tokens(text: str) -> np.ndarray:
     return np.array(list(islice(parse(text).tokens(1, "input"), N)))

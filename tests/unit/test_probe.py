@@ -54,3 +54,14 @@ def test_check_limits(limits: dict[str, int], n: int, input_tokens: int, output_
         check_limits(facts, n, input_tokens, output_tokens)
     assert all(name in str(caught.value) for name in named)
     assert caught.value.hint
+
+
+def test_limits_name_their_options() -> None:
+    """The hint names the options of the server that raise the limits."""
+    tgi = ServerFacts("tgi", "http://h", limits={"max_concurrent_requests": 128, "max_input_tokens": 100})
+    with pytest.raises(LimitError) as caught:
+        check_limits(tgi, 1000, 512, 128)
+    assert caught.value.hint.endswith("a higher --max-input-tokens, --max-concurrent-requests")
+    with pytest.raises(LimitError) as caught:
+        check_limits(ServerFacts("lightllm", "http://h", limits={"max_model_len": 600}), 1000, 512, 128)
+    assert caught.value.hint.endswith("a higher --max_req_total_len")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from fractions import Fraction
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_a_part_of_a_trace_can_be_replayed_at_another_speed(
         (Trace(SAMPLES / "azure-2024.csv"), Survey("azure", 3, 0, 2_750_125_000, 2898, 413)),
         (Trace(SAMPLES / "burstgpt.csv"), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
         (Trace(SAMPLES / "burstgpt.csv", limit=2), Survey("burstgpt", 2, 0, 40 * S, 1420, 248)),
+        (Trace(SAMPLES / "burstgpt.csv", limit=3), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
         (Trace(SAMPLES / "burstgpt.csv", Fraction(9), 40 * S), Survey("burstgpt", 2, 1, 75 * S, 1427, 506)),
     ],
 )
@@ -118,6 +120,9 @@ BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
         (AZURE + "2023-13-16 18:15:46,374,5\n", "line 2: has no date and time"),
         (AZURE + "2023-11-16 18:15:46,37.4,5\n", "line 2: has '37.4' where a count belongs"),
         (AZURE + "2023-11-16 18:15:46,\udcff,5\n", "line 2: has '�' where a count belongs"),
+        (AZURE + "2023-11-16 18:15:46,10000001,5\n", "line 2: has 10000001 tokens, more than 10000000"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 99999999}\n', "line 1: has 99999999 tokens, more than"),
+        ('{"timestamp":' + "[" * 100_000 + "\n", "line 1: "),
         (AZURE, "no request to replay"),
         (BURSTGPT + "5,ChatGPT,472,18,490,API log\nx,ChatGPT,1,1,2,API log\n", "line 3: has no timestamp in s"),
         (BURSTGPT + "5,ChatGPT,0,0,0,Conversation log\n", "no request to replay"),
@@ -159,6 +164,14 @@ def test_zones_are_taken_into_account(tmp_path: Path) -> None:
     rows = ["2024-05-10 23:30:00-01:30,1,1", "2024-05-11T01:00:00Z,2,1", "2024-05-11 03:00:00.5+02:00,3,1"]
     file.write_text(AZURE + "\n".join(rows), "utf-8")
     assert [entry.at_ns for entry in Trace(file).entries()] == [0, 0, S // 2]
+
+
+def test_every_day_follows_the_day_before(tmp_path: Path) -> None:
+    """From 1999 to 2030, leap days of 2000 and after included, each date is a day after the last."""
+    days = [date(1999, 12, 1) + timedelta(days=number) for number in range(11_000)]
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE + "".join(f"{day.isoformat()} 00:00:00,1,1\n" for day in days), "utf-8")
+    assert [entry.at_ns for entry in Trace(file).entries()] == [number * 86_400 * S for number in range(11_000)]
 
 
 def test_layouts_are_told_apart_by_their_header() -> None:

@@ -76,9 +76,7 @@ def test_openai_chat_streamed(client: openai.OpenAI) -> None:
     """Role first, then words, then the reason for the end, then usage."""
     options = {"include_usage": True}
     chunks = list(
-        client.chat.completions.create(
-            model="m", messages=MESSAGES, max_tokens=5, stream=True, stream_options=options
-        )
+        client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=5, stream=True, stream_options=options)
     )
     deltas = [choice for chunk in chunks for choice in chunk.choices]
     assert deltas[0].delta.role == "assistant"
@@ -162,11 +160,11 @@ METRICS = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_metrics_count_what_happened(name: str) -> None:
     """An independent parser reads the page, and its totals are those of the answers."""
-    with running(SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)) as started:
-        with openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0) as client:
-            for length in (3, 4, 5):
-                client.completions.create(model="m", prompt="hello", max_tokens=length)
-            page = client.with_options(base_url=started.url).get("/metrics", cast_to=str)
+    config = SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)
+    with running(config) as started, openai.OpenAI(base_url=f"{started.url}/v1", api_key="none") as client:
+        for length in (3, 4, 5):
+            client.completions.create(model="m", prompt="hello", max_tokens=length)
+        page = client.with_options(base_url=started.url).get("/metrics", cast_to=str)
     samples = {
         sample.name: sample.value
         for family in text_string_to_metric_families(page)

@@ -93,13 +93,13 @@ def shape(event: bytes) -> object:
     )
 
 
-def typed(key: str, value: Any) -> Any:
+def typed(key: str, value: Any) -> tuple[str, Any]:
     """Finish reasons, object kinds and fingerprints are words of the protocol; lists of ids are one thing."""
     if key in ("finish_reason", "object", "role", "system_fingerprint", "index"):
-        return value
+        return key, value
     if isinstance(value, list) and all(isinstance(token, int) for token in value) and value:
-        return "ids"
-    return value if isinstance(value, list) else type(value).__name__
+        return key, "ids"
+    return key, value if isinstance(value, list) else type(value).__name__
 
 
 @pytest.mark.parametrize("file", STREAMS)
@@ -135,7 +135,7 @@ def test_broken_json_is_the_recorded_bytes(server: Running) -> None:
 
 
 def test_a_missing_key_is_the_recorded_bytes() -> None:
-    """Only /v1 is guarded: /health answers without a key, and the right key opens."""
+    """Only /v1 is guarded, and the right key opens. The real refusal alone lacks the `vary` that all answers have."""
     with running(SimulatedConfig(server="vllm", api_key="sesame", ttft_s=0)) as server:
         refused = split(exchange(server, COMPLETIONS, {"prompt": "x"}))
         assert split(exchange(server, "/health", b"", method="GET"))[0][0] == "HTTP/1.1 200 OK"

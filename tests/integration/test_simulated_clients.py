@@ -160,10 +160,8 @@ METRICS = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_metrics_count_what_happened(name: str) -> None:
     """An independent parser reads the page, and its totals are those of the answers."""
-    with (
-        running(SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)) as started,
-        openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    config = SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)
+    with running(config) as started, openai.OpenAI(base_url=f"{started.url}/v1", api_key="none") as client:
         for length in (3, 4, 5):
             client.completions.create(model="m", prompt="hello", max_tokens=length)
         page = client.with_options(base_url=started.url).get("/metrics", cast_to=str)

@@ -1,0 +1,327 @@
+"""The simulated server as a whole: exact times, its log, its limits, clients that leave or do not read, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from benchmarks.simulated import main as measure
+from servers.dialects import DIALECTS
+from servers.simulated.config import SERVERS, SimulatedConfig
+from servers.simulated.errors import ConfigError, StartError
+from servers.simulated.faults import parse_rule
+from servers.simulated.server import Running, arguments, running, spawn
+from servers.sse import split
+from workloads.request import Request
+
+FAST: dict[str, float] = {"ttft_s": 0.004, "itl_s": 0.0005}
+GENERATE: dict[str, Any] = {"inputs": "a b c", "parameters": {"max_new_tokens": 6, "details": True}}
+
+
+def until(true: Callable[[], object], limit_s: float = 10) -> None:
+    """Waits for another thread or process to have got somewhere."""
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def tgi() -> Iterator[Running]:
+    """A fast TGI."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as started:
+        yield started
+
+
+def test_sends_are_due_exactly_when_the_script_says() -> None:
+    """Due instants are arrival + TTFT + k x ITL, divided by the speed, to the nanosecond; nothing is sent early."""
+    config = SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.003, speed=2)
+    with running(config) as server:
+        httpx.post(f"{server.url}/generate_stream", json=GENERATE, headers={"X-Request-Id": "a"})
+        until(lambda: server.log)
+    line = server.log[0]
+    assert line.request_id == "a"
+    assert [due_ns - line.received_ns for due_ns in line.due_ns] == [10_000_000 + k * 1_500_000 for k in range(6)]
+    assert all(sent_ns >= due_ns for due_ns, sent_ns in zip(line.due_ns, line.sent_ns, strict=True))
+    assert (line.tokens, line.prompt_tokens, line.output_tokens) == ([1] * 6, 4, 6)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("clock", ["script", "batching"])
+def test_our_own_dialects_find_every_answer_complete(name: str, clock: str) -> None:
+    """Each dialect proves the stream of its server complete, with exactly the tokens asked, on either clock."""
+    request = Request(id=0, prompt="say it", input_tokens=3, output_tokens=9)
+    config = SimulatedConfig(server=name, model="m", clock=clock, speed=20, **FAST)
+    with running(config) as server, httpx.Client(base_url=server.url) as client:
+        for (dialect_server, _), dialect in DIALECTS.items():
+            if dialect_server != name:
+                continue
+            body = dialect.encode(request, "m")
+            response = client.post(dialect.path, content=body, headers={"Content-Type": "application/json"})
+            payloads, _, rest = split(response.content)
+            answer = dialect.decode(payloads)
+            assert (sum(answer.tokens), answer.output_tokens, answer.error_kind, rest) == (9, 9, "", b"")
+            assert answer.end_event is not None
+            assert answer.finish_reason == "length"
+
+
+def test_the_same_seed_says_the_same() -> None:
+    """Two servers of one seed give the same words; another seed gives others."""
+    said = []
+    for seed in (0, 0, 1):
+        with running(SimulatedConfig(server="tgi", seed=seed, **FAST)) as server:
+            said.append(httpx.post(f"{server.url}/generate", json=GENERATE).json()["generated_text"])
+    assert said[0] == said[1] != said[2]
+
+
+def test_a_connection_serves_many_requests(tgi: Running) -> None:
+    """Streams, whole answers, pages and refusals leave the connection in a state for the next request."""
+    address = urlsplit(tgi.url)
+    with httpx.Client(base_url=tgi.url, limits=httpx.Limits(max_connections=1)) as client:
+        for _ in range(3):
+            assert len(split(client.post("/generate_stream", json=GENERATE).content)[0]) == 6
+            assert client.post("/generate", json=GENERATE).status_code == 200
+            assert client.post("/generate", json={"inputs": ""}).status_code == 422
+            assert client.get("/nowhere").status_code == 404
+            assert client.get("/health", headers={"Host": address.netloc}).content == b""
+
+
+def test_a_client_that_leaves_is_forgotten() -> None:
+    """Its stream no longer counts, and its line in the log has what was sent until then."""
+    with running(SimulatedConfig(server="tgi", ttft_s=0.001, itl_s=0.001)) as server:
+        long = {"inputs": "a", "parameters": {"max_new_tokens": 4000}}
+        with httpx.stream("POST", f"{server.url}/generate_stream", json=long) as response:
+            pieces = response.iter_raw()  # kept: a forgotten iterator closes the connection
+            next(pieces)
+            assert httpx.get(f"{server.url}/simulated/status").json()["active"] == 1
+        until(lambda: server.log)
+        assert httpx.get(f"{server.url}/simulated/status").json()["active"] == 0
+        assert 'tgi_request_failure{err="dropped"} 1.0' in httpx.get(f"{server.url}/metrics").text
+    assert 0 < server.log[0].output_tokens < 4000
+
+
+def test_a_client_that_does_not_read_loses_nothing() -> None:
+    """When the socket's buffer is full the rest waits in order, and other streams go on."""
+    tokens = 4000
+    with running(SimulatedConfig(server="vllm", ttft_s=0, itl_s=0)) as server:
+        address = urlsplit(server.url)
+        body = json.dumps({"prompt": [5], "max_tokens": tokens, "stream": True}).encode()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.settimeout(10)
+            slow.connect((address.hostname, address.port))
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            until(lambda: server.log)  # everything has been handed over; the client has read nothing
+            quick = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5], "max_tokens": 3})
+            assert quick.json()["usage"]["completion_tokens"] == 3
+            answer = b"".join(iter(lambda: slow.recv(65536), b""))
+    assert answer.count(b'"text":" ') == tokens
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_lightllm_lets_requests_wait() -> None:
+    """With one place, three requests are served one after the other, and none is refused."""
+    config = SimulatedConfig(server="lightllm", max_concurrent_requests=1, **FAST)
+
+    async def ask(client: httpx.AsyncClient) -> int:
+        return (await client.post("/generate", json=GENERATE)).status_code
+
+    async def ask_all(url: str) -> list[int]:
+        async with httpx.AsyncClient(base_url=url) as client:
+            return await asyncio.gather(*(ask(client) for _ in range(3)))
+
+    with running(config) as server:
+        assert asyncio.run(ask_all(server.url)) == [200] * 3
+    spans = sorted((line.sent_ns[0], line.due_ns[0]) for line in server.log)
+    assert spans[1][1] > spans[0][0]
+    assert spans[2][1] > spans[1][0]
+
+
+def test_vllm_refuses_past_its_queue_limit() -> None:
+    """503 before the body has begun, the same words as an event after it has, and [DONE] behind them."""
+    with (
+        running(SimulatedConfig(server="vllm", ttft_s=60, max_concurrent_requests=1)) as server,
+        httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": [5], "stream": True}),
+    ):
+        whole = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5]})
+        streamed = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5], "stream": True})
+    assert (whole.status_code, streamed.status_code) == (503, 200)
+    assert streamed.text == f"data: {whole.text}\n\ndata: [DONE]\n\n"
+
+
+def test_outputs_that_do_not_fit_are_clamped_or_refused() -> None:
+    """vLLM and LightLLM shorten them without a word; TGI refuses, under status 200 when streaming."""
+    with running(SimulatedConfig(server="vllm", max_model_len=20, **FAST)) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5] * 8, "max_tokens": 19})
+        assert answer.json()["usage"]["completion_tokens"] == 12
+    with running(SimulatedConfig(server="lightllm", max_model_len=20, **FAST)) as server:
+        body = {"inputs": [5] * 8, "parameters": {"max_new_tokens": 1000}}
+        assert httpx.post(f"{server.url}/generate", json=body).json()["count_output_tokens"] == 12
+        body["inputs"] = [5] * 20
+        refused = httpx.post(f"{server.url}/generate_stream", json=body)
+        assert (refused.status_code, b"invalid_request_error" in refused.content) == (200, True)
+    with running(SimulatedConfig(server="tgi", max_model_len=20, **FAST)) as server:
+        body = {"inputs": "a", "parameters": {"max_new_tokens": 1000}}
+        assert httpx.post(f"{server.url}/generate", json=body).status_code == 422
+        refused = httpx.post(f"{server.url}/generate_stream", json=body)
+        assert (refused.status_code, b'"error_type":"validation"' in refused.content) == (200, True)
+
+
+def test_tgi_ends_by_itself_when_told_to() -> None:
+    """Lengths vary about the mean and end in the end-of-sequence token; none is longer than asked."""
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 100, "details": True}}
+    config = SimulatedConfig(server="tgi", ttft_s=0, itl_s=0, eos_mean_tokens=20)
+    with running(config) as server, httpx.Client(base_url=server.url) as client:
+        details = [client.post("/generate", json=body).json()["details"] for _ in range(60)]
+    lengths = [each["generated_tokens"] for each in details]
+    assert len(set(lengths)) > 10
+    assert 10 < sum(lengths) / len(lengths) < 35
+    for each in details:
+        assert (
+            (each["finish_reason"] == "eos_token")
+            == (each["tokens"][-1]["special"])
+            == (each["generated_tokens"] < 100)
+        )
+
+
+def test_a_batching_server_reports_its_queue() -> None:
+    """vLLM's gauges are those of the engine model: some run, and the cache is in use."""
+    config = SimulatedConfig(server="vllm", clock="batching")
+    with (
+        running(config) as server,
+        httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={"prompt": [5] * 64, "max_tokens": 500, "stream": True}
+        ) as response,
+    ):
+        next(response.iter_raw())
+        page = httpx.get(f"{server.url}/metrics").text
+    gauges = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    labels = '{engine="0",model_name="llama-2-7b"}'
+    assert gauges[f"vllm:num_requests_running{labels}"] == "1.0"
+    assert 0 < float(gauges[f"vllm:kv_cache_usage_perc{labels}"]) < 1
+
+
+def test_an_unknown_card_is_said_so() -> None:
+    """The message lists the cards there are; a port that is taken is an OSError."""
+    with pytest.raises(ConfigError, match="A800"), running(SimulatedConfig(server="vllm", clock="batching", gpu="x")):
+        pass
+    with running(SimulatedConfig(server="tgi")) as first:
+        taken = urlsplit(first.url).port or 0
+        with pytest.raises(OSError, match="in use"), running(SimulatedConfig(server="tgi", port=taken)):
+            pass
+
+
+def test_a_child_has_the_whole_config(tmp_path: Path) -> None:
+    """Every field reaches the process: its answers, faults, key and log are those of the config."""
+    log = tmp_path / "sim.jsonl"
+    rules = (parse_rule("429:1"),)
+    config = SimulatedConfig(server="vllm", model="m", api_key="sesame", faults=rules, log=log, speed=7, **FAST)
+    headers = {"Authorization": "Bearer sesame", "X-Request-Id": "5"}
+    with spawn(config) as url, httpx.Client(base_url=url) as client:
+        assert client.post("/v1/completions", json={"prompt": [5]}).status_code == 401
+        statuses = [
+            client.post("/v1/completions", json={"prompt": [5], "max_tokens": 3}, headers=headers).status_code
+            for _ in range(2)
+        ]
+        status = client.get("/simulated/status").json()
+    assert statuses == [200, 429]
+    assert (status["speed"], status["model"], status["server"]) == (7, "m", "vllm")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line.get("fault") for line in lines] == ["", "429", None]
+    assert lines[0]["output_tokens"] == 3
+    assert lines[2]["summary"]["requests"] == 2
+
+
+def test_a_child_that_cannot_start_says_why(tgi: Running) -> None:
+    """The error holds the child's own words."""
+    taken = urlsplit(tgi.url).port or 0
+    with pytest.raises(StartError, match="in use"), spawn(SimulatedConfig(server="tgi", port=taken)):
+        pass
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    """When the parent is killed, nobody tells the child; it notices that its standard input has ended."""
+    script = (
+        "import os, signal\n"
+        "from servers.simulated.config import SimulatedConfig\n"
+        "from servers.simulated.server import spawn\n"
+        "with spawn(SimulatedConfig(server='tgi')) as url:\n"
+        "    print(url, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    parent = subprocess.run([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    address = urlsplit(parent.stdout.strip())
+    until(lambda: not _listens(address.hostname or "", address.port or 0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_ends_cleanly_with_a_stream_open(number: signal.Signals) -> None:
+    """It says how late its tokens left, and exits 0, though a client is in the middle of an answer."""
+    command = [sys.executable, "-m", "loadgen", "sim", "--server", "tgi", "--ttft", "1ms", "--itl", "1ms"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().removeprefix("ready ").strip()
+        long = {"inputs": "a", "parameters": {"max_new_tokens": 4000}}
+        with httpx.stream("POST", f"{url}/generate_stream", json=long) as response:
+            pieces = response.iter_raw()
+            next(pieces)
+            server.send_signal(number)
+            assert server.wait(10) == 0
+        assert "1 requests" in server.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--server", "nobody"], "server must be one of vllm, tgi, lightllm"),
+        (["--server", "tgi", "--fault", "explode"], "there is no fault 'explode'"),
+        (["--server", "tgi", "--ttft", "soon"], "not a duration"),
+        (["--server", "vllm", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is empty or not set"),
+    ],
+)
+def test_wrong_options_are_explained(options: list[str], words: str) -> None:
+    """Exit code 2, a message that says what to write, and no traceback."""
+    command = [sys.executable, "-m", "loadgen", "sim", *options]
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    assert words in " ".join(ended.stderr.split())
+
+
+def test_arguments_carry_every_field_but_the_key() -> None:
+    """A field that is added to the config must reach the child as well."""
+    told = arguments(SimulatedConfig(server="tgi", api_key="sesame", max_concurrent_requests=3, eos_mean_tokens=2))
+    assert "sesame" not in told
+    options = {text.removeprefix("--") for text in told if text.startswith("--")} - {"until-stdin-closes"}
+    renamed = {"ttft-s": "ttft", "itl-s": "itl", "jitter-s": "jitter", "api-key": "api-key-env"}
+    fields = {name.replace("_", "-") for name in SimulatedConfig.__dataclass_fields__} - {"faults", "log"}
+    assert options == {renamed.get(name, name) for name in fields}
+
+
+def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """At tiny size it accounts for every send."""
+    measure(["--n", "8", "--tokens", "5", "--ttft-ms", "5", "--itl-ms", "1"])
+    assert "40 sends" in capsys.readouterr().out
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex((host, port)) == 0

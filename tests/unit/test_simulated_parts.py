@@ -1,0 +1,211 @@
+"""The parts of a simulated server that need no network: words, faults as text, lateness, metrics, configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from typer import BadParameter
+
+from loadgen.cli.sim import seconds
+from servers.simulated import tokenizer
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.errors import ConfigError, FaultError
+from servers.simulated.faults import FAULTS, Fault, FaultRule, fault_of, parse_fault, parse_rule, written
+from servers.simulated.lateness import LIMIT_NS, Lateness
+from servers.simulated.log import Log, LogLine
+from servers.simulated.metrics import Histogram, family, histogram
+from servers.simulated.timer import timer
+
+
+@given(st.text())
+def test_tokens_give_the_text_back(text: str) -> None:
+    """Any text that UTF-8 can carry survives encoding and decoding, and its count is the number of its tokens."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.count(text) == len(ids)
+    assert all(0 <= token < tokenizer.VOCABULARY_SIZE for token in ids)
+
+
+@given(st.text(alphabet=st.sampled_from("abcdeT .,é1\n"), max_size=60))
+def test_a_text_cut_at_a_token_keeps_its_tokens(text: str) -> None:
+    """The places of tokens cover the text in order, and the text up to any of them is the tokens up to it."""
+    found = tokenizer.offsets(text)
+    assert [token for token, _, _ in found] == tokenizer.encode(text)
+    for place, (_, _, stop) in enumerate(found):
+        if place + 1 == len(found) or found[place + 1][1] == stop:
+            assert tokenizer.encode(text[:stop]) == [token for token, _, _ in found[: place + 1]]
+
+
+def test_what_the_model_says_is_seeded_words() -> None:
+    """The same seed says the same; each token is one word; a request near the end of the words has enough of them."""
+    first, same, other = (tokenizer.Babble(seed, longest=100) for seed in (0, 0, 1))
+    assert first.ids == same.ids != other.ids
+    assert len(first.ids) == tokenizer.BABBLE_PERIOD + 100
+    text = tokenizer.decode(first.ids[:50])
+    assert len(text.split()) == tokenizer.count(text) == 50
+    assert first.start(0) != first.start(1) < tokenizer.BABBLE_PERIOD
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("reset", FaultRule(Fault("reset"), probability=1.0)),
+        ("reset@12:3,17", FaultRule(Fault("reset", 12), requests=frozenset({3, 17}))),
+        ("stall=0.25", FaultRule(Fault("stall"), probability=0.25)),
+        ("503:0", FaultRule(Fault("503"), requests=frozenset({0}))),
+    ],
+)
+def test_rules_are_read_as_written(text: str, rule: FaultRule) -> None:
+    """What the command line takes, and what it is given to a child process as."""
+    assert parse_rule(text) == rule
+    assert parse_rule(written(rule)) == rule
+
+
+@pytest.mark.parametrize("text", ["", "explode", "reset@", "reset:x", "reset=2=3", "reset@-1"])
+def test_what_is_no_fault_is_refused(text: str) -> None:
+    """The message says what a fault looks like, or which there are."""
+    with pytest.raises(FaultError, match="fault"):
+        parse_rule(text)
+    with pytest.raises(FaultError):
+        parse_fault(f"{text}=0.5" if text == "reset" else text)
+
+
+def test_a_client_asks_for_one_fault_without_a_rule() -> None:
+    """A header is about its own request, so it has no numbers and no probability."""
+    assert parse_fault("cut@3") == Fault("cut", 3)
+    with pytest.raises(FaultError, match="own fault"):
+        parse_fault("cut=0.5")
+
+
+def test_faults_by_probability_are_seeded() -> None:
+    """The same seed picks the same requests, about as many as asked; another seed picks others."""
+    rules = (parse_rule("reset=0.3"),)
+    picked = [index for index in range(1000) if fault_of(rules, 0, index)]
+    assert picked == [index for index in range(1000) if fault_of(rules, 0, index)]
+    assert picked != [index for index in range(1000) if fault_of(rules, 1, index)]
+    assert 230 < len(picked) < 370
+
+
+def test_the_first_rule_that_fits_wins() -> None:
+    """Rules are tried in the order in which they were given."""
+    rules = (parse_rule("cut:1"), parse_rule("reset"))
+    assert [fault_of(rules, 0, index) for index in (0, 1)] == [Fault("reset"), Fault("cut")]
+
+
+def test_every_fault_is_documented() -> None:
+    """docs/simulated.md has a row for each, in its own words."""
+    page = (Path(__file__).parents[2] / "docs/simulated.md").read_text("utf-8")
+    assert [name for name, behaviour in FAULTS.items() if f"| `{name}` | {behaviour.says}" not in page] == []
+
+
+def test_lateness_is_exact_to_a_microsecond() -> None:
+    """Percentiles are upper edges of microsecond bins, the maximum is exact, and delays above 100 ms are not lost."""
+    late = Lateness()
+    assert (late.percentile_ns(99), late.falling_behind()) == (0, False)
+    for delay_ns in range(0, 100_000, 1000):
+        late.add(delay_ns)
+    assert (late.events(), late.percentile_ns(50), late.percentile_ns(99)) == (100, 50_000, 99_000)
+    late.add(3_000_000_000)
+    assert (late.max_ns, late.percentile_ns(100)) == (3_000_000_000, 3_000_000_000)
+
+
+def test_falling_behind_is_more_than_one_late_send_in_a_hundred() -> None:
+    """One late send in a hundred is an accident; two are the server's limit."""
+    late = Lateness()
+    for _ in range(99):
+        late.add(10)
+    late.add(LIMIT_NS)
+    assert not late.falling_behind()
+    late.add(LIMIT_NS)
+    assert (late.late_events(), late.falling_behind()) == (2, True)
+
+
+def test_metrics_text_is_read_back_by_an_independent_parser() -> None:
+    """Cumulative buckets, sums, counts, and labels with quotes and backslashes."""
+    values = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        values.observe(value)
+    labels = {"model_name": 'a"b\\c'}
+    page = histogram("h", "says", labels, values) + family("c_total", "counter", "says", (labels, 3))
+    found = {
+        (sample.name, sample.labels.get("le")): sample.value
+        for each in text_string_to_metric_families(page)
+        for sample in each.samples
+        if sample.labels["model_name"] == 'a"b\\c'
+    }
+    assert found == {
+        ("h_bucket", "1.0"): 2,
+        ("h_bucket", "2.0"): 3,
+        ("h_bucket", "+Inf"): 4,
+        ("h_count", None): 4,
+        ("h_sum", None): 12,
+        ("c_total", None): 3,
+    }
+
+
+def test_a_config_lists_every_mistake() -> None:
+    """Somebody who got three things wrong reads of all three at once."""
+    with pytest.raises(ConfigError) as caught:
+        SimulatedConfig(server="tgo", speed=0, port=70_000, faults=(FaultRule(Fault("explode")),))
+    for word in ("tgo", "speed", "70000", "explode"):
+        assert word in str(caught.value)
+
+
+def test_an_api_key_is_never_shown() -> None:
+    """A config in a log or a traceback does not give the key away."""
+    assert "sesame" not in repr(SimulatedConfig(server="vllm", api_key="sesame"))
+
+
+@pytest.mark.parametrize(("text", "value"), [("500ms", 0.5), ("2s", 2), ("0.5", 0.5), ("20us", 20e-6), (" 1 ", 1)])
+def test_durations_have_units(text: str, value: float) -> None:
+    """Plain numbers are seconds."""
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1s", "1m", "1e3"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    """The message shows what to write."""
+    with pytest.raises(BadParameter, match="500ms"):
+        seconds(text)
+
+
+def test_the_log_is_json_lines_with_a_summary(tmp_path: Path) -> None:
+    """One line per request, readable after a flush, and one for the whole at the end."""
+    path = tmp_path / "sim.jsonl"
+    log = Log(path)
+    log.append(LogLine("7", 1, [2], [3], [1], prompt_tokens=5, output_tokens=1, fault=""))
+    log.flush()
+    assert json.loads(path.read_text())["request_id"] == "7"
+    log.close({"events": 1})
+    assert [list(json.loads(line)) for line in path.read_text().splitlines()][1] == ["summary"]
+
+
+async def test_the_timer_calls_at_its_instant_and_never_before() -> None:
+    """Armed twice it keeps the later word; an instant in the past is called at once; None takes the call back."""
+    called = asyncio.Event()
+    times: list[int] = []
+
+    def callback() -> None:
+        times.append(time.monotonic_ns())
+        exact.arm(None)
+        called.set()
+
+    exact = timer(asyncio.get_running_loop(), callback)
+    at_ns = time.monotonic_ns() + 3_000_000
+    exact.arm(at_ns + 60_000_000_000)
+    exact.arm(at_ns)
+    await called.wait()
+    assert times[0] >= at_ns
+    called.clear()
+    exact.arm(time.monotonic_ns() - 1)
+    await called.wait()
+    assert len(times) == 2
+    exact.close()

@@ -41,6 +41,8 @@ READY = "ready "
 """First line of a child's standard output, followed by its URL."""
 
 _BACKLOG = 4096
+_LEAVE_LIMIT_S = 0.05
+"""Answers still on their way when the server stops are given so long. (Zero would mean for ever, to aiohttp.)"""
 _START_LIMIT_S = 30
 _STOP_LIMIT_S = 5
 _KEY_NAME = "LOADGEN_SIMULATED_API_KEY"
@@ -81,7 +83,7 @@ async def serve(
         await stop.wait()
     finally:
         listening.close()
-        await handler.shutdown(timeout=0)
+        await handler.shutdown(_LEAVE_LIMIT_S)
         pump.close()
         gc.unfreeze()
         summary = status(site, pump)

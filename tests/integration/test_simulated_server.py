@@ -201,13 +201,13 @@ def test_tgi_ends_by_itself_when_told_to() -> None:
 def test_a_batching_server_reports_its_queue() -> None:
     """vLLM's gauges are those of the engine model: some run, and the cache is in use."""
     config = SimulatedConfig(server="vllm", clock="batching")
+    body = {"prompt": [5] * 64, "max_tokens": 500, "stream": True}
     with (
         running(config) as server,
-        httpx.stream(
-            "POST", f"{server.url}/v1/completions", json={"prompt": [5] * 64, "max_tokens": 500, "stream": True}
-        ) as response,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response,
     ):
-        next(response.iter_raw())
+        pieces = response.iter_raw()  # kept: a forgotten iterator closes the connection
+        next(pieces)
         page = httpx.get(f"{server.url}/metrics").text
     gauges = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
     labels = '{engine="0",model_name="llama-2-7b"}'
@@ -283,6 +283,8 @@ def test_the_command_ends_cleanly_with_a_stream_open(number: signal.Signals) -> 
             next(pieces)
             server.send_signal(number)
             assert server.wait(10) == 0
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(pieces)  # the answer of four seconds was not waited for
         assert "1 requests" in server.stdout.read()
 
 

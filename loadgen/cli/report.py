@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +22,7 @@ def report(
         Path | None,
         Option(help="Where the page goes. Default: report.html in the run's folder, or here for several runs."),
     ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
-    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print summary.json, as a list for several runs.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Rebuild summary.json and report.html from what a run recorded. Several runs share one page.
@@ -64,9 +63,9 @@ def summarised(path: Path) -> tuple[Run, dict[str, Any]]:
 
 def write_page(pairs: list[tuple[Run, dict[str, Any]]], page: Path) -> None:
     """Write one report of these runs."""
-    from analysis.report.page import write_several
+    from analysis.report import write
 
-    _write(page, lambda file: write_several(pairs, file))
+    _write(page, lambda file: write(pairs, file))
 
 
 def as_text(summary: dict[str, Any]) -> str:
@@ -85,7 +84,7 @@ def folder_of(run: Path) -> Path:
     return run if run.is_dir() else run.parent
 
 
-def _write(file: Path, write: Any) -> None:
+def _write(file: Path, write: Callable[[Path], object]) -> None:
     from loadgen.errors import OutputError
 
     try:

@@ -129,13 +129,11 @@ def _prompts(plan: Plan, facts: ServerFacts, dialect: Dialect, access: Access) -
     from servers.tokenize import connect
     from workloads.prompts import make_prompts
     from workloads.tokenizer import load
-    from workloads.words import COMMON_WORDS
 
     local = load(plan.tokenizer) if plan.tokenizer else None
     with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
-        counting = replace(server, words=COMMON_WORDS)
         return make_prompts(
-            plan.n, plan.input_tokens, plan.seed, token_ids=dialect.token_ids, local=local, server=counting
+            plan.n, plan.input_tokens, plan.seed, token_ids=dialect.token_ids, local=local, server=server
         )
 
 
@@ -160,6 +158,7 @@ def _shares(
             model=facts.model,
             headers=access.headers,
             timeout_s=plan.timeout_s,
+            kernel_stamps=plan.stamps == "kernel",
             part=folder / f"part-{worker}.jsonl",
         )
         for worker in range(plan.workers)

@@ -69,6 +69,7 @@ class Driver:
         part: PartFile,
         *,
         timeout_s: float,
+        kernel_stamps: bool = True,
         worker: int,
         report: Callable[[Progress], None],
     ) -> None:
@@ -77,6 +78,7 @@ class Driver:
         self._dialect = dialect
         self._part = part
         self._timeout_ns = int(timeout_s * 1e9)
+        self._kernel_stamps = kernel_stamps
         self._connect_timeout_s = min(timeout_s, 30.0)
         self._worker = worker
         self._report = report
@@ -131,7 +133,7 @@ class Driver:
         exchange = slot.exchange = Exchange(self._loop, lambda exchange: self._on_end(exchange, slot))
         async with gate:
             try:
-                connection = await connect(self._target, self._connect_timeout_s)
+                connection = await connect(self._target, self._connect_timeout_s, stamped=self._kernel_stamps)
             except (OSError, TimeoutError) as error:
                 exchange.error_kind, exchange.error_detail = "connect", _reason(error)
                 return

@@ -20,6 +20,9 @@ class Health:
         self._late: Counter[int] = Counter()
         self._reads = 0
         self._coalesced = 0
+        self._full = 0
+        self._retransmits = 0
+        self._out_of_order = 0
         self._stall_ns_max = 0
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
@@ -29,6 +32,12 @@ class Health:
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
         self._reads += count
         self._coalesced += coalesced
+
+    def connection(self, full_reads: int, retransmits: int, out_of_order: int) -> None:
+        """Add one connection's losses, and its reads that found the receive window full."""
+        self._full += full_reads
+        self._retransmits += retransmits
+        self._out_of_order += out_of_order
 
     def stall(self, late_ns: int) -> None:
         """The event loop ran a timer this much too late."""
@@ -42,10 +51,14 @@ class Health:
             "wall_ns": wall_ns - self._wall_ns,
             "reads": self._reads,
             "coalesced_reads": self._coalesced,
+            "full_reads": self._full,
+            "retransmits": self._retransmits,
+            "out_of_order": self._out_of_order,
             "stall_ns_max": self._stall_ns_max,
             "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
         }
         self._late.clear()
         self._reads = self._coalesced = self._stall_ns_max = 0
+        self._full = self._retransmits = self._out_of_order = 0
         self._cpu_ns, self._wall_ns = cpu_ns, wall_ns
         return values

@@ -32,6 +32,7 @@ class Plan(BaseModel):
     api_key_env: str = "LOADGEN_API_KEY"
     ca_file: Path | None = None
     insecure: bool = False
+    stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
     speed: float = Field(5.0, gt=0)
     label: str = Field("burst", pattern=r"^[A-Za-z0-9._-]{1,60}$")

@@ -15,9 +15,11 @@ from loadgen.clock import ClockPairs
 from loadgen.health import Health
 from loadgen.record import Record, State
 from loadgen.runfile import Telemetry
+from servers.connection import READ_BYTES
 from servers.dialects.base import Answer, Dialect
 from servers.http1 import ProtocolError
 from servers.sse import split
+from servers.stamps import losses
 from servers.transport import Exchange
 from workloads.request import Request
 
@@ -54,11 +56,19 @@ def record_of(
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = dialect.error_text(exchange.framing.status, body)
     health.reads(late, len(late), record.coalesced_reads)
+    health.connection(_full_reads(exchange.sizes), *losses(exchange.tcp_info))
     return record
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
     return None if instant is None else instant - start_ns
+
+
+def _full_reads(sizes: Sequence[int]) -> int:
+    """Reads that returned all they could: so much lay waiting that the window we offered was full, or nearly."""
+    if sizes[-1] < READ_BYTES:
+        return 0
+    return sum(after - before >= READ_BYTES for before, after in pairwise((0, *sizes)))
 
 
 def _arrivals(exchange: Exchange, clocks: ClockPairs, record: Record) -> list[int]:

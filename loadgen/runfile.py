@@ -56,8 +56,8 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     at_ns: int
     worker: int = 0
     values: dict[str, Any]
-    """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, stall_ns_max, clock_disagreement_ns, late_counts
-    ({bucket: reads}, see loadgen.health)."""
+    """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
+    clock_disagreement_ns, late_counts ({bucket: reads}, see loadgen.health)."""
 
 
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):

@@ -50,6 +50,7 @@ class Share:
     model: str
     headers: dict[str, str]
     timeout_s: float
+    kernel_stamps: bool
     part: Path
 
 
@@ -59,7 +60,7 @@ def work(share: Share, pipe: Pipe, counters: Array[c_int64], inherited: Sequence
         other.close()  # or nobody would notice the coordinator's death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stamps = hold_stamps()
+    stamps = hold_stamps() if share.kernel_stamps else None
     part = PartFile(share.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(share, part, pipe, counters, "kernel" if stamps else "user"))
@@ -81,6 +82,7 @@ async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int6
         share.dialect,
         part,
         timeout_s=share.timeout_s,
+        kernel_stamps=share.kernel_stamps,
         worker=share.worker,
         report=report,
     )

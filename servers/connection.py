@@ -88,8 +88,11 @@ class Connection:
         self.sock.close()
 
 
-async def connect(target: Target, timeout_s: float) -> Connection:
-    """Open one connection, TLS handshake included. Raises OSError, ssl.SSLError or TimeoutError."""
+async def connect(target: Target, timeout_s: float, *, stamped: bool = True) -> Connection:
+    """Open one connection, TLS handshake included, with kernel stamps if `stamped`.
+
+    Raises OSError, ssl.SSLError or TimeoutError.
+    """
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -100,7 +103,8 @@ async def connect(target: Target, timeout_s: float) -> Connection:
             connection = Connection(sock, monotonic_ns())
             if target.tls is not None:
                 await _handshake(loop, connection, target)
-        stamp_reads(sock)
+        if stamped:
+            stamp_reads(sock)
     except BaseException:
         sock.close()
         raise

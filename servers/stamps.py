@@ -1,4 +1,4 @@
-"""Kernel receive stamps: asking for them, and making sure that they come.
+"""What the kernel knows of our sockets: receive stamps, and the losses of a connection.
 
 Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
 asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import sys
 from time import sleep
 
@@ -16,6 +17,9 @@ SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control mes
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
+TCP_INFO_BYTES = 232
+TOTAL_RETRANS_AT = 100
+RCV_OOOPACK_AT = 224  # since Linux 5.4
 TRIES = 200
 
 
@@ -48,3 +52,23 @@ def hold_stamps() -> socket.socket | None:
             sleep(0.001)
     sock.close()
     return None
+
+
+def tcp_info(sock: socket.socket) -> bytes:
+    """The kernel's struct tcp_info of a connection; empty where there is none to have."""
+    if sys.platform != "linux":
+        return b""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return b""
+
+
+def losses(info: bytes) -> tuple[int, int]:
+    """(segments we sent again, segments that came out of order), from a struct tcp_info (<linux/tcp.h>).
+
+    The server's own retransmissions show here only as what they leave: segments out of order.
+    """
+    retransmits = struct.unpack_from("I", info, TOTAL_RETRANS_AT)[0] if len(info) >= TOTAL_RETRANS_AT + 4 else 0
+    out_of_order = struct.unpack_from("I", info, RCV_OOOPACK_AT)[0] if len(info) >= RCV_OOOPACK_AT + 4 else 0
+    return retransmits, out_of_order

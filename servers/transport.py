@@ -14,7 +14,7 @@ from time import monotonic_ns
 
 from servers.connection import READ_BYTES, Connection
 from servers.http1 import Framing, ProtocolError
-from servers.stamps import CONTROL_BYTES, TIMESPEC_BYTES
+from servers.stamps import CONTROL_BYTES, TIMESPEC_BYTES, tcp_info
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 _NO_STAMP = bytes(TIMESPEC_BYTES)
@@ -42,6 +42,7 @@ class Exchange:
         "sent_end_ns",
         "sent_ns",
         "sizes",
+        "tcp_info",
         "user",
     )
 
@@ -58,6 +59,8 @@ class Exchange:
         self.sent_ns: int | None = None
         self.sent_end_ns: int | None = None
         self.given_up_ns: int | None = None
+        self.tcp_info = b""
+        """The kernel's struct tcp_info at the end; empty where it gives none."""
         self.error_kind = ""
         self.error_detail = ""
 
@@ -173,6 +176,7 @@ class Exchange:
         if connection is None:
             return
         self.given_up_ns = monotonic_ns()
+        self.tcp_info = tcp_info(connection.sock)
         if self.sent_ns is not None:
             self._loop.remove_writer(connection.sock)
             self._loop.remove_reader(connection.sock)

@@ -39,6 +39,9 @@ def burst(
     ] = "LOADGEN_API_KEY",
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Do not check certificates.")] = False,
+    stamps: Annotated[
+        str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
+    ] = "kernel",
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",

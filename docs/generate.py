@@ -37,8 +37,29 @@ def run_file() -> str:
     return "\n".join([f"# Run file\n\n{NOTE}\n\nWhat it is for: [The run file](../concepts/run-file.md).\n", *sections])
 
 
+def metrics() -> str:
+    """The page of every metric and of the client's limits, from their registries."""
+    from analysis.limits import LIMITS, text
+    from analysis.metrics import METRICS
+    from analysis.stats import PERCENTILES, samples_needed
+
+    rows = {
+        "{metrics}": [
+            f"| `{each.name}` | {each.title} | {each.unit} | {each.per} | {each.direction} | {each.definition} |"
+            for each in METRICS.values()
+        ],
+        "{percentiles}": [f"| {name.replace('_', '.')} | {samples_needed(PERCENTILES[name]):,} |" for name in PERCENTILES],
+        "{limits}": [f"| {each.title} | {text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
+    }
+    page = (DOCS / "reference/metrics.template").read_text("utf-8").replace("{note}", NOTE)
+    for mark, lines in rows.items():
+        page = page.replace(mark, "\n".join(lines))
+    return page
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
+    "reference/metrics.md": metrics,
     "reference/run-file.md": run_file,
 }
 

@@ -25,13 +25,11 @@ HERE = Path(__file__).parent
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-def write(run: Run, summary: Mapping[str, Any], path: Path) -> None:
-    """Write the report of one Run. Raises OSError where the file cannot be written."""
-    write_several([(run, summary)], path)
+def write(runs: Sequence[tuple[Run, Mapping[str, Any]]], path: Path) -> None:
+    """Write one report of these Runs and their summaries, one column or curve each.
 
-
-def write_several(runs: Sequence[tuple[Run, Mapping[str, Any]]], path: Path) -> None:
-    """Write one report of several Runs, one column or curve each. Raises OSError as `write` does."""
+    Raises OSError where the file cannot be written.
+    """
     path.write_text(render(runs), encoding="utf-8")
 
 

@@ -123,13 +123,13 @@ def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _interval(ordered: Floats, share: float, size: int) -> list[float | None]:
+    """The order statistics around the quantile, widened to hold the interpolated figure where that lies outside."""
     lower, upper = interval_ranks(size, share)
-    scale = len(ordered) / size
-    low = None if lower is None else _rounded(float(ordered[int(lower * scale)]))
-    high = (
-        None if upper is None else _rounded(float(ordered[min(len(ordered) - 1, math.ceil((upper + 1) * scale) - 1)]))
-    )
-    return [low, high]
+    scale, figure = len(ordered) / size, percentile(ordered, share)
+    low = None if lower is None else _rounded(min(figure, float(ordered[int(lower * scale)])))
+    if upper is None:
+        return [low, None]
+    return [low, _rounded(max(figure, float(ordered[min(len(ordered), math.ceil((upper + 1) * scale)) - 1])))]
 
 
 def _binomial(count: int, share: float) -> tuple[int, Floats]:

@@ -48,7 +48,9 @@ def metrics() -> str:
             f"| `{each.name}` | {each.title} | {each.unit} | {each.per} | {each.direction} | {each.definition} |"
             for each in METRICS.values()
         ],
-        "{percentiles}": [f"| {name.replace('_', '.')} | {samples_needed(PERCENTILES[name]):,} |" for name in PERCENTILES],
+        "{percentiles}": [
+            f"| {name.replace('_', '.')} | {samples_needed(share):,} |" for name, share in PERCENTILES.items()
+        ],
         "{limits}": [f"| {each.title} | {text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
     }
     page = (DOCS / "reference/metrics.template").read_text("utf-8").replace("{note}", NOTE)

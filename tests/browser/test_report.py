@@ -1,0 +1,158 @@
+"""The report as a reader sees it, in a real Chromium, from disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from analysis import words
+from analysis.stats import PERCENTILES
+from tests.browser.conftest import NASTY, Opened
+
+plain = pytest.mark.parametrize("opened", [("plain", 1280, "light")], indirect=True)
+troubled = pytest.mark.parametrize("opened", [("troubled", 1280, "light")], indirect=True)
+everywhere = pytest.mark.parametrize(
+    "opened",
+    [(name, width, scheme) for name in ("plain", "troubled") for width, scheme in ((360, "dark"), (1600, "light"))],
+    indirect=True,
+)
+
+
+@everywhere
+def test_the_report_opens_offline_and_without_complaint(opened: Opened) -> None:
+    """Nothing but the file itself is asked for, the console stays empty, and every chart is drawn."""
+    assert [url for url in opened.requests if not url.startswith(("file:", "data:"))] == []
+    assert len([url for url in opened.requests if url.startswith("file:")]) == 1
+    assert opened.complaints == []
+    assert opened.page.locator(".chart .main-svg").count() >= 6
+
+
+@everywhere
+def test_nothing_is_wider_than_the_window(opened: Opened) -> None:
+    """No sideways scrolling at 360 px or 1600 px, also with every detail open; wide tables scroll in themselves."""
+    opened.page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    outside = """[...document.querySelectorAll('body *')].filter((each) =>
+        !each.closest('.scroll, .skip, svg, .unseen') && each.getBoundingClientRect().right > innerWidth + 1).length"""
+    assert opened.page.evaluate(outside) == 0
+
+
+@plain
+def test_the_tables_say_what_the_summary_says(opened: Opened) -> None:
+    """Every figure in the percentile tables is that of summary.json, in the unit of its row."""
+    checked = 0
+    for row in opened.page.locator("#percentiles tbody tr").all():
+        unit = {"s": 1.0, "ms": 1e3, "µs": 1e6}[row.locator("td").first.inner_text()]
+        for cell in row.locator("td[data-metric]").all():
+            metric, figure = cell.get_attribute("data-metric"), cell.get_attribute("data-figure")
+            text = str(cell.evaluate("(each) => each.firstChild.textContent"))
+            described = opened.summary["latency"][metric]
+            if figure in PERCENTILES and (figure in described["thin"] or figure not in described):
+                assert text == "n too small"
+            else:
+                assert text == words.significant(described[figure] * unit, 4)
+            checked += 1
+    assert checked == 9 * 8 + 3 * 4
+
+
+@plain
+def test_the_headline_says_what_the_summary_says(opened: Opened) -> None:
+    """The first screen has the throughput, the endings and the client's verdict, without scrolling."""
+    rate = words.significant(opened.summary["throughput"]["output_tokens_per_s"], 4)
+    assert opened.page.locator(".card.main .value").inner_text() == rate
+    for sentence in (words.endings(opened.summary), words.believe(opened.summary)):
+        line = opened.page.get_by_text(sentence).first
+        box: Any = line.bounding_box()
+        assert box["y"] + box["height"] < 900
+
+
+@troubled
+def test_markup_from_a_server_changes_nothing(opened: Opened) -> None:
+    """A script in a server's words is text on the page: the title stays, and no element was made of it."""
+    assert opened.page.title().startswith("SIMULATED at 5 times speed: tgi 3.3.5")
+    assert opened.page.locator("#failures q").inner_text() == NASTY
+    assert opened.page.locator("img, b").count() == 0
+    assert opened.page.locator("#failures td[data-kind=in_band_error]").inner_text() == "9"
+
+
+@pytest.mark.parametrize("opened", [("plain", 800, "dark")], indirect=True)
+def test_the_page_follows_the_readers_colours(opened: Opened) -> None:
+    """Dark paper in the dark, light paper in the light, also when it changes; charts go along; paper is white."""
+    paper = "getComputedStyle(document.body).backgroundColor"
+    line = "[...document.querySelectorAll('#chart-ttft_s .js-line')].at(-1).style.stroke"
+    frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    assert opened.page.evaluate(paper) == "rgb(20, 23, 27)"
+    assert opened.page.evaluate(line) == "rgb(242, 160, 74)"
+    opened.page.emulate_media(color_scheme="light")
+    opened.page.evaluate(frames)
+    assert opened.page.evaluate(paper) == "rgb(255, 255, 255)"
+    assert opened.page.evaluate(line) == "rgb(184, 78, 0)"
+    opened.page.emulate_media(color_scheme="dark")
+    opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.page.evaluate(paper) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("opened", [("troubled", 800, scheme) for scheme in ("light", "dark")], indirect=True)
+def test_text_stands_out_from_its_paper(opened: Opened) -> None:
+    """Contrast of every colour used for text is at least 4.5 to 1 (WCAG 2.2, 1.4.3), in both schemes."""
+    contrast = """() => {
+      const luminance = (rgb) => rgb.map((each) => each / 255)
+        .map((each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
+      const numbers = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
+      const paper = luminance(numbers(getComputedStyle(document.body).backgroundColor));
+      return ['.value', '.note', '.quiet', 'li.bad', '.main .value', 'th', 'code'].map((each) => {
+        const ink = luminance(numbers(getComputedStyle(document.querySelector(each)).color));
+        return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+      });
+    }"""
+    assert min(opened.page.evaluate(contrast)) >= 4.5
+
+
+@plain
+def test_the_keyboard_reaches_everything(opened: Opened) -> None:
+    """Tab goes to the skip link first, then to every link, switch, detail and scrolling table, and focus is visible."""
+    reached = []
+    for _ in range(80):
+        opened.page.keyboard.press("Tab")
+        focused = opened.page.evaluate(
+            "[document.activeElement.tagName, document.activeElement.className, "
+            "getComputedStyle(document.activeElement).outlineStyle]"
+        )
+        if focused[0] == "BODY":
+            break
+        reached.append(focused)
+    tags = [tag for tag, _, _ in reached]
+    assert reached[0][:2] == ["A", "skip"]
+    assert tags.count("A") == 10
+    assert tags.count("INPUT") == 1
+    assert tags.count("SUMMARY") == 7
+    assert tags.count("DIV") == opened.page.locator(".scroll:visible").count()
+    assert "PRE" in tags
+    assert {outline for _, _, outline in reached} == {"solid"}
+
+
+@plain
+def test_the_axis_switches_by_keyboard(opened: Opened) -> None:
+    """An arrow key on the switch turns all four latency axes logarithmic, with whole numbers on them."""
+    opened.page.locator("input[value=linear]").focus()
+    opened.page.keyboard.press("ArrowRight")
+    kinds = "[...document.querySelectorAll('.charts .chart')].map((each) => each.layout.xaxis.type)"
+    assert opened.page.evaluate(kinds) == ["log"] * 4
+    labels = opened.page.locator("#chart-ttft_s .xtick text").all_text_contents()
+    assert labels == ["0.2", "0.5", "1", "2", "5"]
+
+
+@plain
+def test_a_charts_data_can_be_taken_away(opened: Opened) -> None:
+    """The CSV of a chart has a header and one line per drawn point."""
+    figure = opened.page.locator("figure", has=opened.page.locator("#chart-ttft_s"))
+    figure.locator("summary").click()
+    with opened.page.expect_download() as download:
+        figure.get_by_role("button", name="Download as CSV").click()
+    path = download.value.path()
+    lines = path.read_text("utf-8").splitlines()
+    assert download.value.suggested_filename == "ttft_s.csv"
+    assert lines[0] == '"run","ttft_s","share"'
+    assert len(lines) == 1 + opened.page.evaluate("document.querySelector('#chart-ttft_s').data.at(-1).x.length")

@@ -1,0 +1,134 @@
+"""The client's verdict on itself, from its telemetry and the Records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.client import KERNEL_STAMP_ERROR_S, late_percentile_s
+from analysis.limits import LIMITS
+from analysis.metrics import summarise
+from loadgen.health import LATE_BOUNDS_NS, Health
+from loadgen.record import Record
+from loadgen.runfile import Telemetry
+from tests.runs import MILLISECOND_NS as MS
+from tests.runs import burst, complete, dropped, failed, healthy, run_of
+
+
+def client_of(
+    folder: Path, records: Sequence[Record] | None = None, telemetry: Sequence[Telemetry] | None = None
+) -> dict[str, Any]:
+    """The `client` part of the summary of a run with these records and samples."""
+    found: dict[str, Any] = summarise(run_of(folder / "run", records or burst(20, 4), telemetry=telemetry))["client"]
+    return found
+
+
+def test_a_client_that_kept_up_is_ok(tmp_path: Path) -> None:
+    """Every figure within its limit: verdict ok, no reason, and the error bar is that of a kernel stamp."""
+    client = client_of(tmp_path)
+    assert (client["verdict"], client["reasons"], client["stamps"]) == ("ok", [], "kernel")
+    assert client["error_bar_s"] == KERNEL_STAMP_ERROR_S
+
+
+LATE = {"late_counts": {"72": 1000}}  # 262 ms and more
+CASES = {
+    "error_share": ([complete(1, [300_000, 400_000])], healthy()),
+    "send_late_p99_s": ([complete(1, [900 * MS], sent_ns=150 * MS)], healthy()),
+    "cpu_share": (burst(20, 4), healthy(cpu_ns=990_000_000)),
+    "late_p99_s": (burst(20, 4), healthy(**LATE)),
+    "stall_max_s": (burst(20, 4), healthy(stall_ns_max=1_200 * MS)),
+    "coalesced_late_share": (
+        [complete(1, [500 * MS, 600 * MS, 700 * MS], coalesced_reads=2)],
+        healthy(late_counts={"48": 1000}),
+    ),
+    "clock_step_s": (burst(20, 4), healthy(clock_disagreement_ns=30 * MS)),
+    "worker_lost": ([*burst(20, 4), failed(50, "worker_lost", "its worker process ended")], healthy()),
+    "dropped": ([*burst(20, 4), dropped(50)], healthy()),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=[limit.figure for limit in LIMITS])
+def test_each_limit_is_enforced_and_says_why(tmp_path: Path, limit: Any) -> None:
+    """One figure beyond its limit gives verdict limited, and a reason that names it and what is to be feared."""
+    records, telemetry = CASES[limit.figure]
+    client = client_of(tmp_path, records, telemetry)
+    assert client["verdict"] == "limited"
+    assert any(reason.startswith(limit.title) and limit.meaning in reason for reason in client["reasons"])
+
+
+def test_silence_is_not_taken_for_health(tmp_path: Path) -> None:
+    """A run without any health sample does not get the verdict ok: nothing is known."""
+    client = client_of(tmp_path, telemetry=[])
+    assert client["verdict"] == "limited"
+    assert client["reasons"] == ["the run holds no health samples: nothing is known about the client"]
+    assert client["late_p99_s"] is None
+
+
+def test_user_space_stamps_have_no_lateness_and_a_wide_error_bar(tmp_path: Path) -> None:
+    """Without kernel stamps lateness cannot be known, so the longest stall is the error bar."""
+    records = [complete(1, [800 * MS, 900 * MS]), complete(2, [800 * MS], stamps="user")]
+    client = client_of(tmp_path, records, healthy(stall_ns_max=30 * MS))
+    assert client["stamps"] == "user"
+    assert [client[name] for name in ("late_p50_s", "late_p99_s", "late_max_s")] == [None, None, None]
+    assert client["error_bar_s"] == 0.03
+
+
+def test_coalesced_reads_widen_the_error_bar(tmp_path: Path) -> None:
+    """When over 1 % of the reads held several tokens, one of them may be off by as much as the reads were late."""
+    record = complete(1, [500 * MS, 600 * MS, 700 * MS], coalesced_reads=1)
+    client = client_of(tmp_path, [record], healthy(late_counts={"0": 100}))
+    assert client["error_bar_s"] == pytest.approx(KERNEL_STAMP_ERROR_S + 2**0.25 * 1e-6, abs=1e-9)
+    assert client["coalesced_share"] == 0.25
+
+
+def test_coalescing_without_lateness_is_the_servers_doing(tmp_path: Path) -> None:
+    """A server that sends two tokens in one packet does not make the client the limit."""
+    record = complete(1, [500 * MS, 600 * MS, 700 * MS], coalesced_reads=2)
+    assert client_of(tmp_path, [record], healthy(late_counts={"30": 100}))["verdict"] == "ok"
+
+
+def test_a_slewed_clock_is_not_a_stepped_one(tmp_path: Path) -> None:
+    """Clocks that drift by 500 ppm, the fastest that slewing goes, are converted; what goes beyond is a step."""
+    slewed = client_of(tmp_path / "slewed", telemetry=healthy(10, clock_disagreement_ns=5 * MS))
+    assert (slewed["verdict"], slewed["clock_step_s"]) == ("ok", 0)
+    stepped = client_of(tmp_path / "stepped", telemetry=healthy(10, clock_disagreement_ns=5 * MS + 2 * MS))
+    assert (stepped["verdict"], stepped["clock_step_s"]) == ("limited", 0.002)
+
+
+def test_the_busiest_worker_counts(tmp_path: Path) -> None:
+    """The processor share is that of one worker's busiest second, and a sample of a few ms does not count."""
+    samples = healthy(3)
+    samples[1].worker, samples[1].values["cpu_ns"] = 1, 800 * MS
+    samples[2].values |= {"cpu_ns": 20 * MS, "wall_ns": 20 * MS}
+    client = client_of(tmp_path, telemetry=samples)
+    assert (client["cpu_share"], client["workers"], client["samples"]) == (0.8, 2, 3)
+
+
+@pytest.mark.parametrize("late_ns", [0, 999, 1_000, 1_189, 1_190, 37_000, 1_000_000, 263_000_000])
+def test_late_reads_are_bounded_from_above_within_a_fifth(late_ns: int) -> None:
+    """A read's lateness, counted by the sender's buckets, comes back as at most 19 % more, and never as less."""
+    health = Health()
+    health.reads([late_ns], 1, 0)
+    counts = Counter({int(bucket): count for bucket, count in health.sample()["late_counts"].items()})
+    found_s = late_percentile_s(counts, 0.99)
+    assert found_s is not None
+    assert late_ns <= found_s * 1e9 + 1 <= max(late_ns, LATE_BOUNDS_NS[0]) * 1.19 + 2
+
+
+def test_late_percentiles_count_all_reads() -> None:
+    """98 prompt reads and 2 late ones: the median is prompt, the p99 late; of no reads nothing is known."""
+    counts = Counter({-1: 98, 40: 2})
+    assert late_percentile_s(counts, 0.5) == pytest.approx(1e-6)
+    assert late_percentile_s(counts, 0.99) == pytest.approx(2**10.25 * 1e-6)
+    assert late_percentile_s(Counter(), 0.5) is None
+
+
+def test_merged_first_tokens_and_reopened_connections_are_counted(tmp_path: Path) -> None:
+    """What bounds a TTFT instead of fixing it, and what was opened twice, is in the summary."""
+    records = [complete(1, [500 * MS], first_token_merged=True), complete(2, [500 * MS], reopened=2)]
+    client = client_of(tmp_path, records)
+    assert (client["first_token_merged"], client["reopened"]) == (1, 2)

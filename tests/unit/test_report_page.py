@@ -1,0 +1,129 @@
+"""The page as a file: whole, small, marked, and deaf to what servers put into their words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import report
+from analysis.metrics import summarise
+from analysis.report.page import render
+from loadgen.runfile import Run
+from tests.runs import burst, failed, run_of
+
+NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"
+
+
+def pair(folder: Path, *, n: int = 40, **changes: Any) -> tuple[Run, dict[str, Any]]:
+    """A run and its summary."""
+    run = run_of(folder, [*burst(n, 4), failed(n + 1, "in_band_error", NASTY)], **changes)
+    return run, summarise(run)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> str:
+    """The page of a run whose every text is hostile."""
+    changed = {"version": NASTY, "model": NASTY, "limits": {NASTY: NASTY}}
+    records = [*burst(40, 4), failed(41, "in_band_error", NASTY)]
+    run = run_of(tmp_path / "run", records)
+    run.header.server |= changed
+    run.header.command.append(NASTY)
+    return render([(run, summarise(run))])
+
+
+def test_a_servers_words_stay_words(hostile: str) -> None:
+    """No markup of a server's survives: not in the text, not in the charts' data, not in the title."""
+    assert "<script>document" not in hostile
+    assert "<img src=x" not in hostile
+    assert hostile.count("</script>") == 3
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', hostile, re.S)
+    assert data
+    assert json.loads(data[1])["runs"][0]["name"] == f"tgi {NASTY}"
+
+
+def test_only_our_scripts_may_run(hostile: str) -> None:
+    """The policy names the hash of each script in the page and allows nothing else, from nowhere."""
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', hostile)
+    assert policy
+    scripts = re.findall(r"<script>(.*?)</script>", hostile, re.S)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = policy[1].replace("&#39;", "'")
+    assert re.findall(r"'sha256-([^']+)'", allowed) == hashes
+    assert "default-src 'none'" in allowed
+    assert "http" not in allowed
+    assert "unsafe-eval" not in allowed
+
+
+def test_the_page_needs_no_other_file(hostile: str) -> None:
+    """Nothing is loaded from anywhere: no script, style, image or frame has an address outside the page."""
+    without_scripts = re.sub(r"<script.*?</script>", "", hostile, flags=re.S)
+    addresses = re.findall(r'<(?:script|img|iframe|link|object|embed)[^>]*(?:src|href)="([^"]*)"', without_scripts)
+    assert [address for address in addresses if not address.startswith("data:")] == []
+    assert "@import" not in without_scripts
+    assert "url(" not in without_scripts
+
+
+def test_a_report_of_a_full_burst_is_small(tmp_path: Path) -> None:
+    """1,000 requests of 128 tokens make a file of less than 3 MB."""
+    run = run_of(tmp_path / "run", burst(1000, 128))
+    report.write([(run, summarise(run))], tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 3_000_000
+
+
+def test_every_title_of_a_simulated_run_is_marked(tmp_path: Path) -> None:
+    """The file's title, every chart's title and every table's caption say SIMULATED, and at which speed."""
+    page = re.sub(r"<script>.*?</script>", "", render([pair(tmp_path / "run", simulated=True)]), flags=re.S)
+    titles = re.findall(r"<(title|h1|h3|caption)[^>]*>(.*?)</\1>", page, re.S)
+    assert len(titles) > 10
+    assert [text for _, text in titles if "SIMULATED at 5 times speed" not in text] == []
+    for chart in ("course", "burst"):
+        assert re.search(rf'<h2 id="{chart}-title"><span class="badge">SIMULATED', page)
+
+
+def test_a_real_run_is_not_marked(tmp_path: Path) -> None:
+    """Nothing in the page of a real server's run calls it simulated."""
+    page = render([pair(tmp_path / "run")])
+    assert "SIMULATED" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+
+
+def test_one_simulated_run_marks_the_charts_it_shares(tmp_path: Path) -> None:
+    """In a report of a real and a simulated run shared titles are marked, and of the two cards only one."""
+    page = render([pair(tmp_path / "real", server="vllm"), pair(tmp_path / "simulated", simulated=True)])
+    cards = re.findall(r'<article class="run \w+">\s*<h2>(.*?)</h2>', page, re.S)
+    assert ["SIMULATED" in card for card in cards] == [False, True]
+    assert re.search(r'<h3 id="title-ttft_s"><span class="badge">SIMULATED', page)
+
+
+def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
+    """Two runs of the same server have different names and line styles, and the same colour."""
+    page = render([pair(tmp_path / "a"), pair(tmp_path / "b"), pair(tmp_path / "c", server="vllm")])
+    data = re.search(r'id="data">(.*?)</script>', page, re.S)
+    assert data
+    runs = json.loads(data[1])["runs"]
+    assert [run["name"] for run in runs] == ["tgi 3.3.5 (run 1)", "tgi 3.3.5 (run 2)", "vllm 3.3.5"]
+    assert [(run["colour"], run["dash"]) for run in runs] == [("tgi", "solid"), ("tgi", "dash"), ("vllm", "solid")]
+
+
+def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
+    """Each chart is an image with a title and a text of its own, and its data stands in a table beside it."""
+    page = render([pair(tmp_path / "run")])
+    charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img" aria-labelledby="(\S+) (\S+)"', page)
+    assert [name for name, _, _ in charts] == ["e2e_s", "ttft_s", "tpot_s", "itl_s", "course", "burst"]
+    for name, title, text in charts:
+        assert f'id="{title}"' in page
+        assert f'id="{text}"' in page
+        assert f'data-csv="{name}"' in page
+
+
+def test_a_run_without_a_sample_makes_a_page(tmp_path: Path) -> None:
+    """Nothing was sent: the page says so and holds no figure."""
+    run = run_of(tmp_path / "run", [], telemetry=[])
+    page = render([(run, summarise(run))])
+    assert "Nothing was sent." in page
+    assert "NaN" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)

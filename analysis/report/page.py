@@ -25,16 +25,8 @@ HERE = Path(__file__).parent
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-def write(runs: Sequence[tuple[Run, Mapping[str, Any]]], path: Path) -> None:
-    """Write one report of these Runs and their summaries, one column or curve each.
-
-    Raises OSError where the file cannot be written.
-    """
-    path.write_text(render(runs), encoding="utf-8")
-
-
 def render(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
-    """The page as text."""
+    """The page of these Runs and their summaries, one column or curve each."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     scripts = [_file("plotly-basic.min.js"), _file("page.js")]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
 
-from analysis import report
 from analysis.metrics import summarise
+from analysis.report.page import render
 from tests.runs import burst, failed, healthy, run_of
 
 ARGUMENTS = [
@@ -101,5 +101,5 @@ def _written(folder: Path, records: list[Any], *, model: str = "", **changes: An
     if model:
         run.header.server["model"] = model
     summary = summarise(run)
-    report.write([(run, summary)], folder / "report.html")
+    (folder / "report.html").write_text(render([(run, summary)]), encoding="utf-8")
     return Written(folder / "report.html", summary)

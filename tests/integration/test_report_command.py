@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli.report import report
-from loadgen.errors import OutputError, PlanError
+from loadgen.errors import OutputError
+from loadgen.runfile import RunFileError
 from tests.runs import burst, footer, header, healthy, write
 
 
@@ -76,7 +77,7 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path, content: bytes | None) -> 
     """No file, an empty one, one that is something else, one of a newer version: a message, and nothing is written."""
     if content is not None:
         (tmp_path / "run.jsonl").write_bytes(content)
-    with pytest.raises(PlanError):
+    with pytest.raises(RunFileError):
         report([tmp_path], None, as_json=False, quiet=False)
     assert not (tmp_path / "summary.json").exists()
 

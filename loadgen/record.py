@@ -32,6 +32,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     id: int
     state: State
     worker: int = 0
+    phase: Literal["measured", "warmup"] = "measured"
+    """Warm-up requests are sent before the run's instant 0 and are in no figure."""
     due_ns: int = 0
     connected_ns: int | None = None
     sent_ns: int | None = None

@@ -112,15 +112,15 @@ def test_latency_agrees_with_vllms_own_histogram(measured: Measured, ours: str, 
     vLLM's clock for a request starts when its API process has parsed it, and stops when the tokens reach that
     process. Ours starts at `send` and stops at the kernel's receive stamp, so it holds the same interval, plus the
     reading of the requests before this one (one process reads all 64, about 0.6 ms each) and the writing of the
-    event. So ours is longer, always; tried: TTFT by 10 to 20 %, end to end by 4 to 13 %, the more the busier the machine. A clock that starts late, or
-    a client that stamps when it gets round to it, falls outside.
+    event. So ours is longer, always; tried: TTFT by 10 to 20 %, end to end by 4 to 13 %, the more the busier the
+    machine. A clock that starts late, or a client that stamps when it gets round to it, falls outside.
     """
     vllm_mean_s = measured.vllm_mean_s(theirs)
     assert vllm_mean_s <= measured.our_mean_s(ours) <= 1.5 * vllm_mean_s
 
 
 def test_chunks_arrive_in_order_after_sending(measured: Measured) -> None:
-    """Every arrival lies where its meaning puts it. (`sent_end_ns` is ours: vLLM may answer before we get to take it.)"""
+    """Every arrival lies where its meaning puts it. Not `sent_end_ns`: vLLM may answer before we get to take it."""
     for record in runfile.read(measured.outcome.folder).records:
         stamps = [record.sent_ns, record.first_byte_ns, *record.chunk_ns, record.end_ns]
         assert all(stamp is not None for stamp in stamps)

@@ -37,8 +37,12 @@ class Engine:
     log: Path
 
     def kill(self) -> None:
-        """SIGKILL to every process of the server at once: no goodbye on any connection but the kernel's."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """SIGKILL to every process of the server: no goodbye on any connection but the kernel's."""
+        server = psutil.Process(self.process.pid)
+        for process in [server, *server.children(recursive=True)]:
+            # Python's resource tracker serves nobody; it lives a moment longer, to remove the shared memory.
+            if not any("resource_tracker" in argument for argument in process.cmdline()):
+                process.kill()
 
     def kill_model(self) -> None:
         """SIGKILL to vLLM's engine process alone: its API process lives on and has to explain."""
@@ -216,11 +220,15 @@ def wait_until_ready(engine: Engine) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, and whatever of its group is left after ten seconds is killed."""
+    """SIGTERM to the server, five seconds more for its helpers to tidy up, SIGKILL for what is left of its group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=10)
+    deadline = time.monotonic() + 5
     with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

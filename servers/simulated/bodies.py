@@ -19,8 +19,11 @@ def ok(value: Any, headers: Headers = JSON_TYPE) -> Reply:
 
 
 def mapping(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body that was checked to be JSON; empty where it is something else."""
-    value = msgspec.json.decode(body) if body else {}
+    """The JSON object in a body; empty where it is something else."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
     return value if isinstance(value, dict) else {}
 
 

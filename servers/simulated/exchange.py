@@ -12,10 +12,9 @@ from aiohttp.web_request import BaseRequest
 
 from servers.simulated.errors import FaultError
 from servers.simulated.faults import FAULTS, HEADER, Behaviour, Fault, fault_of, parse_fault
-from servers.simulated.log import Log, LogLine
-from servers.simulated.metrics import Finished
+from servers.simulated.ledger import Entry, Ledger
 from servers.simulated.stream import Ending, Pump, Stream, reset
-from servers.simulated.wire import TEXT_TYPE, Generation, Question, Refused, Reply, Site, Timing, Wire
+from servers.simulated.wire import TEXT_TYPE, Generation, Question, Refused, Reply, Site, Wire
 
 _FIRST_WAIT_S, _WAIT_GROWS, _LONGEST_WAIT_S = 0.1, 1.1, 1.0
 """How LightLLM polls for a free slot (httpserver/manager.py)."""
@@ -31,12 +30,12 @@ class Exchange:
     """Created when the request's body has been read."""
 
     def __init__(
-        self, site: Site, wire: Wire, pump: Pump, log: Log, request: BaseRequest, received_ns: int, head: Head
+        self, site: Site, wire: Wire, pump: Pump, ledger: Ledger, request: BaseRequest, received_ns: int, head: Head
     ) -> None:
         self._site = site
         self._wire = wire
         self._pump = pump
-        self._log = log
+        self._ledger = ledger
         self._request = request
         self._received_ns = received_ns
         self._head = head
@@ -118,12 +117,12 @@ class Exchange:
             if behaviour.lying_length:
                 self._transport.close()
             return not behaviour.lying_length and ending in ("complete", "truncated", "failed")
-        except ConnectionError:  # the client has gone before its answer began
+        except OSError:  # the client has gone before its answer began
             return False
         finally:
             site.streams.discard(stream)
             self._pump.cancel(stream)
-            self._finish(stream)
+            self._account(stream)
 
     async def _begin(self, stream: Stream, behaviour: Behaviour) -> None:
         """Sends the response's head. Real servers send it at once, long before the first token."""
@@ -152,7 +151,7 @@ class Exchange:
         if ending == "failed":
             return self._wire.failure(500)
         total_s = (time.monotonic_ns() - self._received_ns) / 1e9
-        reply = stream.generation.answer(Timing(total_s))
+        reply = stream.generation.answer(total_s)
         length, body = len(reply.body), reply.body
         if behaviour.breaks_json:
             length, body = length // 2, body[: length // 2]
@@ -174,36 +173,20 @@ class Exchange:
 
     def _refused(self, kind: str) -> None:
         self._site.metrics.refuse(kind)
-        self._write_line((), (), (), 0)
+        self._account(None)
 
-    def _finish(self, stream: Stream) -> None:
-        """Counts and logs, however the stream has ended."""
-        generation, ended = stream.generation, stream.ending == "complete"
-        reason = generation.finish_reason if ended and stream.sent_ns else "abort"
-        times = (self._received_ns, stream.sent_ns, time.monotonic_ns())
-        tokens = (generation.prompt_tokens, stream.count, generation.asked_tokens)
-        self._site.metrics.finish(Finished(*tokens, reason, *times))
-        self._write_line(stream.due_ns, stream.sent_ns, stream.tokens, generation.prompt_tokens)
-
-    def _write_line(
-        self, due_ns: list[int] | tuple[()], sent_ns: list[int] | tuple[()], tokens: list[int] | tuple[()], prompt: int
-    ) -> None:
-        """One offset between the clocks for the whole line: the streams of a load test last seconds."""
-        offset_ns = time.time_ns() - time.monotonic_ns()
-        self._log.append(
-            LogLine(
+    def _account(self, stream: Stream | None) -> None:
+        ended_ns = time.monotonic_ns()
+        self._ledger.add(
+            Entry(
                 request_id=self._request.headers.get("X-Request-Id", ""),
-                received_ns=self._received_ns + offset_ns,
-                due_ns=[instant + offset_ns for instant in due_ns],
-                sent_ns=[instant + offset_ns for instant in sent_ns],
-                tokens=list(tokens),
-                prompt_tokens=prompt,
-                output_tokens=sum(tokens),
                 fault=self._fault.name if self._fault else "",
+                received_ns=self._received_ns,
+                ended_ns=ended_ns,
+                realtime_offset_ns=time.time_ns() - ended_ns,
+                stream=stream,
             )
         )
-        if not self._site.streams:
-            self._log.flush()
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:

@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
 from servers.simulated.exchange import Exchange, transport_of
-from servers.simulated.log import Log
+from servers.simulated.ledger import Ledger
 from servers.simulated.stream import Pump
 from servers.simulated.wire import Refused, Reply, Site, Wire
 
@@ -32,11 +32,11 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Http:
     """Answers requests in the manner of one server."""
 
-    def __init__(self, site: Site, wire: Wire, pump: Pump, log: Log) -> None:
+    def __init__(self, site: Site, wire: Wire, pump: Pump, ledger: Ledger) -> None:
         self._site = site
         self._wire = wire
         self._pump = pump
-        self._log = log
+        self._ledger = ledger
         self._exchanges = 0
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
         self._dated = (0, b"", b"")
@@ -50,7 +50,7 @@ class Http:
             asked = self._json(request, body) if request.method == "POST" and (body or makes_tokens) else None
             if not makes_tokens:
                 return self.write(request, self._page(request, body))
-            exchange = Exchange(self._site, self._wire, self._pump, self._log, request, received_ns, self.head)
+            exchange = Exchange(self._site, self._wire, self._pump, self._ledger, request, received_ns, self.head)
             self._exchanges += 1
             ended = await exchange.run(self._exchanges - 1, asked if isinstance(asked, dict) else {})
             return self.write(request, ended) if isinstance(ended, Reply) else self.done(request, alive=ended)
@@ -97,7 +97,12 @@ class Http:
             raise Refused(wire.too_large)
         if request.headers.get("Expect", "").lower() == "100-continue":
             transport_of(request).write(_CONTINUE)
-        return await request.content.read()
+        pieces: list[bytes] = []
+        while piece := await request.content.readany():
+            pieces.append(piece)
+            if sum(map(len, pieces)) > wire.body_limit:
+                raise Refused(wire.too_large)
+        return b"".join(pieces)
 
     def _authorized(self, request: BaseRequest) -> bool:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -114,6 +119,7 @@ class Http:
 
     def _page(self, request: BaseRequest, body: bytes) -> Reply:
         method, path, pages = request.method, request.path, self._wire.pages
+        self._ledger.settle()
         if (method, path) == ("GET", STATUS_PATH):
             return Reply(msgspec.json.encode(status(self._site, self._pump)))
         page = pages.get((method, path))

@@ -8,7 +8,7 @@ from typing import Any
 
 from servers.simulated import tokenizer
 from servers.simulated.bodies import dumps
-from servers.simulated.wire import DONE, Events, Generation, Question, Reply, Site, Timing, event
+from servers.simulated.wire import DONE, Events, Generation, Question, Reply, Site, event
 
 _LOGPROB = -1.5
 _FAILURE = (event(dumps({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}})),)
@@ -69,7 +69,7 @@ def chat(said: Said) -> Generation:
     def event_of(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
         return begin + texts[start + first] + (over if last else quiet)
 
-    def answer(_: Timing) -> Reply:
+    def answer(_: float) -> Reply:
         message = {"role": "assistant", "content": said.text(), "reasoning": "", "reasoning_content": None}
         message["tool_calls"] = None
         choice = {"index": 0, "message": message, "finish_reason": said.ended}
@@ -91,7 +91,7 @@ def completions(said: Said) -> Generation:
     def event_of(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
         return begin + texts[start + first] + (over if last else quiet)
 
-    def answer(_: Timing) -> Reply:
+    def answer(_: float) -> Reply:
         choice = {"text": said.text(), "index": 0, "logprobs": None, "finish_reason": said.ended}
         identity = _identity(said, f"cmpl-{_number(said):08x}", "text_completion")
         return Reply(identity[:-1] + b"," + dumps({"choices": [choice], "usage": _usage(said)})[1:])
@@ -103,7 +103,7 @@ def completions(said: Said) -> Generation:
 def _generation(
     said: Said,
     event_of: Callable[[int, int, bool], bytes],
-    answer: Callable[[Timing], Reply],
+    answer: Callable[[float], Reply],
     *,
     opening: Events = (),
     closing: Events = (),

@@ -25,6 +25,7 @@ from servers.simulated.config import SimulatedConfig
 from servers.simulated.errors import ConfigError, StartError
 from servers.simulated.faults import written
 from servers.simulated.http import Http, status
+from servers.simulated.ledger import Ledger
 from servers.simulated.log import Log, LogLine
 from servers.simulated.metrics import Metrics
 from servers.simulated.metrics_pages import bounds
@@ -43,6 +44,8 @@ READY = "ready "
 _BACKLOG = 4096
 _LEAVE_LIMIT_S = 0.05
 """Answers still on their way when the server stops are given so long. (Zero would mean for ever, to aiohttp.)"""
+_YOUNG_ONLY = (10_000, 1_000, 1_000)
+"""Collections by themselves are of young objects, below a millisecond; ledger.py has the full ones."""
 _START_LIMIT_S = 30
 _STOP_LIMIT_S = 5
 _KEY_NAME = "LOADGEN_SIMULATED_API_KEY"
@@ -60,32 +63,19 @@ async def serve(
 
     Raises OSError when the port is taken, ConfigError for a card or model that is not known.
     """
-    loop = asyncio.get_running_loop()
     wire = WIRES[config.server]
     clock, longest = _clock(config, config.max_concurrent_requests or wire.default_limit)
     config = replace(config, max_model_len=longest)
-    pump = Pump(clock, loop)
+    pump = Pump(clock, asyncio.get_running_loop())
     babble = Babble(config.seed, longest)
     metrics = Metrics(bounds(config.server, longest))
     site = Site(config, babble, metrics, started_s=int(time.time()), gauges=clock.gauges)
-    log = Log(config.log, keep)
-    handler = web.Server(
-        Http(site, wire, pump, log).answer,
-        handler_cancellation=True,
-        keepalive_timeout=wire.keep_alive_s,
-        access_log=None,
-    )
-    listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
-    gc.collect()
-    gc.freeze()  # what exists now lives as long as the server: no collection need look at it again
+    ledger = Ledger(site, log := Log(config.log, keep))
     try:
-        ready(_url(listening.sockets[0]))
-        await stop.wait()
+        await _accept(config, Http(site, wire, pump, ledger), wire, ready, stop)
     finally:
-        listening.close()
-        await handler.shutdown(_LEAVE_LIMIT_S)
         pump.close()
-        gc.unfreeze()
+        ledger.settle()
         summary = status(site, pump)
         log.close(summary)
     return summary
@@ -199,6 +189,27 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:  # Windows
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+async def _accept(
+    config: SimulatedConfig, http: Http, wire: Wire, ready: Callable[[str], None], stop: asyncio.Event
+) -> None:
+    """Takes connections from `ready` to `stop`."""
+    handler = web.Server(http.answer, handler_cancellation=True, keepalive_timeout=wire.keep_alive_s, access_log=None)
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*_YOUNG_ONLY)
+    gc.collect()
+    gc.freeze()  # what exists now lives as long as the server: no collection need look at it again
+    try:
+        ready(_url(listening.sockets[0]))
+        await stop.wait()
+    finally:
+        listening.close()
+        await handler.shutdown(_LEAVE_LIMIT_S)
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def _clock(config: SimulatedConfig, limit: int | None) -> tuple[TokenClock, int]:

@@ -97,7 +97,7 @@ class Stream:
     def send(self, data: bytes) -> None:
         """Hands `data` to the kernel now, or to the transport when the socket's buffer is full.
 
-        Raises ConnectionError when the client has gone.
+        Raises OSError when the client has gone.
         """
         transport = self.transport
         if transport.is_closing():
@@ -169,7 +169,7 @@ class Pump:
                 sent_ns = now()
                 try:
                     stream.send(data)
-                except ConnectionError:
+                except OSError:  # the client has gone, in one way or another
                     self.cancel(stream)
                     continue
                 stream.due_ns.append(due_ns)

@@ -35,8 +35,8 @@ def compatible(site: Site, question: Question) -> Generation:
     if streamed:
         return generation
 
-    def listed(timing: Any) -> Reply:
-        reply = generation.answer(timing)
+    def listed(total_s: float) -> Reply:
+        reply = generation.answer(total_s)
         return replace(reply, body=b"[%b]" % reply.body)
 
     return replace(generation, answer=listed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from servers.simulated import tokenizer
 from servers.simulated.bodies import dumps
-from servers.simulated.wire import JSON_TYPE, Events, Generation, Headers, Question, Reply, Site, Timing, event
+from servers.simulated.wire import JSON_TYPE, Events, Generation, Headers, Question, Reply, Site, event
 
 VERSION = "3.3.6-dev0"
 """What the tag v3.3.7 calls itself."""
@@ -70,11 +70,11 @@ def native(said: Said) -> Generation:
         begin = b'data: {"index":%d,"token":{"id":%d,"text":"%b","logprob":-1.5,"special":%b},' % (first + 1, *token)
         return begin + (last[1:] + b"\n\n" if is_last else b'"generated_text":null,"details":null}\n\n')
 
-    def answer(timing: Timing) -> Reply:
+    def answer(total_s: float) -> Reply:
         body: dict[str, Any] = {"generated_text": full}
         if wants_details or parameters.get("decoder_input_details"):
             body["details"] = {**details, "prefill": [], "tokens": _tokens(said)}
-        return Reply(dumps(body), headers=_timing_headers(said, timing) + JSON_TYPE)
+        return Reply(dumps(body), headers=_timing_headers(said, total_s) + JSON_TYPE)
 
     return _generation(said, event_of, answer, failure=(event(flat_error(*GENERATION_FAILED)),))
 
@@ -92,10 +92,10 @@ def chat(said: Said) -> Generation:
         text = b"" if first == eos_at else texts[start + first]
         return begin + text + (over if is_last else b'"},"logprobs":null,"finish_reason":null}],"usage":null}\n\n')
 
-    def answer(timing: Timing) -> Reply:
+    def answer(total_s: float) -> Reply:
         message = {"role": "assistant", "content": said.text()}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended}
-        return _openai_answer(said, timing, "chat.completion", choice)
+        return _openai_answer(said, total_s, "chat.completion", choice)
 
     usage = head + b',"choices":[],"usage":%b}\n\n' % dumps(_usage(said))
     return _generation(
@@ -127,10 +127,10 @@ def completions(said: Said) -> Generation:
         )
         return b'%b%b,%b,"usage":%b}\n\n' % (object_first, rest, choice, usage)
 
-    def answer(timing: Timing) -> Reply:
+    def answer(total_s: float) -> Reply:
         ended = "stop" if said.ended == "eos_token" else said.ended
         choice = {"index": 0, "text": said.text(), "logprobs": None, "finish_reason": ended}
-        return _openai_answer(said, timing, "text_completion", choice)
+        return _openai_answer(said, total_s, "text_completion", choice)
 
     failure = (event(openai_error(GENERATION_FAILED[0])), event(b"[DONE]"))
     return _generation(said, event_of, answer, closing=(event(b"[DONE]"),), failure=failure)
@@ -154,7 +154,7 @@ _EOS = (tokenizer.EOS_ID, tokenizer.EOS_TEXT.encode(), b"true")
 def _generation(
     said: Said,
     event_of: Callable[[int, int, bool], bytes],
-    answer: Callable[[Timing], Reply],
+    answer: Callable[[float], Reply],
     *,
     failure: Events,
     closing: Events = (),
@@ -176,10 +176,10 @@ def _generation(
     )
 
 
-def _openai_answer(said: Said, timing: Timing, kind: str, choice: dict[str, Any]) -> Reply:
+def _openai_answer(said: Said, total_s: float, kind: str, choice: dict[str, Any]) -> Reply:
     rest = dumps({"choices": [choice], "usage": _usage(said)})
     body = _identity(said, kind)[:-1] + b"," + rest[1:]
-    return Reply(body, headers=_timing_headers(said, timing) + JSON_TYPE)
+    return Reply(body, headers=_timing_headers(said, total_s) + JSON_TYPE)
 
 
 def _identity(said: Said, kind: str) -> bytes:
@@ -208,12 +208,12 @@ def _compute_headers(said: Said) -> Headers:
     return (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(said.prompt))))
 
 
-def _timing_headers(said: Said, timing: Timing) -> Headers:
+def _timing_headers(said: Said, total_s: float) -> Headers:
     """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
-    total_ms = int(timing.total_s * 1e3)
+    total_ms = int(total_s * 1e3)
     return (
         *_compute_headers(said),
-        ("x-compute-time", f"{timing.total_s:.9f}"),
+        ("x-compute-time", f"{total_s:.9f}"),
         ("x-total-time", str(total_ms)),
         ("x-validation-time", "0"),
         ("x-queue-time", "0"),

@@ -28,7 +28,7 @@ class Timer(Protocol):
 
 def timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
     """The most exact timer there is: timerfd on Linux (timerfd_create(2)), the loop's own elsewhere."""
-    return _TimerFd(loop, callback) if sys.platform == "linux" else _LoopTimer(loop, callback)
+    return TimerFd(loop, callback) if sys.platform == "linux" else LoopTimer(loop, callback)
 
 
 class _TimeSpec(ctypes.Structure):
@@ -39,7 +39,7 @@ class _TimerSpec(ctypes.Structure):
     _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
 
 
-class _TimerFd:
+class TimerFd:
     """uvloop rounds its timers to a millisecond; a timerfd becomes readable within tens of microseconds.
 
     It is never read: arming it again takes the readiness back, and each call is followed by arming.
@@ -66,7 +66,9 @@ class _TimerFd:
         os.close(self._fd)
 
 
-class _LoopTimer:
+class LoopTimer:
+    """As exact as the event loop: a millisecond in uvloop."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
         self._callback = callback

@@ -58,13 +58,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """What the answer's headers may say about how long it took, in seconds."""
-
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
     """A request that was accepted, and every byte of its answer."""
 
@@ -75,8 +68,8 @@ class Generation:
     finish_reason: str
     streamed: bool
     event: EventOf
-    answer: Callable[[Timing], Reply]
-    """The whole answer of a request that is not streamed."""
+    answer: Callable[[float], Reply]
+    """The whole answer of a request that is not streamed, from the seconds that it took."""
     merges: bool
     """Several tokens can share one event. Otherwise each has its own, and the events leave in one send."""
     opening: Events = ()

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,9 +16,8 @@ import pytest
 from benchmarks.simulated import main as measure
 from servers.dialects import DIALECTS
 from servers.simulated.config import SERVERS, SimulatedConfig
-from servers.simulated.errors import ConfigError, StartError
-from servers.simulated.faults import parse_rule
-from servers.simulated.server import Running, arguments, running, spawn
+from servers.simulated.errors import ConfigError
+from servers.simulated.server import Running, running
 from servers.sse import split
 from workloads.request import Request
 
@@ -225,105 +219,7 @@ def test_an_unknown_card_is_said_so() -> None:
             pass
 
 
-def test_a_child_has_the_whole_config(tmp_path: Path) -> None:
-    """Every field reaches the process: its answers, faults, key and log are those of the config."""
-    log = tmp_path / "sim.jsonl"
-    rules = (parse_rule("429:1"),)
-    config = SimulatedConfig(server="vllm", model="m", api_key="sesame", faults=rules, log=log, speed=7, **FAST)
-    headers = {"Authorization": "Bearer sesame", "X-Request-Id": "5"}
-    with spawn(config) as url, httpx.Client(base_url=url) as client:
-        assert client.post("/v1/completions", json={"prompt": [5]}).status_code == 401
-        statuses = [
-            client.post("/v1/completions", json={"prompt": [5], "max_tokens": 3}, headers=headers).status_code
-            for _ in range(2)
-        ]
-        status = client.get("/simulated/status").json()
-    assert statuses == [200, 429]
-    assert (status["speed"], status["model"], status["server"]) == (7, "m", "vllm")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line.get("fault") for line in lines] == ["", "429", None]
-    assert lines[0]["output_tokens"] == 3
-    assert lines[2]["summary"]["requests"] == 2
-
-
-def test_a_child_that_cannot_start_says_why(tgi: Running) -> None:
-    """The error holds the child's own words."""
-    taken = urlsplit(tgi.url).port or 0
-    with pytest.raises(StartError, match="in use"), spawn(SimulatedConfig(server="tgi", port=taken)):
-        pass
-
-
-def test_a_child_dies_with_its_parent() -> None:
-    """When the parent is killed, nobody tells the child; it notices that its standard input has ended."""
-    script = (
-        "import os, signal\n"
-        "from servers.simulated.config import SimulatedConfig\n"
-        "from servers.simulated.server import spawn\n"
-        "with spawn(SimulatedConfig(server='tgi')) as url:\n"
-        "    print(url, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    root = Path(__file__).parents[2]
-    parent = subprocess.run([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
-    address = urlsplit(parent.stdout.strip())
-    until(lambda: not _listens(address.hostname or "", address.port or 0))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_ends_cleanly_with_a_stream_open(number: signal.Signals) -> None:
-    """It says how late its tokens left, and exits 0, though a client is in the middle of an answer."""
-    command = [sys.executable, "-m", "loadgen", "sim", "--server", "tgi", "--ttft", "1ms", "--itl", "1ms"]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().removeprefix("ready ").strip()
-        long = {"inputs": "a", "parameters": {"max_new_tokens": 4000}}
-        with httpx.stream("POST", f"{url}/generate_stream", json=long) as response:
-            pieces = response.iter_raw()
-            next(pieces)
-            server.send_signal(number)
-            assert server.wait(10) == 0
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(pieces)  # the answer of four seconds was not waited for
-        assert "1 requests" in server.stdout.read()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--server", "nobody"], "server must be one of vllm, tgi, lightllm"),
-        (["--server", "tgi", "--fault", "explode"], "there is no fault 'explode'"),
-        (["--server", "tgi", "--ttft", "soon"], "not a duration"),
-        (["--server", "vllm", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is empty or not set"),
-    ],
-)
-def test_wrong_options_are_explained(options: list[str], words: str) -> None:
-    """Exit code 2, a message that says what to write, and no traceback."""
-    command = [sys.executable, "-m", "loadgen", "sim", *options]
-    root = Path(__file__).parents[2]
-    ended = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
-    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
-    assert words in " ".join(ended.stderr.split())
-
-
-def test_arguments_carry_every_field_but_the_key() -> None:
-    """A field that is added to the config must reach the child as well."""
-    told = arguments(SimulatedConfig(server="tgi", api_key="sesame", max_concurrent_requests=3, eos_mean_tokens=2))
-    assert "sesame" not in told
-    options = {text.removeprefix("--") for text in told if text.startswith("--")} - {"until-stdin-closes"}
-    renamed = {"ttft-s": "ttft", "itl-s": "itl", "jitter-s": "jitter", "api-key": "api-key-env"}
-    fields = {name.replace("_", "-") for name in SimulatedConfig.__dataclass_fields__} - {"faults", "log"}
-    assert options == {renamed.get(name, name) for name in fields}
-
-
 def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """At tiny size it accounts for every send."""
     measure(["--n", "8", "--tokens", "5", "--ttft-ms", "5", "--itl-ms", "1"])
     assert "40 sends" in capsys.readouterr().out
-
-
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as attempt:
-        return attempt.connect_ex((host, port)) == 0

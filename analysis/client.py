@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -22,16 +23,13 @@ SAMPLE_S_MIN = 0.5
 """A shorter health sample says nothing about how busy a second was."""
 
 
-def health(run: Run, frame: Frame, ttft_p50_s: float | None) -> dict[str, Any]:
-    """The `client` part of the summary. `error_bar_s` holds for 99 % of stamps; figures are None where unknown."""
+def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The `client` part of the summary, given its `latency` part. `error_bar_s` holds for 99 % of the stamps; figures
+    are None where unknown."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
     figures["error_bar_s"] = _rounded(_error_bar_s(figures))
-    error_share = figures["error_bar_s"] / ttft_p50_s if ttft_p50_s and figures["error_bar_s"] is not None else None
-    coalesced_late = figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0
-    dropped = sum(record.state == "dropped" for record in run.records)
-    checked = {**figures, "error_share": error_share, "coalesced_late_share": coalesced_late, "dropped": dropped}
-    found = reasons(checked)
+    found = reasons({**figures, **_beside(figures, run, latency)})
     if not samples:
         found.append("the run holds no health samples: nothing is known about the client")
     return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
@@ -71,6 +69,20 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "workers": len({sample.worker for sample in samples}),
         "samples": len(samples),
     }
+
+
+def _beside(figures: Mapping[str, Any], run: Run, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Figures that have a limit and no place in the summary: they follow from others there."""
+    return {
+        "error_share": _ratio(figures["error_bar_s"], latency["ttft_s"]["p50"]),
+        "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),
+        "coalesced_late_share": figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0,
+        "dropped": sum(record.state == "dropped" for record in run.records),
+    }
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
 
 
 def _stamps(run: Run) -> str:

@@ -45,7 +45,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
         "memory": {},  # nothing in a run tells of memory yet
-        "client": client.health(run, frame, latency["ttft_s"]["p50"]),
+        "client": client.health(run, frame, latency),
     }
 
 

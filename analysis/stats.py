@@ -53,7 +53,8 @@ def describe_adjusted(samples: Floats, failures: int) -> dict[str, Any]:
     ordered = np.sort(np.concatenate((samples, np.full(failures, np.inf))))
     values = {name: percentile(ordered, PERCENTILES[name]) for name in WITH_INTERVAL}
     finite = {name: _rounded(value) if math.isfinite(value) else None for name, value in values.items()}
-    return {"n": len(ordered), "failures": failures, **finite}
+    thin = [name for name in WITH_INTERVAL if len(ordered) < samples_needed(PERCENTILES[name])]
+    return {"n": len(ordered), "failures": failures, **finite, "thin": thin}
 
 
 def percentile(ordered: Floats, share: float) -> float:

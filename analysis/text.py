@@ -112,7 +112,7 @@ def _thin(summary: words.Summary) -> list[Text]:
 
     if not any(summary["latency"][name]["thin"] for name in LATENCIES):
         return []
-    return [Text("n<N: n too small, the percentile needs N samples to mean something.", style="dim")]
+    return [Text("n<N: n too small, the percentile needs N independent samples to mean something.", style="dim")]
 
 
 def _failures(summary: words.Summary) -> Table:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 Summary = Mapping[str, Any]
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
-_SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
+_SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 NAMES = {
     "ttft_s": "TTFT",
     "ttft_due_s": "TTFT from due",
@@ -34,7 +35,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def scale_of(seconds: float | None) -> tuple[float, str]:
-    """Factor and unit in which this duration reads best: s, ms or µs."""
+    """Factor and unit in which this duration reads best, from s to ns."""
     size = abs(seconds or 0.0)
     if size == 0:
         return 1e3, "ms"
@@ -75,8 +76,12 @@ def who(summary: Summary) -> str:
 
 
 def started(summary: Summary) -> str:
-    """When the run began, without the letters of RFC 3339."""
-    return str(summary["run"]["started_at"]).replace("T", " ").replace("Z", " UTC")
+    """When the run began, in UTC; as it stands in the run file where that is not a time."""
+    text = str(summary["run"]["started_at"])
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except ValueError:
+        return text
 
 
 def asked(summary: Summary) -> str:
@@ -138,7 +143,7 @@ def warnings(summary: Summary) -> list[str]:
     if run["damaged_lines"]:
         found.append(f"{count(run['damaged_lines'], 'damaged line')} of the run file left out.")
     if client["first_token_merged"]:
-        merged = count(client["first_token_merged"], "first token")
+        merged = f"{client['first_token_merged']:,} of {summary['requests']['sent']:,} first tokens"
         found.append(f"{merged} came together with later ones: those TTFTs are upper bounds.")
     if client["reopened"]:
         found.append(f"{count(client['reopened'], 'connection')} had been closed by the server and opened again.")

@@ -198,4 +198,8 @@ def _reached(curve: Mapping[str, Any], part: float, factor: float) -> str:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name.replace("_", " "): str(value) for name, value in values.items() if value not in (None, "")}
+    return {
+        name.replace("_", " "): ("no", "yes")[value] if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value not in (None, "")
+    }

@@ -37,7 +37,7 @@ def test_a_client_that_kept_up_is_ok(tmp_path: Path) -> None:
 LATE = {"late_counts": {"72": 1000}}  # 262 ms and more
 CASES = {
     "error_share": ([complete(1, [300_000, 400_000])], healthy()),
-    "send_late_p99_s": ([complete(1, [900 * MS], sent_ns=150 * MS)], healthy()),
+    "send_late_share": ([complete(1, [900 * MS], sent_ns=50 * MS)], healthy()),
     "cpu_share": (burst(20, 4), healthy(cpu_ns=990_000_000)),
     "late_p99_s": (burst(20, 4), healthy(**LATE)),
     "stall_max_s": (burst(20, 4), healthy(stall_ns_max=1_200 * MS)),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from analysis import report
 from analysis.metrics import summarise
 from analysis.report.page import render
 from loadgen.runfile import Run
@@ -125,3 +126,11 @@ def test_a_run_without_a_sample_makes_a_page(tmp_path: Path) -> None:
     page = render([(run, summarise(run))])
     assert "Nothing was sent." in page
     assert "NaN" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+
+
+def test_the_charting_library_is_the_published_one() -> None:
+    """plotly-basic.min.js is, byte for byte, that of plotly.js-basic-dist-min 4.1.1 on npm, its licence beside it."""
+    folder = Path(report.__file__).parent
+    digest = hashlib.sha256((folder / "plotly-basic.min.js").read_bytes()).hexdigest()
+    assert digest == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+    assert (folder / "plotly-LICENSE.txt").read_text("utf-8").startswith("MIT License")

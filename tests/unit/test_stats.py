@@ -74,7 +74,8 @@ def test_independent_samples_keep_their_number() -> None:
 def test_failures_count_as_infinite() -> None:
     """With one failure in ten the p90 lies next to infinity and the median moves up; None stands for infinity."""
     described = stats.describe_adjusted(np.arange(1.0, 10.0), 1)
-    assert described == {"n": 10, "failures": 1, "p50": 5.5, "p90": None, "p95": None, "p99": None}
+    figures = {"p50": 5.5, "p90": None, "p95": None, "p99": None}
+    assert described == {"n": 10, "failures": 1, **figures, "thin": list(figures)}
 
 
 def test_without_failures_the_adjusted_figures_are_the_same() -> None:

@@ -89,8 +89,16 @@ def test_numbers_have_three_digits_that_count(value: float | None, text: str) ->
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 ms"), (0.0000204, "20.4 µs"), (0.0123, "12.3 ms"), (1.5, "1.50 s"), (600.0, "600 s"), (None, "–")],  # noqa: RUF001
+    [
+        (0.0, "0 ms"),
+        (25e-9, "25.0 ns"),
+        (0.0000204, "20.4 µs"),
+        (0.0123, "12.3 ms"),
+        (1.5, "1.50 s"),
+        (600.0, "600 s"),
+        (None, words.UNKNOWN),
+    ],
 )
 def test_durations_choose_their_unit(seconds: float | None, text: str) -> None:
-    """Seconds, milliseconds or microseconds, whichever leaves at least 1 before the point."""
+    """From seconds to nanoseconds, whichever leaves at least 1 before the point."""
     assert words.duration(seconds) == text

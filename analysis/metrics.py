@@ -35,22 +35,32 @@ def summarise(run: Run) -> dict[str, Any]:
     """
     frame = frame_of(run.records)
     latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
+    health = client.health(run, frame, latency)
     return {
         "run": facts.run_facts(run),
         "server": facts.server_facts(run),
         "requests": facts.request_counts(run),
         "tokens": facts.token_counts(run),
-        "throughput": {name: _single(METRICS[name], frame) for name in THROUGHPUT},
+        "throughput": _throughput(frame, health["error_bar_s"]),
         "latency": latency,
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
         "memory": {},  # nothing in a run tells of memory yet
-        "client": client.health(run, frame, latency),
+        "client": health,
     }
 
 
 def _described(metric: Metric, frame: Frame) -> dict[str, Any]:
     return stats.describe(metric.values(frame), formulas.group_offsets(metric.per, frame))
+
+
+def _throughput(frame: Frame, error_bar_s: float | None) -> dict[str, float | None]:
+    """The figures, and the share by which they may be off because each end of the window is off by an error bar."""
+    figures = {name: _single(METRICS[name], frame) for name in THROUGHPUT}
+    window = formulas.window_ns(frame)
+    if window is None or error_bar_s is None:
+        return {**figures, "error_share": None}
+    return {**figures, "error_share": round(2 * error_bar_s / (window[1] - window[0]) * 1e9, stats.DECIMALS)}
 
 
 def _adjusted(metric: Metric, frame: Frame) -> dict[str, Any]:

@@ -64,8 +64,7 @@ def _headline(summary: words.Summary) -> Table:
     table.add_column(style="dim")
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column()
-    tail = f"{words.share(throughput['tail_share'])} of the time was tail" if throughput["tail_share"] else ""
-    table.add_row("Output", f"{words.significant(throughput['output_tokens_per_s'], 4)} tokens/s", tail)
+    table.add_row("Output", f"{words.significant(throughput['output_tokens_per_s'], 4)} tokens/s", words.tail(summary))
     table.add_row("Output and prompts", f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s", "")
     took = f"in {words.duration(run['duration_s'])}"
     table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)

@@ -134,6 +134,13 @@ def believe(summary: Summary) -> str:
     return f"{verdict}: {bar}."
 
 
+def tail(summary: Summary) -> str:
+    """How exactly throughput was timed, and how much of the time the server was running empty."""
+    figures = summary["throughput"]
+    parts = {"timed to ±{}": figures["error_share"], "{} of it was tail": figures["tail_share"]}
+    return "; ".join(text.format(share(value)) for text, value in parts.items() if value is not None)
+
+
 def warnings(summary: Summary) -> list[str]:
     """What a reader must know before using a figure of this run."""
     run, client = summary["run"], summary["client"]

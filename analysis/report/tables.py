@@ -39,11 +39,10 @@ def headline(summary: Summary) -> list[dict[str, str]]:
     throughput, latency, requests = summary["throughput"], summary["latency"], summary["requests"]
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
     rate = words.significant(throughput["output_tokens_per_s"], 4)
-    tail = f"{words.share(throughput['tail_share'])} of the time was tail" if throughput["tail_share"] else ""
     complete = f"{requests['complete']:,} of {total:,} complete"
     mean = latency["normalised_s"]["mean"]
     return [
-        _card("Output throughput", rate, "tokens/s", tail),
+        _card("Output throughput", rate, "tokens/s", words.tail(summary)),
         _card("Requests", words.significant(throughput["requests_per_s"]), "/s", complete),
         _median("Time to first token", latency["ttft_s"]),
         _median("Time per token", latency["tpot_s"]),

@@ -80,6 +80,12 @@ def test_the_summary_says_which_run_it_is(tmp_path: Path) -> None:
     assert summary["memory"] == {}
 
 
+def test_throughput_has_an_error_bar(tmp_path: Path) -> None:
+    """Both ends of a window of 2 s may be off by 20 us each, so throughput may be off by 20 millionths."""
+    throughput = summarise(run_of(tmp_path / "run", [complete(0, [MS], end_ns=2000 * MS)]))["throughput"]
+    assert throughput["error_share"] == 20e-6
+
+
 def test_every_run_gives_strict_json(tmp_path: Path) -> None:
     """No NaN and no infinity: what is undefined is null, from an empty run to one in which all failed."""
     kinds = {"none": [], "one": [complete(0, [MS])], "failed": [failed(i) for i in range(5)], "many": burst(20, 4)}

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.record import Record
+from loadgen.runfile import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -52,6 +54,11 @@ class Frame:
     def chunk_counts(self) -> Integers:
         """Chunks per row."""
         return np.diff(self.offsets)
+
+
+def measured(run: Run) -> Run:
+    """The Run without its warm-up requests, which are in no figure."""
+    return msgspec.structs.replace(run, records=[record for record in run.records if record.phase == "measured"])
 
 
 def frame_of(records: Sequence[Record]) -> Frame:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analysis import client, facts, formulas, stats
-from analysis.frame import Floats, Frame, frame_of
+from analysis.frame import Floats, Frame, frame_of, measured
 from loadgen.runfile import Run
 
 
@@ -33,13 +33,14 @@ def summarise(run: Run) -> dict[str, Any]:
 
     Latencies are of complete requests only; `latency_adjusted` counts every other request as infinitely slow.
     """
+    recorded, run = len(run.records), measured(run)
     frame = frame_of(run.records)
     latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
     health = client.health(run, frame, latency)
     return {
         "run": facts.run_facts(run),
         "server": facts.server_facts(run),
-        "requests": facts.request_counts(run),
+        "requests": {**facts.request_counts(run), "warmup": recorded - len(run.records)},
         "tokens": facts.token_counts(run),
         "throughput": _throughput(frame, health["error_bar_s"]),
         "latency": latency,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import words
-from analysis.frame import frame_of
+from analysis.frame import frame_of, measured
 from analysis.metrics import METRICS
 from analysis.report import tables
 from analysis.report.curves import CDF_METRICS, curves
@@ -81,7 +81,7 @@ def _data(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[str, Any]:
         colour = tables.colour_of(summary)
         dash = DASHES[colours.count(colour) % len(DASHES)]
         colours.append(colour)
-        parts.append({"name": name, "colour": colour, "dash": dash, **curves(frame_of(run.records))})
+        parts.append({"name": name, "colour": colour, "dash": dash, **curves(frame_of(measured(run).records))})
     charts = [_chart(name, summaries) for name in CDF_METRICS]
     skew = words.scale_of(max((summary["burst"]["skew_s"] or 0 for summary in summaries), default=0))
     return {"runs": parts, "charts": charts, "skew": {"factor": skew[0], "unit": skew[1]}}

@@ -80,6 +80,21 @@ def test_the_summary_says_which_run_it_is(tmp_path: Path) -> None:
     assert summary["memory"] == {}
 
 
+def test_warm_up_requests_are_in_no_figure(tmp_path: Path) -> None:
+    """They are counted, and everything else is as if they were not there."""
+    measured = burst(20, 4)
+    alone = summarise(run_of(tmp_path / "alone" / "run", measured))
+    warmup = [
+        complete(900, [-800 * MS, -700 * MS], sent_ns=-900 * MS, phase="warmup", prompt_tokens=1, late_ns_max=10**9),
+        failed(901, phase="warmup", sent_ns=-900 * MS),
+    ]
+    plan = header(20).plan
+    both = summarise(run_of(tmp_path / "both" / "run", [*warmup, *measured], plan=plan, command=header(20).command))
+    assert both["requests"].pop("warmup") == 2
+    assert alone["requests"].pop("warmup") == 0
+    assert both == alone
+
+
 def test_throughput_has_an_error_bar(tmp_path: Path) -> None:
     """Both ends of a window of 2 s may be off by 20 us each, so throughput may be off by 20 millionths."""
     throughput = summarise(run_of(tmp_path / "run", [complete(0, [MS], end_ns=2000 * MS)]))["throughput"]

@@ -44,9 +44,10 @@ class Written:
     summary: dict[str, Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium, else Playwright's own."""
+    """The system's Chromium, else Playwright's own. Gone with its module: while it is there, Playwright's event loop
+    runs in this thread, and a test that is a coroutine could not."""
     with sync_playwright() as playwright:
         try:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)

@@ -17,7 +17,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 
 if TYPE_CHECKING:
-    from loadgen.driver import Progress
+    from loadgen.counts import Counts
     from loadgen.runfile import Footer, Header
     from loadgen.worker import Share
     from servers.dialects.base import Dialect
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 """Gets one line per step."""
-OnProgress = Callable[[str, "Progress"], None]
+OnProgress = Callable[[str, "Counts"], None]
 """Gets a phase and the counts, ten times a second."""
 
 
@@ -141,6 +141,7 @@ def _shares(
     plan: Plan, folder: Path, facts: ServerFacts, dialect: Dialect, prompts: Prompts, access: Access
 ) -> list[Share]:
     """Requests are dealt to the workers in turn, so that each has the same mix."""
+    from loadgen.driver import Limits
     from loadgen.worker import Share
     from servers.connection import target_of
     from workloads.request import Request
@@ -148,21 +149,28 @@ def _shares(
     drawn: Sequence[str | tuple[int, ...]] = prompts.prompts
     requests = [Request(index, prompt, plan.input_tokens, plan.output_tokens) for index, prompt in enumerate(drawn)]
     target = target_of(facts.url, access.tls)
-    return [
-        Share(
+
+    def share(worker: int) -> Share:
+        dealt = requests[worker :: plan.workers]
+        return Share(
             worker=worker,
-            requests=requests[worker :: plan.workers],
-            due_ns=[0] * len(requests[worker :: plan.workers]),
+            requests=lambda: iter(dealt),
+            due_ns=[0] * len(dealt),
+            clients=0,
+            think_ns=0,
+            until_ns=None,
+            warmup=(),
+            spare=len(dealt),
+            limits=Limits(plan.timeout_s, len(dealt)),
             target=target,
             dialect=dialect,
             model=facts.model,
             headers=access.headers,
-            timeout_s=plan.timeout_s,
             kernel_stamps=plan.stamps == "kernel",
             part=folder / f"part-{worker}.jsonl",
         )
-        for worker in range(plan.workers)
-    ]
+
+    return [share(worker) for worker in range(plan.workers)]
 
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:

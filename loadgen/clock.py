@@ -7,11 +7,15 @@ around it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
 
-monotonic_ns = time.monotonic_ns
+from servers.timer import timer
 
 SLEW_TOLERANCE_NS = 1_000
 """Offsets that stay this close to each other are taken as one, because reading two clocks is no more exact."""
@@ -69,3 +73,41 @@ class ClockPairs:
         begin, end = self._realtime[after - 1], self._realtime[after]
         first, last = self._offsets[after - 1], self._offsets[after]
         return first + (last - first) * (realtime - begin) // (end - begin)
+
+
+class Clock(Protocol):
+    """The driver's time: the system's, or a test's."""
+
+    def now_ns(self) -> int:
+        """CLOCK_MONOTONIC."""
+
+    def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
+        """Call back at this instant, or as soon as possible after it."""
+
+
+class SystemClock:
+    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer (servers.timer)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = timer(loop, self._run)
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._taken = count()
+
+    def now_ns(self) -> int:
+        """See Clock."""
+        return time.monotonic_ns()
+
+    def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
+        """See Clock. Callbacks of one instant run in the order in which they were asked for."""
+        heappush(self._agenda, (instant_ns, next(self._taken), callback))
+        if self._agenda[0][0] == instant_ns:
+            self._timer.arm(instant_ns)
+
+    def close(self) -> None:
+        """No callback any more."""
+        self._timer.close()
+
+    def _run(self) -> None:
+        while self._agenda and self._agenda[0][0] <= time.monotonic_ns():
+            heappop(self._agenda)[2]()
+        self._timer.arm(self._agenda[0][0] if self._agenda else None)

@@ -8,23 +8,24 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import Array, c_int64
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
 from loadgen.clock import ClockPairs
-from loadgen.driver import Progress
+from loadgen.counts import Counts, total
 from loadgen.errors import OutputError
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header
-from loadgen.worker import COUNTERS, Share, work
+from loadgen.worker import Share, work
+from workloads.request import Request
 
 START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
@@ -38,7 +39,7 @@ class Worker:
     share: Share
     process: ForkProcess
     pipe: Pipe
-    counters: Array[c_int64]
+    counts: Counts
     stamps: str = ""
     """`kernel` or `user`, once its connections are open."""
     done: bool = False
@@ -65,7 +66,7 @@ class Interrupts:
         self.count += 1
 
 
-def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Callable[[str, Progress], None]) -> Footer:
+def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Callable[[str, Counts], None]) -> Footer:
     """Drive all shares and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
 
     The first interrupt ends the run and keeps what came; the second kills the workers too.
@@ -81,7 +82,7 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
                 workers,
                 lambda worker: bool(worker.stamps),
                 interrupts,
-                lambda: on_progress("connecting", _sum(workers)),
+                lambda: on_progress("connecting", _counts(workers)),
             )
             clocks = ClockPairs()
             header.start_ns = time.monotonic_ns() + START_LEAD_NS
@@ -89,26 +90,26 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
             header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
             _write(folder / "run.jsonl", msgspec.json.encode(header) + b"\n")
             _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
-            _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _sum(workers)))
+            _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _counts(workers)))
         finally:
             for worker in workers:
                 worker.process.join(1 if worker.done else 0)
                 worker.process.kill()
                 worker.process.join()
-        on_progress("ended", _sum(workers))
+        on_progress("ended", _counts(workers))
         return _gather(workers, header, folder, interrupted=interrupts.count > 0)
 
 
 def _fork(share: Share, others: Sequence[Pipe]) -> Worker:
     context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     ours, theirs = context.Pipe()
-    counters = RawArray(c_int64, len(COUNTERS))
+    counts = RawValue(Counts)
     process = context.Process(
-        target=work, args=(share, theirs, counters, [ours, *others]), name=f"loadgen-worker-{share.worker}"
+        target=work, args=(share, theirs, counts, [ours, *others]), name=f"loadgen-worker-{share.worker}"
     )
     process.start()
     theirs.close()
-    return Worker(share, process, ours, counters)
+    return Worker(share, process, ours, counts)
 
 
 def _until(
@@ -147,13 +148,14 @@ def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
             worker.pipe.send(order)
 
 
-def _sum(workers: Sequence[Worker]) -> Progress:
-    return Progress(*(sum(column) for column in zip(*(worker.counters for worker in workers), strict=True)))
+def _counts(workers: Sequence[Worker]) -> Counts:
+    return total(worker.counts for worker in workers)
 
 
 class _Ended(msgspec.Struct, tag_field="type", tag="request"):
     id: int
     state: str
+    phase: str = "measured"
 
 
 _ENDED = msgspec.json.Decoder(_Ended)
@@ -168,10 +170,11 @@ def _gather(workers: Sequence[Worker], header: Header, folder: Path, *, interrup
         lines = _part_lines(worker, notes)
         seen = set()
         for line in lines:
-            if (ended := _ended(line)) is not None:
+            if (ended := _ended(line)) is not None and ended.phase == "measured":
                 seen.add(ended.id)
                 counts[ended.state] += 1
-        lost = [_lost(worker, request.id, interrupted) for request in worker.share.requests if request.id not in seen]
+        turned_up = islice(worker.share.requests(), worker.counts.due)
+        lost = [_lost(worker, request, interrupted) for request in turned_up if request.id not in seen]
         counts["failed"] += len(lost)
         if lost:
             notes.append(
@@ -208,10 +211,9 @@ def _ended(line: bytes) -> _Ended | None:
         return None
 
 
-def _lost(worker: Worker, request_id: int, interrupted: bool) -> Record:
-    request = next(request for request in worker.share.requests if request.id == request_id)
+def _lost(worker: Worker, request: Request, interrupted: bool) -> Record:
     return Record(
-        id=request_id,
+        id=request.id,
         state="failed",
         worker=worker.share.worker,
         error_kind="cancelled" if interrupted else "worker_lost",

@@ -1,261 +1,283 @@
-"""The driver: sends each request at its due instant and gathers what comes back. One per worker process.
+"""The driver: sends each request at its due instant and hands what has ended to the recorder. One per worker process.
 
-connections open, bytes sealed, collector frozen   (before the clock starts)
-due ──> send, send, send ... ──> listen            (a burst is nothing but `send` calls)
-readable ──> recvmsg, append, "ended?"             (servers.transport.Exchange)
-ended ──> decoded, one per turn of the loop        (so that reads are never held up for long)
+    next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
+    instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
+    readable ──> recvmsg, append, "ended?"                        (servers.transport.Exchange)
+    ended    ──> recorder                                         (decodes one per turn of the loop)
+
+Nothing shifts the plan: a request without a free connection goes out late and is recorded late; past the limit on
+requests in flight it is dropped and recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from loadgen.clock import ClockPairs, monotonic_ns
-from loadgen.health import Health
-from loadgen.record import Record
-from loadgen.recorder import PartFile, record_of
-from loadgen.runfile import Telemetry
-from servers.connection import Connection, Target, connect
+from loadgen.clock import Clock
+from loadgen.counts import Counts
+from loadgen.feed import Feed, Slot
+from loadgen.part import Part
+from loadgen.recorder import Recorder
+from servers.connection import Connection
 from servers.dialects.base import Dialect
+from servers.pool import Pool
 from servers.transport import Exchange
-from workloads.request import Request
 
-CONNECTS_AT_ONCE = 64
-"""Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""
 TICK_S = 0.25
-SPIN_NS = 2_000_000
-"""uvloop's timers have a resolution of 1 ms: sleep up to here before an instant, then watch the clock."""
+TICKS_PER_SAMPLE = 4
+CHECKED_GROUP = 64
+"""Groups up to this size have their connections looked at once more right before they are sent."""
+NOT_SENT = ("cancelled", "not sent, the run was interrupted")
 
 
-@dataclass(slots=True)
-class Slot:
-    """One request's place in the plan: when it is due, its bytes, and what becomes of it."""
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The network as the driver sees it; a test brings its own."""
 
-    request: Request
-    payload: bytes
-    due_ns: int
-    """Offset from the start instant."""
-    exchange: Exchange | None = None
-    connected_ns: int | None = None
-    reopened: int = 0
+    pool: Pool
+    exchange: Callable[[Callable[[Exchange], None]], Exchange]
+    """Makes an Exchange, given what to call when it has ended."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """Counts to watch while it runs. `tokens` takes each read of an unfinished answer for one token."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long and how many."""
 
-    sent: int = 0
-    streaming: int = 0
-    complete: int = 0
-    truncated: int = 0
-    failed: int = 0
-    tokens: int = 0
+    timeout_s: float
+    in_flight: int
+    """Requests sent and not ended; past it a request that is due is dropped."""
 
 
 class Driver:
-    """Drives `slots` (sorted by due instant) against one target and writes their Records to a part file."""
+    """Drives what `feed` gives over `wire`, and has it recorded in `part`."""
 
     def __init__(
         self,
-        slots: Sequence[Slot],
-        target: Target,
+        feed: Feed,
+        wire: Wire,
         dialect: Dialect,
-        part: PartFile,
+        part: Part,
         *,
-        timeout_s: float,
-        kernel_stamps: bool = True,
+        clock: Clock,
+        limits: Limits,
         worker: int,
-        report: Callable[[Progress], None],
+        counts: Counts,
     ) -> None:
-        self._slots = slots
-        self._target = target
-        self._dialect = dialect
-        self._part = part
-        self._timeout_ns = int(timeout_s * 1e9)
-        self._kernel_stamps = kernel_stamps
-        self._connect_timeout_s = min(timeout_s, 30.0)
-        self._worker = worker
-        self._report = report
-        self._loop = asyncio.get_running_loop()
-        self._clocks = ClockPairs()
-        self._health = Health()
-        self._progress = Progress()
-        self._start_ns = 0
+        self._feed = feed
+        self._wire = wire
+        self._clock = clock
+        self._limits = limits
+        self._counts = counts
+        self._recorder = Recorder(dialect, part, worker, counts, self._check_done)
+        self._group: list[Slot] = []
+        """Prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
-        self._ended: deque[tuple[Exchange, Slot]] = deque()
-        self._open = len(slots)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._thinking: list[Slot] = []
+        """A closed loop's next slots, waiting for their instants."""
+        self._started = False
+        self._interrupted = False
         self._all_done = asyncio.Event()
-        self._interrupted = asyncio.Event()
 
     async def open(self) -> None:
-        """Open a connection per slot, paced. A slot whose connection fails becomes a failed Record when it is due."""
-        gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        await asyncio.gather(*(self._open_slot(slot, gate) for slot in self._slots))
+        """Open the spare connections and prepare what is due first."""
+        self._group = self._feed.group()
+        self._counts.due += len(self._group)
+        await self._wire.pool.fill()
+        self._prepare(self._group)
 
     async def run(self, start_ns: int) -> None:
         """Send everything from `start_ns` (CLOCK_MONOTONIC) on and return when each request has a Record."""
-        self._start_ns = start_ns
         await self._reopen_closed()
-        self._clocks.take()
-        ticking = self._loop.create_task(self._tick())
-        for first, last in _same_instant(self._slots):
-            await self._sleep_until(start_ns + self._slots[first].due_ns)
-            if self._interrupted.is_set():
-                self._cancel(self._slots[first:])
-                break
-            self._send(self._slots[first:last])
-        if self._open:
-            await self._all_done.wait()
+        self._recorder.begin(start_ns)
+        self._started = True
+        ticking = asyncio.get_running_loop().create_task(self._tick())
+        if self._interrupted:
+            self.interrupt()
+        self._arm()
+        self._check_done()
+        await self._all_done.wait()
         ticking.cancel()
-        self._sample()
+        self._recorder.sample(self._clock.now_ns())
+        self._recorder.watch(self._in_flight)
 
     def interrupt(self) -> None:
         """Send nothing more and end what is in flight, keeping what came."""
-        self._interrupted.set()
+        self._interrupted = True
+        if not self._started:
+            return  # `run` comes back here once there is an instant 0
         for exchange in list(self._in_flight):
             exchange.fail("cancelled", "cut off by an interrupt")
+        for task in self._opening:
+            task.cancel()
+        waiting, self._group, self._thinking = [*self._group, *self._thinking], [], []
+        for slot in waiting:
+            self._give_up(slot, *NOT_SENT)
+        self._check_done()
 
-    def _cancel(self, slots: Sequence[Slot]) -> None:
-        for slot in slots:
-            assert slot.exchange is not None
-            if slot.exchange.connection is None:
-                self._on_end(slot.exchange, slot)
-            else:
-                slot.exchange.fail("cancelled", "not sent, the run was interrupted")
+    # Before the instant.
 
-    async def _open_slot(self, slot: Slot, gate: asyncio.Semaphore) -> None:
-        exchange = slot.exchange = Exchange(self._loop, lambda exchange: self._on_end(exchange, slot))
-        async with gate:
-            try:
-                connection = await connect(self._target, self._connect_timeout_s, stamped=self._kernel_stamps)
-            except (OSError, TimeoutError) as error:
-                exchange.error_kind, exchange.error_detail = "connect", _reason(error)
-                return
-        self._attach(slot, connection)
+    def _prepare(self, group: Sequence[Slot]) -> None:
+        """Attach connections and seal the bytes, while there is time."""
+        for slot in group:
+            connection = self._wire.pool.take()
+            if connection is None:
+                break
+            self._attach(slot, connection)
 
     def _attach(self, slot: Slot, connection: Connection) -> None:
-        assert slot.exchange is not None
+        exchange = slot.exchange = self._wire.exchange(lambda exchange: self._on_end(exchange, slot))
         slot.connected_ns = connection.opened_ns
-        slot.exchange.prepare(connection, connection.seal(slot.payload))
+        exchange.prepare(connection, connection.seal(slot.payload))
 
     async def _reopen_closed(self) -> None:
         """Servers close idle connections; a request on a closed one would fail for a reason that is ours."""
-        gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        closed = [slot for slot in self._slots if _is_closed(slot)]
+        closed = [slot for slot in self._group if _is_closed(slot)]
         for slot in closed:
-            assert slot.exchange is not None
-            assert slot.exchange.connection is not None
-            slot.exchange.connection.close()
             slot.reopened += 1
-        await asyncio.gather(*(self._open_slot(slot, gate) for slot in closed))
+            _close(slot)
+        if closed:
+            await self._wire.pool.fill()
+            self._prepare(closed)
 
-    async def _sleep_until(self, instant_ns: int) -> None:
-        wait_ns = instant_ns - monotonic_ns() - SPIN_NS
-        if wait_ns > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._interrupted.wait(), wait_ns / 1e9)
-        while monotonic_ns() < instant_ns and not self._interrupted.is_set():
-            pass
+    def _arm(self) -> None:
+        if self._group:
+            self._clock.at(self._recorder.start_ns + self._group[0].due_ns, self._on_due)
 
-    def _send(self, slots: Sequence[Slot]) -> None:
+    # At the instant.
+
+    def _on_due(self) -> None:
+        """Send the group and prepare the next one."""
+        group, self._group = self._group, []
+        self._send(group)
+        if not self._interrupted:
+            self._group = self._feed.group()
+            self._counts.due += len(self._group)
+            self._prepare(self._group)
+            self._arm()
+        self._check_done()
+
+    def _send(self, group: Sequence[Slot]) -> None:
+        room = max(0, self._limits.in_flight - len(self._in_flight) - len(self._opening))
         ready = []
-        for slot in slots:
+        for slot in group[:room]:
             exchange = slot.exchange
-            assert exchange is not None
-            if exchange.connection is None:
-                self._on_end(exchange, slot)
+            if exchange is None or (len(group) <= CHECKED_GROUP and _is_closed(slot)):
+                self._send_late(slot)
             else:
                 ready.append((exchange, slot))
         for exchange, _ in ready:
             exchange.send()
         for exchange, slot in ready:
-            if not exchange.error_kind:
-                self._in_flight[exchange] = slot
-                exchange.listen()
-        self._progress.sent += len(ready)
+            self._listen(exchange, slot)
+        for slot in group[room:]:
+            self._give_up(slot, "dropped", f"{self._limits.in_flight} requests were in flight")
+        self._counts.sent += len(ready)
+
+    def _listen(self, exchange: Exchange, slot: Slot) -> None:
+        if not exchange.error_kind:
+            self._in_flight[exchange] = slot
+            exchange.listen()
+
+    def _send_late(self, slot: Slot) -> None:
+        task = asyncio.get_running_loop().create_task(self._open_and_send(slot))
+        self._opening.add(task)
+        task.add_done_callback(self._on_opened)
+
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        self._check_done()
+
+    async def _open_and_send(self, slot: Slot) -> None:
+        """No connection was free: open one and send late."""
+        try:
+            connection = self._wire.pool.take() or await self._wire.pool.open()
+        except (OSError, TimeoutError) as error:
+            self._give_up(slot, "connect", _reason(error))
+            return
+        except asyncio.CancelledError:
+            self._give_up(slot, *NOT_SENT)
+            return
+        self._attach(slot, connection)
+        self._counts.sent += 1
+        exchange = slot.exchange
+        assert exchange is not None
+        exchange.send()
+        self._listen(exchange, slot)
+
+    # After the end.
 
     def _on_end(self, exchange: Exchange, slot: Slot) -> None:
         self._in_flight.pop(exchange, None)
-        self._ended.append((exchange, slot))
-        if len(self._ended) == 1:
-            self._loop.call_soon(self._record_one)
+        free, exchange.free = exchange.free, None
+        if free is not None and self._feed.more and not self._interrupted:
+            self._wire.pool.put(free)
+        elif free is not None:
+            free.close()
+        self._recorder.take(slot, exchange)
+        self._follow()
 
-    def _record_one(self) -> None:
-        exchange, slot = self._ended[0]
-        record = record_of(exchange, slot.request, self._dialect, self._clocks, self._start_ns, self._health)
-        record.worker = self._worker
-        record.due_ns = slot.due_ns
-        record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self._start_ns
-        record.reopened = slot.reopened
-        self._part.add(record)
-        self._count(record)
-        slot.exchange, slot.payload = None, b""
-        self._ended.popleft()
-        self._open -= 1
-        if self._ended:
-            self._loop.call_soon(self._record_one)
-        elif not self._open:
+    def _give_up(self, slot: Slot, kind: str, detail: str) -> None:
+        """End a request of which nothing was sent."""
+        _close(slot)
+        self._recorder.take(slot, None, kind, detail)
+        self._follow()
+
+    def _follow(self) -> None:
+        """In a closed loop an end makes the next request due."""
+        if self._interrupted:
+            return
+        start_ns = self._recorder.start_ns
+        slot = self._feed.after_end(self._clock.now_ns() - start_ns)
+        if slot is not None:
+            self._counts.due += 1
+            self._thinking.append(slot)
+            self._clock.at(start_ns + slot.due_ns, lambda: self._on_thought(slot))
+
+    def _on_thought(self, slot: Slot) -> None:
+        if not self._interrupted:
+            self._thinking.remove(slot)
+            self._prepare([slot])
+            self._send([slot])
+
+    def _check_done(self) -> None:
+        busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.busy
+        if not busy:
             self._all_done.set()
 
-    def _count(self, record: Record) -> None:
-        progress = self._progress
-        progress.tokens += sum(record.chunk_tokens)
-        if record.state == "complete":
-            progress.complete += 1
-        elif record.state == "truncated":
-            progress.truncated += 1
-        else:
-            progress.failed += 1
+    # Beside it all.
 
     async def _tick(self) -> None:
-        """Housekeeping, four times a second: time limits, clock pairs, flushing, health and progress."""
+        """Housekeeping, four times a second: time limits, health, progress, spare connections."""
         ticks = 0
         while True:
-            before_ns = monotonic_ns()
+            before_ns = self._clock.now_ns()
             await asyncio.sleep(TICK_S)
-            now_ns = monotonic_ns()
-            self._health.stall(now_ns - before_ns - int(TICK_S * 1e9))
+            now_ns = self._clock.now_ns()
+            self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
             ticks += 1
             self._expire(now_ns)
-            if ticks % 4 == 0:
-                self._sample()
-            self._show()
+            if ticks % TICKS_PER_SAMPLE == 0:
+                self._recorder.sample(now_ns)
+            self._recorder.watch(self._in_flight)
+            if self._feed.more:
+                self._wire.pool.top_up()
 
     def _expire(self, now_ns: int) -> None:
-        limit_ns = now_ns - self._timeout_ns
+        limit_ns = now_ns - int(self._limits.timeout_s * 1e9)
         expired = [exchange for exchange in self._in_flight if (exchange.sent_ns or now_ns) <= limit_ns]
         for exchange in expired:
-            exchange.fail("timeout", f"no end after {self._timeout_ns / 1e9:g} s")
-
-    def _sample(self) -> None:
-        self._clocks.take()
-        values = self._health.sample() | {"clock_disagreement_ns": self._clocks.disagreement_ns}
-        at_ns = monotonic_ns() - self._start_ns
-        self._part.add(Telemetry(source="client", at_ns=at_ns, worker=self._worker, values=values))
-        self._part.flush()
-        self._show()
-
-    def _show(self) -> None:
-        arriving = [exchange for exchange in self._in_flight if exchange.sizes]
-        tokens = self._progress.tokens + sum(len(exchange.sizes) for exchange in arriving)
-        self._report(replace(self._progress, streaming=len(arriving), tokens=tokens))
+            exchange.fail("timeout", f"no end after {self._limits.timeout_s:g} s")
 
 
-def _same_instant(slots: Sequence[Slot]) -> list[tuple[int, int]]:
-    """Index ranges of slots that are due at the same instant."""
-    ranges: list[tuple[int, int]] = []
-    for index, slot in enumerate(slots):
-        if ranges and slots[ranges[-1][0]].due_ns == slot.due_ns:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return ranges
+def _close(slot: Slot) -> None:
+    if slot.exchange is not None and slot.exchange.connection is not None:
+        slot.exchange.connection.close()
+    slot.exchange = None
 
 
 def _is_closed(slot: Slot) -> bool:

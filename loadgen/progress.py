@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-from loadgen.driver import Progress
+from loadgen.counts import Counts
 
 PLAIN_EVERY_S = 5.0
 
@@ -39,24 +39,24 @@ class Display:
         if self._terminal:
             self._live.stop()
 
-    def show(self, phase: str, progress: Progress) -> None:
+    def show(self, phase: str, counts: Counts) -> None:
         """Take the newest counts; draws at its own pace."""
         if self._quiet:
             return
         now = time.monotonic()
         if self._terminal:
-            self._live.update(self._line(phase, progress, now), refresh=True)
+            self._live.update(self._line(phase, counts, now), refresh=True)
         elif now - self._shown_at >= PLAIN_EVERY_S or phase == "ended":
             self._shown_at = now
-            print(self._line(phase, progress, now), file=self._stream, flush=True)
+            print(self._line(phase, counts, now), file=self._stream, flush=True)
 
-    def _line(self, phase: str, progress: Progress, now: float) -> str:
+    def _line(self, phase: str, counts: Counts, now: float) -> str:
         since, before = self._tokens
-        rate = (progress.tokens - before) / max(now - since, 1e-9)
+        rate = (counts.tokens - before) / max(now - since, 1e-9)
         if now - since >= 1.0:
-            self._tokens = (now, progress.tokens)
+            self._tokens = (now, counts.tokens)
         return (
-            f"{now - self._started:6.1f} s  {phase}: {progress.sent}/{self._requests} sent, "
-            f"{progress.streaming} streaming, {progress.complete} complete, {progress.truncated} truncated, "
-            f"{progress.failed} failed, {max(rate, 0):,.0f} tokens/s"
+            f"{now - self._started:6.1f} s  {phase}: {counts.sent}/{self._requests} sent, "
+            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
+            f"{counts.failed} failed, {max(rate, 0):,.0f} tokens/s"
         )

@@ -68,3 +68,12 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """The read with the first token held other events too: TTFT is bounded by `late_ns_max`, not exact."""
     reopened: int = 0
     """Pre-opened connections that the server had closed and that were opened again."""
+
+
+INSTANTS = ("due_ns", "connected_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")
+
+
+def shifted(record: Record, by_ns: int) -> Record:
+    """The same record with every instant moved, for a run whose instant 0 becomes known later."""
+    moved = {name: value + by_ns for name in INSTANTS if (value := getattr(record, name)) is not None}
+    return msgspec.structs.replace(record, **moved, chunk_ns=[instant + by_ns for instant in record.chunk_ns])

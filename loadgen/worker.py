@@ -15,27 +15,36 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Sequence
-from ctypes import Array, c_int64
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
 import uvloop
+from msgspec import structs
 
-from loadgen.clock import monotonic_ns
-from loadgen.driver import Driver, Progress, Slot
-from loadgen.recorder import PartFile
+from loadgen.clock import SystemClock
+from loadgen.counts import Counts
+from loadgen.driver import Driver, Limits, Wire
+from loadgen.feed import ClosedLoop, Feed, OpenLoop, Slot
+from loadgen.part import Held, Part, PartFile
+from loadgen.record import Record, shifted
 from servers.connection import Target
 from servers.dialects.base import Dialect
 from servers.http1 import post
+from servers.poller import Poller
+from servers.pool import Pool
 from servers.stamps import hold_stamps
+from servers.transport import Exchange
 from workloads.request import Request
 
-COUNTERS = [field.name for field in fields(Progress)]
-"""What a worker's shared counters hold, in this order."""
+CONNECT_LIMIT_S = 30.0
+"""A connection that takes longer than this, or than the request's own time limit, is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +52,28 @@ class Share:
     """What one worker is given."""
 
     worker: int
-    requests: Sequence[Request]
-    due_ns: Sequence[int]
+    requests: Callable[[], Iterator[Request]]
+    """Draws this worker's Requests, the same ones each time, in order of id."""
+    due_ns: Sequence[int] | None
+    """Open loop: the due offsets of these requests. None: a closed loop."""
+    clients: int
+    think_ns: int
+    until_ns: int | None
+    """Closed loop: clients, their think time, and the offset from which on nothing more is due."""
+    warmup: Sequence[Request]
+    """Sent before the clock starts; their Records are marked."""
+    spare: int
+    """Connections to open before they are needed."""
+    limits: Limits
     target: Target
     dialect: Dialect
     model: str
     headers: dict[str, str]
-    timeout_s: float
     kernel_stamps: bool
     part: Path
 
 
-def work(share: Share, pipe: Pipe, counters: Array[c_int64], inherited: Sequence[Pipe]) -> None:
+def work(share: Share, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) -> None:
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
@@ -63,64 +82,96 @@ def work(share: Share, pipe: Pipe, counters: Array[c_int64], inherited: Sequence
     stamps = hold_stamps() if share.kernel_stamps else None
     part = PartFile(share.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(share, part, pipe, counters, "kernel" if stamps else "user"))
+        runner.run(_work(share, part, pipe, counts, "kernel" if stamps else "user"))
     rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{share.part.name}"
     with contextlib.suppress(BrokenPipeError):
         pipe.send(("done", part.close(rescue)))
 
 
-async def _work(share: Share, part: PartFile, pipe: Pipe, counters: Array[c_int64], stamps: str) -> None:
+def slots_of(share: Share) -> Iterator[Slot]:
+    """This worker's slots, encoded as they are drawn: every byte that will be sent."""
+    return map(partial(_slot, share), share.requests(), share.due_ns if share.due_ns is not None else repeat(0))
+
+
+def _slot(share: Share, request: Request, due_ns: int) -> Slot:
+    target, dialect = share.target, share.dialect
+    headers = {**share.headers, "X-Request-Id": str(request.id)}
+    body = dialect.encode(request, share.model)
+    return Slot(request, post(target.path + dialect.path, target.host_field, headers, body), due_ns)
+
+
+async def _work(share: Share, part: PartFile, pipe: Pipe, counts: Counts, stamps: str) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
-
-    def report(progress: Progress) -> None:
-        counters[:] = [getattr(progress, name) for name in COUNTERS]
-
-    driver = Driver(
-        slots_of(share),
-        share.target,
-        share.dialect,
-        part,
-        timeout_s=share.timeout_s,
-        kernel_stamps=share.kernel_stamps,
-        worker=share.worker,
-        report=report,
-    )
+    clock = SystemClock(loop)
     started: asyncio.Future[int] = loop.create_future()
-    loop.add_reader(pipe.fileno(), _obey, pipe, driver, started)
+    net = Poller(loop), clock
+    driver = _driver(share, _feed(share), part, net, counts, share.spare)
+    drivers = [driver]
+    loop.add_reader(pipe.fileno(), _obey, pipe, drivers, started)
+    warmed = await _warm_up(share, net, drivers)
     await driver.open()
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
     pipe.send(("ready", stamps))
-    await driver.run(await started)
+    start_ns = await started
+    for record in warmed:
+        part.add(shifted(record, -start_ns))
+    await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
 
 
-def slots_of(share: Share) -> list[Slot]:
-    """Encode the share: every byte that will be sent, before a connection is opened."""
-    target, dialect = share.target, share.dialect
-    path, host = target.path + dialect.path, target.host_field
-    return [
-        Slot(
-            request,
-            post(path, host, {**share.headers, "X-Request-Id": str(request.id)}, dialect.encode(request, share.model)),
-            due_ns,
-        )
-        for request, due_ns in zip(share.requests, share.due_ns, strict=True)
-    ]
+def _feed(share: Share) -> Feed:
+    if share.due_ns is None:
+        return ClosedLoop(slots_of(share), share.clients, share.think_ns, share.until_ns)
+    return OpenLoop(slots_of(share))
 
 
-def _obey(pipe: Pipe, driver: Driver, started: asyncio.Future[int]) -> None:
+def _driver(
+    share: Share, feed: Feed, part: Part, net: tuple[Poller, SystemClock], counts: Counts, spare: int
+) -> Driver:
+    poller, clock = net
+    pool = Pool(
+        share.target, spare=spare, timeout_s=min(share.limits.timeout_s, CONNECT_LIMIT_S), stamped=share.kernel_stamps
+    )
+    return Driver(
+        feed,
+        Wire(pool, partial(Exchange, poller)),
+        share.dialect,
+        part,
+        clock=clock,
+        limits=share.limits,
+        worker=share.worker,
+        counts=counts,
+    )
+
+
+async def _warm_up(share: Share, net: tuple[Poller, SystemClock], drivers: list[Driver]) -> list[Record]:
+    """Send the warm-up requests and wait for their ends. Their Records, on the monotonic clock itself."""
+    if not share.warmup:
+        return []
+    held = Held()
+    feed = OpenLoop(_slot(share, request, 0) for request in share.warmup)
+    driver = _driver(share, feed, held, net, Counts(), len(share.warmup))
+    drivers.append(driver)
+    await driver.open()
+    now_ns = time.monotonic_ns()
+    await driver.run(now_ns)
+    return [shifted(structs.replace(record, phase="warmup"), now_ns) for record in held.records]
+
+
+def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -> None:
     try:
         order = pipe.recv()
     except (EOFError, OSError):  # the coordinator is gone: nobody waits for this run any more
         asyncio.get_running_loop().remove_reader(pipe.fileno())
         order = ("stop",)
     if order[0] == "stop":
-        driver.interrupt()
+        for driver in drivers:
+            driver.interrupt()
     if not started.done():
-        started.set_result(order[1] if order[0] == "start" else monotonic_ns())
+        started.set_result(order[1] if order[0] == "start" else time.monotonic_ns())
 
 
 def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -58,11 +58,13 @@ def tls_context(ca_file: Path | None, insecure: bool) -> ssl.SSLContext:
 class Connection:
     """One open connection. With TLS, bytes go through memory BIOs, so that reads keep their kernel stamps."""
 
-    __slots__ = ("incoming", "opened_ns", "outgoing", "sock", "tls")
+    __slots__ = ("incoming", "losses", "opened_ns", "outgoing", "sock", "tls")
 
     def __init__(self, sock: socket.socket, opened_ns: int) -> None:
         self.sock = sock
         self.opened_ns = opened_ns
+        self.losses = (0, 0)
+        """What servers.stamps.losses said of it when it was last asked."""
         self.tls: ssl.SSLObject | None = None
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()

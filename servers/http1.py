@@ -27,12 +27,25 @@ def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes
 class Framing:
     """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""
 
-    __slots__ = ("body_end", "body_start", "chunked", "ended", "head", "need", "position", "spans", "status")
+    __slots__ = (
+        "body_end",
+        "body_start",
+        "by_close",
+        "chunked",
+        "ended",
+        "head",
+        "need",
+        "position",
+        "spans",
+        "status",
+    )
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.head = b""
         self.chunked = False
+        self.by_close = False
+        """The body ended with the connection."""
         self.need = 0
         """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
         self.body_start = 0
@@ -57,8 +70,19 @@ class Framing:
         """The peer closed. True if that is how this response was meant to end."""
         if self.status is not None and not self.chunked and self.body_end is None:
             self.body_end = len(raw)
-            self.ended = True
+            self.by_close = self.ended = True
         return self.ended
+
+    def leaves_open(self, raw: bytes | bytearray) -> bool:
+        """After the end: may the connection serve another request? (RFC 9112, section 9.3)"""
+        head = self.head.lower()
+        return (
+            self.ended
+            and not self.by_close
+            and (self.chunked or len(raw) == self.body_end)
+            and head.startswith(b"http/1.1")
+            and b"close" not in (_field(head, b"connection") or b"")
+        )
 
     def body_spans(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
         """Where the body's bytes are, in order; what came of it when the response never ended."""

@@ -20,6 +20,7 @@ CONTROL_BYTES = 128
 TCP_INFO_BYTES = 232
 TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
+_U32 = struct.Struct("I")
 TRIES = 200
 
 
@@ -54,21 +55,17 @@ def hold_stamps() -> socket.socket | None:
     return None
 
 
-def tcp_info(sock: socket.socket) -> bytes:
-    """The kernel's struct tcp_info of a connection; empty where there is none to have."""
-    if sys.platform != "linux":
-        return b""
-    try:
-        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    except OSError:
-        return b""
+def losses(sock: socket.socket) -> tuple[int, int]:
+    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info.
 
-
-def losses(info: bytes) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order), from a struct tcp_info (<linux/tcp.h>).
-
-    The server's own retransmissions show here only as what they leave: segments out of order.
+    Offsets are those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out
+    of order. (0, 0) where the kernel does not say.
     """
-    retransmits = struct.unpack_from("I", info, TOTAL_RETRANS_AT)[0] if len(info) >= TOTAL_RETRANS_AT + 4 else 0
-    out_of_order = struct.unpack_from("I", info, RCV_OOOPACK_AT)[0] if len(info) >= RCV_OOOPACK_AT + 4 else 0
-    return retransmits, out_of_order
+    if sys.platform != "linux":
+        return 0, 0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return 0, 0
+    counts = [_U32.unpack_from(info, at)[0] if len(info) >= at + 4 else 0 for at in (TOTAL_RETRANS_AT, RCV_OOOPACK_AT)]
+    return counts[0], counts[1]

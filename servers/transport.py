@@ -6,7 +6,6 @@ but `recvmsg`, append, and "has this body ended?". Everything else waits for the
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from array import array
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from time import monotonic_ns
 
 from servers.connection import READ_BYTES, Connection
 from servers.http1 import Framing, ProtocolError
-from servers.stamps import CONTROL_BYTES, TIMESPEC_BYTES, tcp_info
+from servers.poller import Poller
+from servers.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 _NO_STAMP = bytes(TIMESPEC_BYTES)
@@ -29,25 +29,26 @@ class Exchange:
     """
 
     __slots__ = (
-        "_loop",
         "_on_end",
+        "_poller",
         "_sealed",
         "connection",
         "error_detail",
         "error_kind",
         "framing",
+        "free",
         "given_up_ns",
         "kernel",
+        "losses",
         "raw",
         "sent_end_ns",
         "sent_ns",
         "sizes",
-        "tcp_info",
         "user",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[Exchange], None]) -> None:
-        self._loop = loop
+    def __init__(self, poller: Poller, on_end: Callable[[Exchange], None]) -> None:
+        self._poller = poller
         self._on_end = on_end
         self._sealed: bytes | memoryview = b""
         self.connection: Connection | None = None
@@ -59,8 +60,10 @@ class Exchange:
         self.sent_ns: int | None = None
         self.sent_end_ns: int | None = None
         self.given_up_ns: int | None = None
-        self.tcp_info = b""
-        """The kernel's struct tcp_info at the end; empty where it gives none."""
+        self.free: Connection | None = None
+        """The connection after the end, where another request may use it."""
+        self.losses = (0, 0)
+        """Segments that we sent again, and segments that came out of order, during this exchange."""
         self.error_kind = ""
         self.error_detail = ""
 
@@ -85,12 +88,12 @@ class Exchange:
             self.sent_end_ns = monotonic_ns()
         else:
             self._sealed = memoryview(self._sealed)[count:]
-            self._loop.add_writer(connection.sock, self._on_writable)
+            self._poller.loop.add_writer(connection.sock, self._on_writable)
 
     def listen(self) -> None:
         """Start reading. Called after the whole burst is out, so that no read delays a send."""
         if self.connection is not None and not self.error_kind:
-            self._loop.add_reader(self.connection.sock, self._on_readable)
+            self._poller.add(self.connection.sock, self._on_readable)
 
     def fail(self, kind: str, detail: str) -> None:
         """End this exchange now, keeping what came."""
@@ -110,7 +113,7 @@ class Exchange:
         self._sealed = memoryview(self._sealed)[count:]
         if not self._sealed:
             self.sent_end_ns = monotonic_ns()
-            self._loop.remove_writer(connection.sock)
+            self._poller.loop.remove_writer(connection.sock)
 
     def _on_readable(self) -> None:
         connection = self.connection
@@ -176,9 +179,13 @@ class Exchange:
         if connection is None:
             return
         self.given_up_ns = monotonic_ns()
-        self.tcp_info = tcp_info(connection.sock)
+        before, connection.losses = connection.losses, losses(connection.sock)
+        self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:
-            self._loop.remove_writer(connection.sock)
-            self._loop.remove_reader(connection.sock)
-        connection.close()
+            self._poller.loop.remove_writer(connection.sock)
+            self._poller.remove(connection.sock)
+        if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.raw):
+            self.free = connection
+        else:
+            connection.close()
         self._on_end(self)

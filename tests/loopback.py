@@ -35,10 +35,12 @@ async def playing(
     """Answer each request with `script`. `on_accept` is played before anything is read, on the first connection."""
     heard = Loopback("")
     writers: list[asyncio.StreamWriter] = []
+    answering: set[asyncio.Task[None] | None] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.accepted += 1
         writers.append(writer)
+        answering.add(asyncio.current_task())
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             if heard.accepted == 1 and on_accept:
                 await _play(on_accept, writer)
@@ -55,6 +57,7 @@ async def playing(
         server.close()
         for writer in writers:
             writer.close()
+        await asyncio.gather(*(task for task in answering if task is not None), return_exceptions=True)
 
 
 async def _request(reader: asyncio.StreamReader) -> bytes:
@@ -64,7 +67,7 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _play(script: Script, writer: asyncio.StreamWriter) -> None:
-    for step in script:
+    for step, following in zip(script, (*script[1:], ""), strict=True):
         if step == HANG:
             return
         if step == RESET:
@@ -77,7 +80,8 @@ async def _play(script: Script, writer: asyncio.StreamWriter) -> None:
         assert isinstance(step, bytes)
         writer.write(step)
         await writer.drain()
-        await asyncio.sleep(0.005)  # let each piece be a read of its own
+        if following != RESET:
+            await asyncio.sleep(0.005)  # let each piece be a read of its own; a reset comes right behind
     writer.close()
 
 

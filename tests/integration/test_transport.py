@@ -10,9 +10,11 @@ from array import array
 
 import pytest
 import trustme
+import uvloop
 
 from servers.connection import connect, target_of
 from servers.http1 import post
+from servers.poller import Poller
 from servers.stamps import TIMESPEC_BYTES
 from servers.transport import Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, playing
@@ -30,11 +32,13 @@ async def exchange(script: Script, *, host: str = "127.0.0.1", authority: trustm
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
         connection = await connect(target_of(server.url, client_tls), 5)
-        made = Exchange(asyncio.get_running_loop(), ended.set_result)
+        made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
         made.listen()
         result = await asyncio.wait_for(ended, 10)
+        if result.free is not None:
+            result.free.close()
         assert server.requests == [REQUEST]
     return result
 
@@ -130,3 +134,15 @@ async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None
         assert not live.gone()
         closed.close()
         live.close()
+
+
+def test_a_reset_right_behind_the_last_bytes_is_seen_by_every_event_loop() -> None:
+    """libuv stops watching a descriptor after one callback with an error; the poller must not miss what follows."""
+
+    async def resets() -> list[str]:
+        made = [await exchange([*chunked(b"data: 1\n\n", end=False), RESET]) for _ in range(20)]
+        return [each.error_kind for each in made]
+
+    for factory in (uvloop.new_event_loop, asyncio.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            assert runner.run(resets()) == ["truncated"] * 20

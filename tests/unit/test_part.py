@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.part import PartFile
 from loadgen.record import Record
-from loadgen.recorder import PartFile
 
 RECORDS = [Record(id=index, state="complete") for index in range(3)]
 LINES = b"".join(msgspec.json.encode(record) + b"\n" for record in RECORDS)

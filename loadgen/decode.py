@@ -1,0 +1,158 @@
+"""From what was read to what is kept: an ended Exchange becomes a Record."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+from loadgen.clock import ClockPairs
+from loadgen.health import Health
+from loadgen.record import Record, State
+from servers.connection import READ_BYTES
+from servers.dialects.base import Answer, Dialect
+from servers.http1 import ProtocolError
+from servers.sse import split
+from servers.transport import Exchange
+from workloads.request import Request
+
+
+def record_of(
+    exchange: Exchange, request: Request, dialect: Dialect, clocks: ClockPairs, start_ns: int, health: Health
+) -> Record:
+    """Decode everything one exchange received. Never raises on what a server sent."""
+    record = Record(
+        id=request.id,
+        state="truncated" if exchange.error_kind == "truncated" else "failed",
+        sent_ns=_since(start_ns, exchange.sent_ns),
+        sent_end_ns=_since(start_ns, exchange.sent_end_ns),
+        end_ns=_since(start_ns, exchange.given_up_ns),
+        error_kind=exchange.error_kind,
+        error_detail=exchange.error_detail,
+        http_status=exchange.framing.status,
+        prompt_tokens_asked=request.input_tokens,
+        output_tokens_asked=request.output_tokens,
+        reads=len(exchange.sizes),
+    )
+    if not exchange.sizes:
+        return record
+    arrivals = _arrivals(exchange, clocks, record)
+    late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
+    record.late_ns_max = max(late)
+    record.first_byte_ns = arrivals[0] - start_ns
+    body, spans = _body(exchange, record)
+    if exchange.framing.status == 200:
+        _decode(record, exchange, dialect, body, spans, [arrival - start_ns for arrival in arrivals])
+    elif exchange.framing.status is not None:
+        record.state, record.error_kind = "failed", "http_status"
+        record.error_detail = dialect.error_text(exchange.framing.status, body)
+    health.reads(late, len(late), record.coalesced_reads)
+    health.connection(_full_reads(exchange.sizes), *exchange.losses)
+    return record
+
+
+def _since(start_ns: int, instant: int | None) -> int | None:
+    return None if instant is None else instant - start_ns
+
+
+def _full_reads(sizes: Sequence[int]) -> int:
+    """Reads that returned all they could: so much lay waiting that the window we offered was full, or nearly."""
+    if sizes[-1] < READ_BYTES:
+        return 0
+    return sum(after - before >= READ_BYTES for before, after in pairwise((0, *sizes)))
+
+
+def _arrivals(exchange: Exchange, clocks: ClockPairs, record: Record) -> list[int]:
+    """CLOCK_MONOTONIC ns at which each read's last byte arrived: the kernel's stamp, or ours where it gave none."""
+    timespecs = array("q")
+    timespecs.frombytes(exchange.kernel)
+    seconds, nanoseconds = timespecs[::2], timespecs[1::2]
+    record.stamps = "kernel" if all(seconds) else "user"
+    if record.stamps == "user":
+        return exchange.user.tolist()
+    return clocks.to_monotonic([s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)])
+
+
+def _body(exchange: Exchange, record: Record) -> tuple[bytes, list[tuple[int, int]]]:
+    try:
+        spans = exchange.framing.body_spans(exchange.raw)
+    except ProtocolError as error:
+        record.error_kind, record.error_detail = "protocol", str(error)
+        spans = exchange.framing.spans
+    raw = exchange.raw
+    return b"".join([raw[start:end] for start, end in spans]), spans
+
+
+def _decode(
+    record: Record,
+    exchange: Exchange,
+    dialect: Dialect,
+    body: bytes,
+    spans: Sequence[tuple[int, int]],
+    arrivals: Sequence[int],
+) -> None:
+    payloads, ends, rest = split(body)
+    answer = dialect.decode(payloads)
+    reads = reads_of(ends, spans, exchange.sizes)
+    holding = [event for event, tokens in enumerate(answer.tokens) if tokens]
+    token_reads = [reads[event] for event in holding]
+    record.chunk_ns = [arrivals[read] for read in token_reads]
+    record.chunk_tokens = [answer.tokens[event] for event in holding]
+    record.coalesced_reads = _repeated(token_reads)
+    record.first_token_merged = len(token_reads) > 1 and token_reads[0] == token_reads[1]
+    record.finish_reason = answer.finish_reason
+    record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
+    record.counted_by = answer.counted_by
+    if answer.end_event is not None:
+        record.end_ns = arrivals[reads[answer.end_event]]
+    if not payloads and rest.strip() and not answer.error_kind:
+        answer.error_kind = "protocol"
+        answer.error_detail = f"a 200 that is not an event stream: {dialect.error_text(200, body)}"
+    record.state, record.error_kind, record.error_detail = _verdict(record, answer, dialect)
+
+
+def reads_of(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[int]:
+    """For each event's end offset in the body, the index of the read that brought its last byte.
+
+    `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i.
+    """
+    reads = []
+    span = read = before = 0  # `before`: body bytes in the spans already passed
+    start, stop = spans[0] if spans else (0, 0)
+    for end in ends:
+        while end > before + stop - start:
+            before += stop - start
+            span += 1
+            start, stop = spans[span]
+        position = start + end - before
+        if sizes[read] < position:
+            read += 1
+            if sizes[read] < position:
+                read = bisect_left(sizes, position, read)
+        reads.append(read)
+    return reads
+
+
+def _repeated(reads: Sequence[int]) -> int:
+    """How many reads brought more than one of the events."""
+    if len(set(reads)) == len(reads):
+        return 0
+    return len({read for read, following in pairwise(reads) if read == following})
+
+
+def _verdict(record: Record, answer: Answer, dialect: Dialect) -> tuple[State, str, str]:
+    """State, error kind and detail. Complete needs the end marker, no in-band error and the length asked for."""
+    if answer.error_kind:
+        return "failed", answer.error_kind, answer.error_detail
+    if record.error_kind == "protocol":
+        return "failed", record.error_kind, record.error_detail
+    if answer.end_event is None:
+        kind = record.error_kind or "truncated"
+        detail = record.error_detail or "the answer ended"
+        state: State = "truncated" if kind == "truncated" else "failed"
+        return state, kind, f"{detail}, after {sum(record.chunk_tokens)} tokens and without the end marker"
+    asked, got = record.output_tokens_asked, record.output_tokens
+    if dialect.fixed_output and got is not None and got != asked:
+        return "truncated", "truncated", f"asked for {asked} output tokens, got {got} ({record.finish_reason})"
+    return "complete", "", ""

@@ -1,0 +1,89 @@
+"""Which request is next, and when: open loops follow the plan's instants, closed loops the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from servers.transport import Exchange
+from workloads.request import Request
+
+
+@dataclass(slots=True)
+class Slot:
+    """One request's turn: when it is due, its bytes, and what becomes of it."""
+
+    request: Request
+    payload: bytes
+    due_ns: int
+    """Offset from the start instant; a closed loop's is set when its turn comes."""
+    exchange: Exchange | None = None
+    connected_ns: int | None = None
+    reopened: int = 0
+
+
+class OpenLoop:
+    """Slots at the plan's due instants, in their order; those of one instant go together."""
+
+    def __init__(self, slots: Iterator[Slot]) -> None:
+        self._slots = slots
+        self._next = next(slots, None)
+
+    def group(self) -> list[Slot]:
+        """The next slots that share a due instant; empty at the end of the plan."""
+        group: list[Slot] = []
+        while self._next is not None and (not group or self._next.due_ns == group[0].due_ns):
+            group.append(self._next)
+            self._next = next(self._slots, None)
+        return group
+
+    def after_end(self, ended_ns: int) -> Slot | None:  # noqa: ARG002 - what ends does not matter here
+        """Nothing: no answer brings a request forward."""
+        return None
+
+    @property
+    def more(self) -> bool:
+        """Whether the plan goes on."""
+        return self._next is not None
+
+
+class ClosedLoop:
+    """`clients` slots at once; each end makes the next one due, `think_ns` later, until `until_ns` (an offset)."""
+
+    def __init__(self, slots: Iterator[Slot], clients: int, think_ns: int = 0, until_ns: int | None = None) -> None:
+        self._slots = slots
+        self._starting = clients
+        self._think_ns = think_ns
+        self._until_ns = until_ns
+        self._next = next(slots, None)
+
+    def group(self) -> list[Slot]:
+        """Each client's first slot; empty from then on."""
+        group = []
+        while self._starting and self._next is not None:
+            self._starting -= 1
+            group.append(self._take(0))
+        self._starting = 0
+        return group
+
+    def after_end(self, ended_ns: int) -> Slot | None:
+        """The slot that this end makes due."""
+        due_ns = ended_ns + self._think_ns
+        if self._next is None or (self._until_ns is not None and due_ns >= self._until_ns):
+            return None
+        return self._take(due_ns)
+
+    @property
+    def more(self) -> bool:
+        """Whether there are requests left."""
+        return self._next is not None
+
+    def _take(self, due_ns: int) -> Slot:
+        slot = self._next
+        assert slot is not None
+        slot.due_ns = due_ns
+        self._next = next(self._slots, None)
+        return slot
+
+
+Feed = OpenLoop | ClosedLoop

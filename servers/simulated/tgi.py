@@ -48,6 +48,8 @@ def chat(site: Site, question: Question) -> Generation:
     refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
     if not isinstance(body.get("messages"), list):
         raise untyped("missing field `messages`")
+    if not isinstance(body.get("stream_options", {}), Mapping):  # null is refused too, since v3.2.0
+        raise untyped("stream_options: invalid type, expected struct StreamOptions")
     asked = body.get("max_tokens", body.get("max_completion_tokens"))
     parameters = _openai_parameters(body, asked)
     return tgi_answers.chat(_said(site, question, chat_text(body["messages"]), parameters, refuse))

@@ -142,6 +142,7 @@ REFUSED = [
     ("tgi", "/generate_stream", {"inputs": "a", "parameters": {"decoder_input_details": True}}, 200, "not supported"),
     ("tgi", CHAT, {"messages": TWO, "top_p": 1, "stream": True}, 200, '"http_status_code":422'),
     ("tgi", CHAT, {}, 422, "missing field `messages`"),
+    ("tgi", CHAT, {"messages": TWO, "stream_options": None}, 422, "stream_options"),
     ("tgi", COMPLETIONS, {"prompt": "a", "suffix": "b"}, 422, "Suffix is not supported"),
     ("tgi", COMPLETIONS, {"prompt": [1]}, 422, "prompt"),
     ("tgi", COMPLETIONS, {"prompt": list("abcde")}, 422, "maximum allowed batch size of 4"),

@@ -179,7 +179,7 @@ class Exchange:
         ended_ns = time.monotonic_ns()
         self._ledger.add(
             Entry(
-                request_id=self._request.headers.get("X-Request-Id", ""),
+                request_id=self._request.headers.get("X-Request-Id", "").encode("utf-8", "replace").decode(),
                 fault=self._fault.name if self._fault else "",
                 received_ns=self._received_ns,
                 ended_ns=ended_ns,

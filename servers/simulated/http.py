@@ -106,7 +106,7 @@ class Http:
 
     def _authorized(self, request: BaseRequest) -> bool:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode(), self._site.config.api_key.encode())
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._site.config.api_key.encode())
 
     def _json(self, request: BaseRequest, body: bytes) -> Any:
         bad_type = self._wire.bad_type

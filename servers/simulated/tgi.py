@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import log
+from math import ceil, log
 from random import Random
 from typing import Any
 
@@ -48,6 +48,8 @@ def chat(site: Site, question: Question) -> Generation:
     refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
     if not isinstance(body.get("messages"), list):
         raise untyped("missing field `messages`")
+    if not isinstance(body.get("stream_options", {}), Mapping):  # null is refused too, since v3.2.0
+        raise untyped("stream_options: invalid type, expected struct StreamOptions")
     asked = body.get("max_tokens", body.get("max_completion_tokens"))
     parameters = _openai_parameters(body, asked)
     return tgi_answers.chat(_said(site, question, chat_text(body["messages"]), parameters, refuse))
@@ -77,6 +79,8 @@ def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
     if not isinstance(body.get("inputs"), str):
         raise untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
     parameters = body.get("parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise untyped("parameters: invalid type, expected struct GenerateParameters")
     refuse = _refuser(streamed=streamed, openai=False)
     if streamed and parameters.get("decoder_input_details"):
         raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
@@ -94,11 +98,10 @@ def _said(site: Site, question: Question, prompt: str, parameters: Mapping[str, 
         raise refuse("`inputs` cannot be empty")
     prompt_tokens = 1 + tokenizer.count(prompt)  # the server puts one before every text
     truncate = parameters.get("truncate")
-    prompt_tokens = min(prompt_tokens, truncate) if truncate else prompt_tokens
+    prompt_tokens = min(prompt_tokens, ceil(truncate)) if truncate else prompt_tokens
     longest = site.config.max_model_len
     asked = parameters.get("max_new_tokens")
-    if asked is None:
-        asked = max(0, longest - prompt_tokens)
+    asked = max(0, longest - prompt_tokens) if asked is None else ceil(asked)
     # Only the first 1024 of a long output count here: the rest is queued again, `DEFAULT_GENERATION_LENGTH`.
     first = min(asked, 1024)
     if prompt_tokens + first > longest:
@@ -131,15 +134,20 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("typical_p", lambda value: 0 < value < 1, "`typical_p` must be > 0.0 and < 1.0"),
     ("top_k", lambda value: value > 0, "`top_k` must be strictly positive"),
     ("max_new_tokens", lambda value: value > 0, "`max_new_tokens` must be strictly positive"),
+    ("truncate", lambda value: value > 0, "`truncate` must be strictly positive and less than the limit"),
 )
 
 
 def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
     for name, allows, message in _RULES:
         value = number(parameters.get(name))
+        if value is None and parameters.get(name) is not None:
+            raise untyped(f"{name}: invalid type, expected a number")
         if value is not None and not allows(value):
             raise refuse(message)
     stops = parameters.get("stop") or []
+    if not isinstance(stops, list):
+        raise untyped("stop: invalid type, expected a sequence")
     if len(stops) > MOST_STOPS:
         raise refuse(f"`stop` supports up to {MOST_STOPS} stop sequences. Given: {len(stops)}")
 

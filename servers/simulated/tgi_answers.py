@@ -81,7 +81,7 @@ def native(said: Said) -> Generation:
 
 def chat(said: Said) -> Generation:
     """/v1/chat/completions. Every chunk has role and content, so there is no chunk with the role alone."""
-    asked_usage = bool((said.question.body.get("stream_options") or {}).get("include_usage"))
+    asked_usage = bool(said.question.body.get("stream_options", {}).get("include_usage"))
     ended = "stop" if said.ended == "eos_token" else said.ended
     head = b"data: " + _identity(said, "chat.completion.chunk")[:-1]
     texts, start, eos_at = said.site.babble.texts, said.start, said.eos_at

@@ -51,6 +51,9 @@ def _check(site: Site, body: Mapping[str, Any]) -> None:
         if integer(body.get(name)) is None and body.get(name) is not None:
             why = "Input should be a valid integer, unable to parse string as an integer"
             raise _invalid(f"body.{name}", {"type": "int_parsing", "msg": why, "input": body[name]})
+    if not isinstance(body.get("stream_options") or {}, Mapping):
+        why = "Input should be a valid dictionary or instance of StreamOptions"
+        raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
     if body.get("model") not in (None, site.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {site.config.model}."
         raise Refused(Reply(error_body(message, "NotFoundError", 404, "model"), 404))

@@ -109,8 +109,8 @@ def test_a_client_that_leaves_is_forgotten() -> None:
 
 def test_a_client_that_does_not_read_loses_nothing() -> None:
     """When the socket's buffer is full the rest waits in order, and other streams go on."""
-    tokens = 4000
-    with running(SimulatedConfig(server="vllm", ttft_s=0, itl_s=0)) as server:
+    tokens = 30_000  # eight megabytes: more than the kernel keeps for a connection
+    with running(SimulatedConfig(server="vllm", ttft_s=0, itl_s=0, max_model_len=40_000)) as server:
         address = urlsplit(server.url)
         body = json.dumps({"prompt": [5], "max_tokens": tokens, "stream": True}).encode()
         with socket.socket() as slow:

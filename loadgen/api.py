@@ -5,24 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen import host
 from loadgen.errors import PlanError
+from loadgen.load import Load, bytes_of, load_of, longest_of, part_of
 from loadgen.plan import Plan
 
 if TYPE_CHECKING:
+    from loadgen.asking import Asked
     from loadgen.counts import Counts
     from loadgen.runfile import Footer, Header
     from loadgen.worker import Share
     from servers.dialects.base import Dialect
     from servers.probe import ServerFacts
-    from workloads.prompts import Prompts
+    from workloads.request import Request
 
 Say = Callable[[str], None]
 """Gets one line per step."""
@@ -48,17 +52,17 @@ def default_folder(plan: Plan) -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
 
 
-def burst(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress) -> Footer:
+def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress) -> Footer:
     """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
 
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
-    from loadgen.coordinator import run
+    from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
-        host.make_folder(folder, plan)
+        host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
-        return run(shares, header, folder, on_progress)
+        return coordinator.run(shares, header, folder, on_progress)
 
 
 @contextlib.contextmanager
@@ -68,45 +72,59 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
 
     access = Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
     dialect = _dialect(plan)
-    with _server(plan, access, say) as found:
+    load = load_of(plan)
+    host.allow_open_files(-(-load.in_flight // plan.workers))
+    with _server(plan, load, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
-        _check(plan, facts)
-        host.allow_open_files(-(-plan.n // plan.workers))
-        prompts = _prompts(plan, facts, dialect, access)
-        say(f"{plan.n} prompts of {plan.input_tokens} tokens ({prompts.how}) for {facts.model}")
-        yield _shares(plan, folder, facts, dialect, prompts, access), _header(plan, facts, dialect, prompts)
+        asked = _asked(plan, load, facts, dialect, access)
+        say(f"{asked.how} for {facts.model}")
+        yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
 
 
 @contextlib.contextmanager
-def _server(plan: Plan, access: Access, say: Say) -> Iterator[ServerFacts]:
-    """The server that answers; the built-in simulated one lives as long as this block."""
+def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
+    from servers.probe import check_limits
     from servers.resolve import resolve
 
-    asked = f"{plan.n} requests at once, {plan.input_tokens} tokens in, {plan.output_tokens} out"
+    longest = [longest_of(plan.input_tokens), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
-    if facts is not None:
-        title = (
-            f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
-        )
-        say(f"{title} at {facts.url}: {asked}")
-        yield facts
+    if facts is None:
+        with _simulated(plan, load, max(4096, sum(longest)), say) as facts:
+            yield facts
         return
-    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {asked}")
+    title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+    say(f"{title} at {facts.url}: {_words(plan)}")
+    check_limits(facts, load.at_once, *longest)
+    yield facts
+
+
+@contextlib.contextmanager
+def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator[ServerFacts]:
+    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
     from servers.probe import probe
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn
 
-    host.allow_open_files(plan.n)  # the child inherits the limit
+    host.allow_open_files(load.in_flight)  # the child inherits the limit
     config = SimulatedConfig(
         server=plan.server,
         clock="batching",
         speed=plan.speed,
-        max_concurrent_requests=plan.n,
-        max_model_len=max(4096, plan.input_tokens + plan.output_tokens),
+        max_concurrent_requests=load.in_flight,
+        max_model_len=max_model_len,
         seed=plan.seed,
     )
     with spawn(config) as url:
         yield probe(url, plan.server)
+
+
+def _words(plan: Plan) -> str:
+    """The plan in one line."""
+    how_many = "" if plan.n is None else f"{plan.n} requests, "
+    how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
+    when = "all at once" if plan.arrivals == "burst" else plan.arrivals
+    return f"{how_many}{when}{how_long}, {plan.input_tokens} tokens in, {plan.output_tokens} out"
 
 
 def _dialect(plan: Plan) -> Dialect:
@@ -119,49 +137,35 @@ def _dialect(plan: Plan) -> Dialect:
     return DIALECTS[plan.server, endpoint]
 
 
-def _check(plan: Plan, facts: ServerFacts) -> None:
-    from servers.probe import check_limits
-
-    check_limits(facts, plan.n, plan.input_tokens, plan.output_tokens)
-
-
-def _prompts(plan: Plan, facts: ServerFacts, dialect: Dialect, access: Access) -> Prompts:
+def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access: Access) -> Asked:
+    from loadgen.asking import asked_of
     from servers.tokenize import connect
-    from workloads.prompts import make_prompts
-    from workloads.tokenizer import load
 
-    local = load(plan.tokenizer) if plan.tokenizer else None
     with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
-        return make_prompts(
-            plan.n, plan.input_tokens, plan.seed, token_ids=dialect.token_ids, local=local, server=server
-        )
+        return asked_of(plan, load, dialect, server)
 
 
 def _shares(
-    plan: Plan, folder: Path, facts: ServerFacts, dialect: Dialect, prompts: Prompts, access: Access
+    plan: Plan, load: Load, folder: Path, facts: ServerFacts, dialect: Dialect, asked: Asked, access: Access
 ) -> list[Share]:
     """Requests are dealt to the workers in turn, so that each has the same mix."""
     from loadgen.driver import Limits
     from loadgen.worker import Share
     from servers.connection import target_of
-    from workloads.request import Request
 
-    drawn: Sequence[str | tuple[int, ...]] = prompts.prompts
-    requests = [Request(index, prompt, plan.input_tokens, plan.output_tokens) for index, prompt in enumerate(drawn)]
     target = target_of(facts.url, access.tls)
-
-    def share(worker: int) -> Share:
-        dealt = requests[worker :: plan.workers]
-        return Share(
+    workers = plan.workers
+    return [
+        Share(
             worker=worker,
-            requests=lambda: iter(dealt),
-            due_ns=[0] * len(dealt),
-            clients=0,
-            think_ns=0,
-            until_ns=None,
-            warmup=(),
-            spare=len(dealt),
-            limits=Limits(plan.timeout_s, len(dealt)),
+            requests=partial(_dealt, asked.requests, worker, workers),
+            due_ns=None if load.due_ns is None else load.due_ns[worker::workers],
+            clients=part_of(load.clients, worker, workers),
+            think_ns=load.think_ns,
+            until_ns=load.until_ns,
+            warmup=asked.warmup[worker::workers],
+            spare=part_of(load.spare, worker, workers),
+            limits=Limits(plan.timeout_s, part_of(load.in_flight, worker, workers)),
             target=target,
             dialect=dialect,
             model=facts.model,
@@ -169,19 +173,23 @@ def _shares(
             kernel_stamps=plan.stamps == "kernel",
             part=folder / f"part-{worker}.jsonl",
         )
+        for worker in range(workers)
+    ]
 
-    return [share(worker) for worker in range(plan.workers)]
+
+def _dealt(requests: Callable[[], Iterator[Request]], worker: int, workers: int) -> Iterator[Request]:
+    return islice(requests(), worker, None, workers)
 
 
-def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
+def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> Header:
     from loadgen.runfile import Header
 
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint, "arrivals": "burst"},
+        plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": prompts.how},
+        client={"prompts": asked.how},
     )

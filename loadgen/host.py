@@ -9,13 +9,9 @@ import shutil
 from pathlib import Path
 
 from loadgen.errors import OpenFilesError, OutputError
-from loadgen.plan import Plan
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
-BYTES_PER_RECORD = 600
-BYTES_PER_CHUNK = 16
-"""What a Record costs in the run file, measured; used only to refuse a disk that is clearly too small."""
 
 
 def facts() -> dict[str, object]:
@@ -54,8 +50,8 @@ def allow_open_files(sockets: int) -> int:
     return needed
 
 
-def make_folder(folder: Path, plan: Plan) -> None:
-    """Make the run's folder, which must be new or empty, on a disk with room for the run. Raises OutputError."""
+def make_folder(folder: Path, bytes_needed: int) -> None:
+    """Make the run's folder, which must be new or empty, on a disk with that much room. Raises OutputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -67,10 +63,10 @@ def make_folder(folder: Path, plan: Plan) -> None:
         raise OutputError(
             f"cannot make {folder}: {error.strerror}", "Name a folder on a disk that can be written with --out."
         ) from error
-    needed = plan.n * (BYTES_PER_RECORD + BYTES_PER_CHUNK * plan.output_tokens)
-    if free < needed:
+    if free < bytes_needed:
         raise OutputError(
-            f"{folder}: this run needs about {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. Nothing was sent.",
+            f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. "
+            "Nothing was sent.",
             "Free some space, or name a folder on another disk with --out.",
         )
 

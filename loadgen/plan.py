@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
-
-SERVERS = ("vllm", "tgi", "lightllm", "openai")
-ENDPOINTS = ("completions", "chat", "generate")
+from workloads import arrivals, lengths, workload
+from workloads.syntax import WorkloadError
 
 
 class Plan(BaseModel):
-    """What to ask, of whom, and how. Frozen; stored as it is in the run's header."""
+    """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,9 +22,23 @@ class Plan(BaseModel):
     endpoint: Literal["completions", "chat", "generate"] | None = None
     url: str | None = None
     model: str | None = None
-    n: int = Field(1000, ge=1, le=1_000_000)
-    input_tokens: int = Field(512, ge=1, le=10_000_000)
-    output_tokens: int = Field(128, ge=1, le=10_000_000)
+    arrivals: str = "burst"
+    """Canonical text of workloads.arrivals."""
+    n: int | None = Field(None, ge=1, le=1_000_000)
+    """How many requests; None where the duration or the trace says."""
+    duration_s: float | None = Field(None, gt=0, le=7 * 86_400)
+    """No request is due at or after this offset."""
+    workload: str = "synthetic"
+    """Canonical text of workloads.workload."""
+    input_tokens: int | str = 512
+    """Prompt length: a number, or the canonical text of workloads.lengths."""
+    output_tokens: int | str = 128
+    warmup: int = Field(0, ge=0, le=10_000)
+    """Requests sent before the clock starts; they are in no figure."""
+    max_in_flight: int | None = Field(None, ge=1, le=1_000_000)
+    """Past it a request that is due is dropped. None: as many as the plan can have under way."""
+    window_s: tuple[float, float] | None = None
+    """What the figures are of, from and to; None lets the analysis choose."""
     seed: int = 0
     workers: int = Field(1, ge=1, le=256)
     timeout_s: float = Field(600.0, gt=0)
@@ -35,7 +49,7 @@ class Plan(BaseModel):
     stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
     speed: float = Field(5.0, gt=0)
-    label: str = Field("burst", pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
 
     @field_validator("url")
     @classmethod
@@ -51,9 +65,35 @@ class Plan(BaseModel):
             raise ValueError(f"there is no file {path}")
         return path
 
+    @field_validator("arrivals")
+    @classmethod
+    def _arrivals(cls, text: str) -> str:
+        return str(_hinted(arrivals.parse, text))
+
+    @field_validator("workload")
+    @classmethod
+    def _workload(cls, text: str) -> str:
+        return str(_hinted(workload.parse, text))
+
+    @field_validator("input_tokens", "output_tokens")
+    @classmethod
+    def _lengths(cls, value: int | str) -> int | str:
+        canonical = str(_hinted(lengths.parse, str(value)))
+        return int(canonical) if canonical.isdecimal() else canonical
+
+    @field_validator("window_s")
+    @classmethod
+    def _forward(cls, window_s: tuple[float, float] | None) -> tuple[float, float] | None:
+        if window_s is not None and not 0 <= window_s[0] < window_s[1]:
+            raise ValueError("must begin at 0 or later, and end after it begins")
+        return window_s
+
     @model_validator(mode="after")
-    def _enough_requests(self) -> Plan:
-        if self.workers > self.n:
+    def _ends(self) -> Plan:
+        endless = self.arrivals.startswith(("burst", "constant", "poisson", "gamma", "closed"))
+        if self.n is None and endless and (self.duration_s is None or self.arrivals == "burst"):
+            raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
+        if self.n is not None and self.workers > self.n:
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
         return self
 
@@ -64,17 +104,37 @@ def plan_of(**values: Any) -> Plan:
         return Plan(**values)
     except ValidationError as error:
         lines = [_mistake(item) for item in error.errors()]
-        raise PlanError("\n".join(lines), "Nothing was sent. `loadgen burst --help` lists the options.") from None
+        raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """The settings of a plan file (TOML, keys as the fields of Plan). Raises PlanError when it is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
+
+
+def _hinted(parse: Any, text: str) -> Any:
+    """Parse, with the hint of a mistake in its message."""
+    try:
+        return parse(text)
+    except WorkloadError as error:
+        raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
 
 
 def _mistake(item: Any) -> str:
+    message = str(item["msg"]).removeprefix("Value error, ")
     if not item["loc"]:
-        return str(item["msg"]).removeprefix("Value error, ")
+        return message
     name = str(item["loc"][0])
-    option = "--" + name.replace("_", "-").removesuffix("-s")
+    option = "--" + name.removesuffix("_s").replace("_", "-")
     if item["type"] == "literal_error":
         return f"{option} {item['input']}: unknown; choose {item['ctx']['expected']}"
     if item["type"] == "extra_forbidden":
         return f"{name}: there is no such setting"
-    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "missing":
+        return f"{option} is missing"
     return f"{option} {item['input']}: {message[0].lower()}{message[1:]}"

@@ -15,7 +15,7 @@ PLAIN_EVERY_S = 5.0
 class Display:
     """Shows phases and counts on `stream`. A context manager, so that the terminal is left tidy."""
 
-    def __init__(self, requests: int, stream: TextIO = sys.stderr, *, quiet: bool = False) -> None:
+    def __init__(self, requests: int | None, stream: TextIO = sys.stderr, *, quiet: bool = False) -> None:
         self._requests = requests
         self._stream = stream
         self._quiet = quiet
@@ -55,8 +55,9 @@ class Display:
         rate = (counts.tokens - before) / max(now - since, 1e-9)
         if now - since >= 1.0:
             self._tokens = (now, counts.tokens)
+        of = "" if self._requests is None else f"/{self._requests}"
         return (
-            f"{now - self._started:6.1f} s  {phase}: {counts.sent}/{self._requests} sent, "
+            f"{now - self._started:6.1f} s  {phase}: {counts.sent}{of} sent, "
             f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
-            f"{counts.failed} failed, {max(rate, 0):,.0f} tokens/s"
+            f"{counts.failed} failed, {counts.dropped} dropped, {max(rate, 0):,.0f} tokens/s"
         )

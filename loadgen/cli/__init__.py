@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.report import report
+from loadgen.cli.run import run
 from loadgen.cli.sim import sim
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(burst)
+app.command()(run)
 app.command()(report)
 app.command()(sim)
 
@@ -49,8 +51,9 @@ def _exit_code(error: Exception) -> int | None:
     from servers.errors import LimitError, ServerError
     from servers.simulated.errors import SimulatedError
     from workloads.prompts import PromptError
+    from workloads.syntax import WorkloadError
 
-    if isinstance(error, LoadgenError | RunFileError | PromptError | LimitError | SimulatedError):
+    if isinstance(error, LoadgenError | RunFileError | PromptError | WorkloadError | LimitError | SimulatedError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

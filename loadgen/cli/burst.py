@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-from typer import Exit, Option
+from typer import Option
 
-from loadgen.cli.output import Output, exit_code
-from loadgen.errors import EXIT_INTERRUPTED
-
-SERVERS = "vllm, tgi, lightllm or openai"
+from loadgen.cli.output import Output
+from loadgen.cli.quantities import seconds
+from loadgen.cli.run import SERVERS, drive
 
 
 def burst(
@@ -28,11 +26,14 @@ def burst(
         str | None, Option(help="completions, chat or generate; the server's native one by default.")
     ] = None,
     model: Annotated[str | None, Option(help="Model name to ask for; the server's first one by default.")] = None,
-    input_tokens: Annotated[int, Option(help="Prompt length, exact by the server's own tokenizer.")] = 512,
-    output_tokens: Annotated[int, Option(help="Tokens to generate per request.")] = 128,
+    input_tokens: Annotated[str, Option(help="Prompt length, exact by the server's own tokenizer.")] = "512",
+    output_tokens: Annotated[str, Option(help="Tokens to generate per request.")] = "128",
     seed: Annotated[int, Option(help="The same seed gives byte-identical requests.")] = 0,
     workers: Annotated[int, Option(help="Processes that share the burst.")] = 1,
-    timeout_s: Annotated[float, Option("--timeout", help="Seconds after which one request is given up.")] = 600.0,
+    timeout_s: Annotated[
+        float, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
+    ] = 600.0,
+    warmup: Annotated[int, Option(help="Requests to send before the clock starts; in no figure.")] = 0,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[
         str, Option(help="Environment variable that holds the API key, where one is needed.")
@@ -58,13 +59,7 @@ def burst(
     named, 5 the client was the limit, 130 interrupted.
     """
     given = locals()
-    from loadgen import api
     from loadgen.plan import Plan, plan_of
 
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields})
-    output = Output(as_json=as_json, quiet=quiet)
-    folder = out or api.default_folder(plan)
-    with output.progress(plan.n) as display:
-        footer = api.burst(plan, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
-    (summary,) = output.results([folder], folder / "report.html" if report else None)
-    raise Exit(EXIT_INTERRUPTED if footer.interrupted else exit_code(summary))
+    drive(plan, out, Output(as_json=as_json, quiet=quiet), report=report)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, OutputError
+from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUESTS_FAILED, OutputError
 
 if TYPE_CHECKING:
     from loadgen.progress import Display
-    from loadgen.runfile import Run
+    from loadgen.runfile import Footer, Run
 
 Summary = dict[str, Any]
 
@@ -24,6 +24,12 @@ def exit_code(summary: Summary) -> int:
     if requests["complete"] < requests["sent"] + requests["dropped"]:
         return EXIT_REQUESTS_FAILED
     return EXIT_CLIENT_LIMITED if summary["client"]["verdict"] == "limited" else EXIT_OK
+
+
+def finish(output: Output, folder: Path, footer: Footer, *, report: bool) -> int:
+    """Write and print the results of a run that has ended; its exit code."""
+    (summary,) = output.results([folder], folder / "report.html" if report else None)
+    return EXIT_INTERRUPTED if footer.interrupted else exit_code(summary)
 
 
 class Output:
@@ -39,7 +45,7 @@ class Output:
         if not self._quiet:
             print(line, file=self._stream, flush=True)
 
-    def progress(self, requests: int) -> Display:
+    def progress(self, requests: int | None) -> Display:
         """A display of the run's progress, on stderr."""
         from loadgen.progress import Display
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,21 +14,13 @@ from loadgen.errors import EXIT_USAGE
 if TYPE_CHECKING:
     from servers.simulated.config import SimulatedConfig
 
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|us)?")
+from loadgen.cli.quantities import seconds
+
 SAME_NAME = (
     *("server", "host", "port", "model", "clock", "tokens_per_event", "speed", "gpu", "model_shape", "tensor_parallel"),
     *("max_concurrent_requests", "max_model_len", "eos_mean_tokens", "seed", "log"),
 )
 """Options that are fields of the config as they are."""
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, None: 1.0}
-
-
-def seconds(text: str) -> float:
-    """`500ms`, `2s`, `100us` or plain seconds such as `0.5`, in seconds. Raises BadParameter."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise BadParameter(f"{text!r} is not a duration: write 500ms, 2s or 0.5")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def sim(

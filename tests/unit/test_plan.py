@@ -5,13 +5,35 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.plan import plan_of
+from loadgen.plan import plan_of, read_plan
 
 
-def test_defaults_are_the_paper_burst() -> None:
-    """Naming a server is enough: 1000 prompts of 512 tokens."""
-    plan = plan_of(server="tgi")
-    assert (plan.n, plan.input_tokens, plan.workers, plan.seed) == (1000, 512, 1, 0)
+def test_values_are_stored_in_their_canonical_form() -> None:
+    """However they were written: arrivals, workloads and lengths read back as one text; fixed lengths are numbers."""
+    plan = plan_of(
+        server="tgi", arrivals="poisson:20.0", duration_s=5, input_tokens="0512", output_tokens="uniform:1..9"
+    )
+    assert (plan.arrivals, plan.input_tokens, plan.output_tokens) == ("poisson:20", 512, "uniform:1..9")
+
+
+def test_a_plan_that_would_never_end_says_how_to_end_it() -> None:
+    """Endless arrivals need a number of requests or a duration; a ramp ends by itself."""
+    for arrivals in ("burst", "constant:5", "closed:3"):
+        with pytest.raises(PlanError, match="--n, or --duration"):
+            plan_of(server="tgi", arrivals=arrivals)
+    assert plan_of(server="tgi", arrivals="ramp:1..5/10s").n is None
+
+
+def test_a_plan_file_is_toml(tmp_path: Path) -> None:
+    """Keys are the plan's fields; what is no TOML, or no file, says so."""
+    file = tmp_path / "plan.toml"
+    file.write_text('server = "tgi"\narrivals = "constant:5"\nn = 10\n')
+    assert plan_of(**read_plan(file)).n == 10
+    file.write_text("server: tgi")
+    with pytest.raises(PlanError, match="is not TOML"):
+        read_plan(file)
+    with pytest.raises(PlanError, match="cannot read"):
+        read_plan(tmp_path / "missing.toml")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +42,9 @@ def test_defaults_are_the_paper_burst() -> None:
         ({"server": "sglang"}, "--server sglang: unknown; choose 'vllm', 'tgi', 'lightllm' or 'openai'"),
         ({"n": 0}, "--n 0: input should be greater than or equal to 1"),
         ({"n": -5}, "--n -5: input should be greater than or equal to 1"),
-        ({"input_tokens": 0}, "--input-tokens 0: input should be greater than or equal to 1"),
+        ({"input_tokens": 0}, "--input-tokens 0: lengths '0': length 0 is outside 1 to 10000000"),
+        ({"arrivals": "poison:20"}, "--arrivals poison:20: arrivals 'poison:20': there is no 'poison'; choose burst"),
+        ({"window_s": (5, 2)}, "must begin at 0 or later, and end after it begins"),
         ({"timeout_s": 0}, "--timeout 0: input should be greater than 0"),
         ({"url": "localhost:8000"}, "--url localhost:8000: must start with http:// or https://"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
@@ -33,7 +57,7 @@ def test_defaults_are_the_paper_burst() -> None:
 def test_each_mistake_names_its_option_and_what_is_allowed(values: dict[str, object], message: str) -> None:
     """One bad value gives one line that says which option and what it takes."""
     with pytest.raises(PlanError) as caught:
-        plan_of(**{"server": "tgi", **values})
+        plan_of(**{"server": "tgi", "n": 1000, **values})
     assert message in str(caught.value)
     assert caught.value.hint
 

@@ -1,0 +1,108 @@
+"""`loadgen run`: any arrival process and any workload, from options, a plan file or the catalog."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+from typer import Argument, Exit, Option
+
+from loadgen.cli.output import Output, finish
+from loadgen.cli.quantities import seconds, span
+
+if TYPE_CHECKING:
+    from loadgen.plan import Plan
+
+SERVERS = "vllm, tgi, lightllm or openai"
+
+
+def run(
+    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
+    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
+    server: Annotated[str | None, Option(help=f"Which server answers: {SERVERS}.")] = None,
+    arrivals: Annotated[
+        str | None,
+        Option(
+            help="When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
+            "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."
+        ),
+    ] = None,
+    n: Annotated[int | None, Option("--n", help="How many requests.")] = None,
+    duration_s: Annotated[
+        float | None, Option("--duration", parser=seconds, metavar="T", help="Nothing is due later than this.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        Option(
+            help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, alpaca:FILE, jsonl:FILE."
+        ),
+    ] = None,
+    input_tokens: Annotated[
+        str | None, Option(help="Prompt lengths: a number, uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...")
+    ] = None,
+    output_tokens: Annotated[str | None, Option(help="Tokens to generate, likewise.")] = None,
+    warmup: Annotated[int | None, Option(help="Requests to send before the clock starts; in no figure.")] = None,
+    max_in_flight: Annotated[int | None, Option(help="Past it a request that is due is dropped, and counted.")] = None,
+    window_s: Annotated[
+        Any,
+        Option("--window", parser=span, metavar="T..T", help="What the figures are of; else chosen."),
+    ] = None,
+    url: Annotated[str | None, Option(help="Where the server is; found as `loadgen burst` does otherwise.")] = None,
+    endpoint: Annotated[str | None, Option(help="completions, chat or generate.")] = None,
+    model: Annotated[str | None, Option(help="Model name to ask for.")] = None,
+    seed: Annotated[int | None, Option(help="The same seed gives byte-identical requests and due instants.")] = None,
+    workers: Annotated[int | None, Option(help="Processes that share the load.")] = None,
+    timeout_s: Annotated[
+        float | None, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
+    ] = None,
+    tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
+    api_key_env: Annotated[str | None, Option(help="Environment variable that holds the API key.")] = None,
+    ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
+    insecure: Annotated[bool | None, Option("--insecure", help="Do not check certificates.")] = None,
+    real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
+    speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
+    label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
+    report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
+    as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Send requests as they are due and report what came back.
+
+    Exit codes: 0 all complete, 1 some failed, were truncated or dropped, 2 usage, 3 server not reachable or not the
+    one named, 5 the client was the limit, 130 interrupted.
+    """
+    given = locals()
+    from loadgen.plan import Plan, plan_of, read_plan
+
+    settings = {} if catalog is None else from_catalog(catalog)
+    settings |= {} if plan is None else read_plan(plan)
+    settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
+    asked = plan_of(**settings)
+    drive(asked, out, Output(as_json=as_json, quiet=quiet), report=report)
+
+
+def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoReturn:
+    """Run a plan, write and print its results, and exit as they ask."""
+    from loadgen import api
+
+    folder = out or api.default_folder(asked)
+    with output.progress(asked.n) as display:
+        footer = api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
+    raise Exit(finish(output, folder, footer, report=report))
+
+
+def from_catalog(name: str) -> dict[str, Any]:
+    """The plan settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
+    from workloads.catalog import load
+
+    named = load(name)
+    return {
+        "n": named.requests,
+        "arrivals": str(named.arrivals),
+        "workload": str(named.workload),
+        "input_tokens": str(named.input_tokens),
+        "output_tokens": str(named.output_tokens),
+        "label": named.name,
+    }

@@ -1,0 +1,195 @@
+"""The driver under a fake clock: every send instant exact, every drop counted, nothing shifted by a slow server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+import pytest
+
+from loadgen.counts import Counts
+from loadgen.driver import Driver, Limits, Wire
+from loadgen.feed import ClosedLoop, OpenLoop, Slot
+from loadgen.part import Held
+from servers.dialects import DIALECTS
+from workloads import arrivals
+from workloads.request import Request
+
+START_NS = 5_000_000_000
+FOREVER_NS = 10**15
+
+
+class FakeClock:
+    """Time that only the test moves. `late_ns` is how late every wake-up comes."""
+
+    def __init__(self, late_ns: int = 0) -> None:
+        self.now = 0
+        self.late_ns = late_ns
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._asked = 0
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
+        self._asked += 1
+        heappush(self._agenda, (instant_ns, self._asked, callback))
+
+    async def play(self, running: asyncio.Task[None]) -> None:
+        """Let everything happen in order of time until the run is over."""
+        while not running.done():
+            for _ in range(8):  # what is due now in the event loop itself
+                await asyncio.sleep(0)
+            if self._agenda and not running.done():
+                instant_ns, _, callback = heappop(self._agenda)
+                self.now = max(self.now, instant_ns + self.late_ns)
+                callback()
+
+
+@dataclass
+class FakeNet:
+    """Connections that are always there, and exchanges that end `answer_ns` after they were sent."""
+
+    clock: FakeClock
+    answer_ns: int
+    sends: list[tuple[int, int]] = field(default_factory=list)
+    """(request id, instant after the start) of every send."""
+    open_now: int = 0
+    open_most: int = 0
+
+    async def fill(self) -> None:
+        """See Pool."""
+
+    def take(self) -> Any:
+        return FakeConnection()
+
+    def put(self, connection: Any) -> None:
+        """See Pool."""
+
+    def top_up(self) -> None:
+        """See Pool."""
+
+    def exchange(self, on_end: Callable[[Any], None]) -> Any:
+        return FakeExchange(self, on_end)
+
+
+class FakeConnection:
+    """A connection without a socket."""
+
+    opened_ns = 0
+
+    def seal(self, request: bytes) -> bytes:
+        return request
+
+    def gone(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class FakeExchange:
+    """Ends by the clock; what it carries is an error, so that nothing need be decoded."""
+
+    def __init__(self, net: FakeNet, on_end: Callable[[Any], None]) -> None:
+        self.net, self._on_end = net, on_end
+        self.connection: Any = None
+        self.free: Any = None
+        self.error_kind = self.error_detail = ""
+        self.sent_ns: int | None = None
+        self.sent_end_ns = self.given_up_ns = None
+        self.sizes: list[int] = []
+        self.framing = type("Head", (), {"status": None})()
+
+    def prepare(self, connection: Any, sealed: bytes) -> None:
+        self.connection, self._id = connection, int(sealed)
+
+    def send(self) -> None:
+        net = self.net
+        self.sent_ns = net.clock.now
+        net.sends.append((self._id, net.clock.now - START_NS))
+        net.open_now += 1
+        net.open_most = max(net.open_most, net.open_now)
+        net.clock.at(net.clock.now + net.answer_ns, self._end)
+
+    def listen(self) -> None:
+        """Ends by itself."""
+
+    def fail(self, kind: str, detail: str) -> None:
+        self.error_kind, self.error_detail = kind, detail
+        self._end()
+
+    def _end(self) -> None:
+        if self.connection is not None:
+            self.net.open_now -= 1
+            self.connection, self.free = None, self.connection
+            self._on_end(self)
+
+
+def slots(due_ns: list[int]) -> list[Slot]:
+    return [Slot(Request(i, "x", 1, 1), str(i).encode(), due) for i, due in enumerate(due_ns)]
+
+
+async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6) -> tuple[FakeNet, Held, Counts]:
+    net, held, counts = FakeNet(clock, answer_ns), Held(), Counts()
+    wire = Wire(net, net.exchange)  # type: ignore[arg-type]
+    limits = Limits(FOREVER_NS / 1e9, in_flight)
+    dialect = DIALECTS["tgi", "generate"]
+    driver = Driver(feed, wire, dialect, held, clock=clock, limits=limits, worker=0, counts=counts)
+    await driver.open()
+    running = asyncio.create_task(driver.run(START_NS))
+    await asyncio.wait_for(clock.play(running), 20)
+    return net, held, counts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["burst", "burst:7/3s", "constant:40", "poisson:40", "gamma:40,cv=3", "ramp:1..90/5s", "steps:5@2s,60@2s"],
+)
+@pytest.mark.parametrize("answer_ns", [1_000, 30_000_000_000])
+async def test_every_send_is_at_its_due_instant_however_slow_the_server(text: str, answer_ns: int) -> None:
+    """Each arrival process: each request goes out exactly when it is due; a slow server shifts nothing."""
+    due_ns = list(arrivals.due_instants(arrivals.parse(text), 3, n=100))  # type: ignore[arg-type]
+    net, held, counts = await drive(OpenLoop(iter(slots(due_ns))), FakeClock(), answer_ns)
+    assert net.sends == list(enumerate(due_ns))
+    assert sorted(record.due_ns for record in held.records) == due_ns
+    assert counts.due == counts.sent == len(due_ns)
+
+
+async def test_late_wake_ups_make_requests_late_and_never_shift_the_plan() -> None:
+    """A client that wakes 3 ms late sends each request 3 ms after it was due, not later and later."""
+    due_ns = [index * 10_000_000 for index in range(50)]
+    net, held, _ = await drive(OpenLoop(iter(slots(due_ns))), FakeClock(late_ns=3_000_000), 1_000)
+    assert net.sends == [(index, due + 3_000_000) for index, due in enumerate(due_ns)]
+    assert [record.due_ns for record in sorted(held.records, key=lambda record: record.id)] == due_ns
+
+
+async def test_past_the_limit_in_flight_requests_are_dropped_and_recorded() -> None:
+    """Ten a second, answers of one second, three at a time: the others are dropped when due, and counted."""
+    due_ns = [index * 100_000_000 for index in range(40)]
+    net, held, counts = await drive(OpenLoop(iter(slots(due_ns))), FakeClock(), 1_000_000_000, in_flight=3)
+    dropped = [record for record in held.records if record.state == "dropped"]
+    assert net.open_most == 3
+    assert len(dropped) == counts.dropped == 40 - len(net.sends) > 20
+    assert all(record.sent_ns is None and record.error_kind == "dropped" for record in dropped)
+    assert sorted(record.id for record in held.records) == list(range(40))
+
+
+async def test_a_closed_loop_sends_on_the_end_of_an_answer_and_a_think_time() -> None:
+    """Three clients, answers of 200 ms, 50 ms of thinking: each client sends every 250 ms."""
+    feed = ClosedLoop(iter(slots([0] * 12)), clients=3, think_ns=50_000_000)
+    net, held, _ = await drive(feed, FakeClock(), 200_000_000)
+    assert [sent for _, sent in net.sends] == [turn * 250_000_000 for turn in range(4) for _ in range(3)]
+    assert net.open_most == 3
+    assert sorted(record.due_ns for record in held.records) == [sent for _, sent in net.sends]
+
+
+async def test_a_closed_loop_ends_with_its_duration() -> None:
+    """Nothing is due at or after the end; what is in flight is finished."""
+    feed = ClosedLoop(iter(slots([0] * 1000)), clients=2, think_ns=0, until_ns=1_000_000_000)
+    net, held, _ = await drive(feed, FakeClock(), 300_000_000)
+    assert [sent for _, sent in net.sends] == [turn * 300_000_000 for turn in range(4) for _ in range(2)]
+    assert len(held.records) == 8

@@ -19,10 +19,10 @@ FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 """A simulated server's clock for tests that are not about time."""
 
 
-def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start `loadgen burst --out folder/run ...`."""
+def start(folder: Path, *arguments: str, command: str = "burst", **environment: str) -> subprocess.Popen[str]:
+    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder."""
     return subprocess.Popen(
-        [sys.executable, "-m", "loadgen", "burst", "--out", str(folder / "run"), *arguments],
+        [sys.executable, "-m", "loadgen", command, "--out", str(folder / "run"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -31,9 +31,9 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
     )
 
 
-def burst(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+def burst(folder: Path, *arguments: str, command: str = "burst", **environment: str) -> tuple[int, str, str]:
     """Run it to its end; exit code, stdout, stderr. A traceback is never right."""
-    process = start(folder, *arguments, **environment)
+    process = start(folder, *arguments, command=command, **environment)
     out, err = process.communicate(timeout=100)
     assert "Traceback" not in err, err
     return process.returncode, out, err

@@ -1,0 +1,147 @@
+"""`loadgen run`: open loops, closed loops, plan files and the catalog, against simulated servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+from loadgen import runfile
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import running, spawn
+from tests.command import FAST, accounted, events_sent, start, summary_of, wait_for
+from tests.command import burst as command
+from workloads import arrivals
+
+run = partial(command, command="run")
+
+
+def test_an_open_loop_sends_what_the_arrivals_say(tmp_path: Path) -> None:
+    """Each due instant is in the Run exactly as the seeded arrivals gave it; nothing is dropped or missing."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        asked = [
+            "--arrivals",
+            "poisson:100",
+            "--duration",
+            "1s",
+            "--seed",
+            "5",
+            "--output-tokens",
+            "4",
+            "--workers",
+            "2",
+        ]
+        run(tmp_path, "--server", "vllm", "--url", simulated.url, *asked)
+    due_ns = list(arrivals.due_instants(arrivals.Poisson(arrivals.rate("100")), 5, until_ns=10**9))
+    assert accounted(tmp_path, len(due_ns)) == {"complete": len(due_ns)}
+    records = sorted(runfile.read(tmp_path / "run").records, key=lambda record: record.id)
+    assert [record.due_ns for record in records] == due_ns
+    assert all((record.sent_ns or 0) >= record.due_ns for record in records)
+
+
+def test_connections_are_used_again(tmp_path: Path) -> None:
+    """Requests that do not overlap share connections: the server sees far fewer than requests."""
+    with running(SimulatedConfig(server="tgi", ttft_s=0.001, itl_s=0.0)) as simulated:
+        asked = ["--arrivals", "constant:40", "--n", "60", "--output-tokens", "2"]
+        run(tmp_path, "--server", "tgi", "--url", simulated.url, *asked)
+    assert accounted(tmp_path, 60) == {"complete": 60}
+    records = runfile.read(tmp_path / "run").records
+    assert len({record.connected_ns for record in records}) <= 45
+
+
+def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:
+    """Never more than the clients under way, and each next request is due when an answer has ended."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        asked = ["--arrivals", "closed:5", "--n", "40", "--output-tokens", "4"]
+        run(tmp_path, "--server", "tgi", "--url", simulated.url, *asked)
+    assert accounted(tmp_path, 40) == {"complete": 40}
+    records = runfile.read(tmp_path / "run").records
+    instants = sorted([(r.sent_ns or 0, 1) for r in records] + [(r.end_ns or 0, -1) for r in records])
+    under_way = [sum(step for _, step in instants[: place + 1]) for place in range(len(instants))]
+    assert max(under_way) <= 5
+
+
+def test_warm_up_requests_come_first_and_count_nowhere(tmp_path: Path) -> None:
+    """They are in the Run, marked, before instant 0; the summary is of the others."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        asked = ["--arrivals", "burst", "--n", "10", "--warmup", "4", "--output-tokens", "4"]
+        run(tmp_path, "--server", "vllm", "--url", simulated.url, *asked)
+    records = runfile.read(tmp_path / "run").records
+    warm = [record for record in records if record.phase == "warmup"]
+    assert [record.state for record in warm] == ["complete"] * 4
+    assert all(record.end_ns is not None and record.end_ns < 0 for record in warm)
+    assert summary_of(tmp_path)["requests"]["sent"] == 10
+    assert summary_of(tmp_path)["latency"]["ttft_s"]["n"] == 10
+
+
+def test_past_the_limit_requests_are_dropped_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    """A slow server and two requests in flight at most: the others are dropped, counted and named."""
+    with running(SimulatedConfig(server="tgi", ttft_s=0.5, itl_s=0.01)) as simulated:
+        asked = ["--arrivals", "constant:40", "--n", "20", "--max-in-flight", "2", "--output-tokens", "2"]
+        code, out, _ = run(tmp_path, "--server", "tgi", "--url", simulated.url, *asked)
+    run_read = runfile.read(tmp_path / "run")
+    assert run_read.footer is not None
+    assert run_read.footer.dropped + run_read.footer.sent == 20 == len(run_read.records)
+    assert run_read.footer.dropped >= 10
+    assert code == 1
+    assert "dropped" in out
+
+
+def test_a_plan_file_and_the_catalog_are_plans_too(tmp_path: Path) -> None:
+    """Options win over the file; the resolved plan is in the Run."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text('server = "tgi"\narrivals = "burst:5/50ms"\nn = 10\noutput_tokens = 4\nlabel = "from-file"\n')
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        run(tmp_path, str(plan), "--url", simulated.url, "--n", "15")
+        stored = runfile.read(tmp_path / "run").header.plan
+        assert (stored["n"], stored["arrivals"], stored["label"]) == (15, "burst:5/0.05s", "from-file")
+        asked = ["--catalog", "paper-burst", "--n", "4", "--output-tokens", "4"]
+        run(tmp_path / "run", "--server", "tgi", "--url", simulated.url, *asked)
+    stored = runfile.read(tmp_path / "run" / "run").header.plan
+    assert (stored["n"], stored["arrivals"], stored["input_tokens"]) == (4, "burst", 512)
+
+
+def test_mistakes_are_told_before_anything_is_sent(tmp_path: Path) -> None:
+    """Unknown keys, bad arrivals, plans without end: exit 2, all at once, and no folder."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text('server = "tgi"\narrivals = "poison:5"\ncolour = "red"\n')
+    code, _, err = run(tmp_path, str(plan))
+    assert code == 2
+    assert "poison" in err
+    assert "colour" in err
+    assert not (tmp_path / "run").exists()
+    assert run(tmp_path, "--server", "tgi", "--arrivals", "constant:5")[0] == 2
+    assert run(tmp_path, "--server", "tgi", "--catalog", "nothing")[0] == 2
+
+
+def test_an_interrupted_open_loop_accounts_for_what_was_due(tmp_path: Path) -> None:
+    """Ctrl-C in the middle: what was due has a Record, what was not due yet has none."""
+    with spawn(SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.01)) as url:
+        asked = ["--arrivals", "constant:50", "--duration", "60s", "--output-tokens", "4"]
+        process = start(tmp_path, "--server", "vllm", "--url", url, *asked, command="run")
+        wait_for(lambda: events_sent(url) >= 40, process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    records = runfile.read(tmp_path / "run").records
+    assert sorted(record.id for record in records) == list(range(len(records)))
+    assert 10 <= len(records) < 3000
+
+
+def test_a_killed_worker_of_an_open_loop_loses_only_its_own_requests(tmp_path: Path) -> None:
+    """What had been due at the killed worker and was not yet written is `worker_lost`; the other's go on."""
+    with spawn(SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.01)) as url:
+        asked = ["--arrivals", "constant:40", "--duration", "3s", "--workers", "2", "--output-tokens", "4"]
+        process = start(tmp_path, "--server", "vllm", "--url", url, *asked, command="run")
+        wait_for(lambda: events_sent(url) >= 40, process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        process.communicate(timeout=30)
+    assert process.returncode == 1
+    records = runfile.read(tmp_path / "run").records
+    other = [record for record in records if record.worker == 1]
+    assert [record.state for record in other] == ["complete"] * 60
+    lost = [record for record in records if record.error_kind == "worker_lost"]
+    assert lost
+    assert {record.worker for record in lost} == {0}

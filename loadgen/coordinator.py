@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
@@ -21,11 +19,9 @@ import msgspec
 
 from loadgen.clock import ClockPairs
 from loadgen.counts import Counts, total
-from loadgen.errors import OutputError
-from loadgen.record import Record
+from loadgen.gather import Outcome, append, gather
 from loadgen.runfile import Footer, Header
 from loadgen.worker import Share, work
-from workloads.request import Request
 
 START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
@@ -88,7 +84,7 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
             header.start_ns = time.monotonic_ns() + START_LEAD_NS
             header.start_realtime_ns = clocks.to_realtime(header.start_ns)
             header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
-            _write(folder / "run.jsonl", msgspec.json.encode(header) + b"\n")
+            append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
             _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
             _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _counts(workers)))
         finally:
@@ -97,7 +93,8 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
                 worker.process.kill()
                 worker.process.join()
         on_progress("ended", _counts(workers))
-        return _gather(workers, header, folder, interrupted=interrupts.count > 0)
+        outcomes = [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
+        return gather(outcomes, header, folder / "run.jsonl", interrupted=interrupts.count > 0)
 
 
 def _fork(share: Share, others: Sequence[Pipe]) -> Worker:
@@ -152,90 +149,6 @@ def _counts(workers: Sequence[Worker]) -> Counts:
     return total(worker.counts for worker in workers)
 
 
-class _Ended(msgspec.Struct, tag_field="type", tag="request"):
-    id: int
-    state: str
-    phase: str = "measured"
-
-
-_ENDED = msgspec.json.Decoder(_Ended)
-
-
-def _gather(workers: Sequence[Worker], header: Header, folder: Path, *, interrupted: bool) -> Footer:
-    """Append every part to the run file, account for each request, close with the footer, remove the parts."""
-    counts = dict.fromkeys(("complete", "truncated", "failed", "dropped"), 0)
-    notes: list[str] = []
-    main = folder / "run.jsonl"
-    for worker in workers:
-        lines = _part_lines(worker, notes)
-        seen = set()
-        for line in lines:
-            if (ended := _ended(line)) is not None and ended.phase == "measured":
-                seen.add(ended.id)
-                counts[ended.state] += 1
-        turned_up = islice(worker.share.requests(), worker.counts.due)
-        lost = [_lost(worker, request, interrupted) for request in turned_up if request.id not in seen]
-        counts["failed"] += len(lost)
-        if lost:
-            notes.append(
-                f"worker {worker.share.worker} ended with {_exit(worker)}; {len(lost)} requests without record"
-            )
-        _write(main, b"".join(lines) + b"".join(msgspec.json.encode(record) + b"\n" for record in lost))
-    footer = Footer(
-        ended_ns=time.monotonic_ns() - header.start_ns,
-        sent=sum(counts.values()) - counts["dropped"],
-        interrupted=interrupted,
-        notes=notes,
-        **counts,
-    )
-    _write(main, msgspec.json.encode(footer) + b"\n")
-    for worker in workers:
-        worker.share.part.unlink(missing_ok=True)
-    return footer
-
-
-def _part_lines(worker: Worker, notes: list[str]) -> list[bytes]:
-    paths = [worker.share.part, *([worker.rescued] if worker.rescued else [])]
-    data = b"".join(path.read_bytes() for path in paths if path.exists())
-    lines = data.splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):
-        notes.append(f"worker {worker.share.worker}: its last line was cut off and is left out")
-        lines.pop()
-    return lines
-
-
-def _ended(line: bytes) -> _Ended | None:
-    try:
-        return _ENDED.decode(line)
-    except msgspec.DecodeError:
-        return None
-
-
-def _lost(worker: Worker, request: Request, interrupted: bool) -> Record:
-    return Record(
-        id=request.id,
-        state="failed",
-        worker=worker.share.worker,
-        error_kind="cancelled" if interrupted else "worker_lost",
-        error_detail=f"its worker process ended with {_exit(worker)}",
-        prompt_tokens_asked=request.input_tokens,
-        output_tokens_asked=request.output_tokens,
-    )
-
-
 def _exit(worker: Worker) -> str:
     code = worker.process.exitcode
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        with path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror}",
-            "What was received is kept in the part files beside it: free some space and run `loadgen report` on it.",
-        ) from error

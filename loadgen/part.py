@@ -67,7 +67,10 @@ class PartFile:
             self.error = error
 
     def close(self, rescue: Path) -> Path | None:
-        """Flush and close. What the disk refused goes to the file `rescue`, whose path is returned."""
+        """Flush and close. What the disk refused goes to the file `rescue`, whose path is returned.
+
+        Raises OSError when that cannot be written either.
+        """
         self.flush()
         os.close(self._file)
         if not self._pending:

@@ -29,7 +29,7 @@ class Display:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self._stream), auto_refresh=False, transient=True)
+            self._live = Live(console=Console(file=self._stream, highlight=False), auto_refresh=False, transient=True)
             self._live.start()
         return self
 

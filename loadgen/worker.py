@@ -83,9 +83,18 @@ def work(share: Share, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) ->
     part = PartFile(share.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(share, part, pipe, counts, "kernel" if stamps else "user"))
-    rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{share.part.name}"
     with contextlib.suppress(BrokenPipeError):
-        pipe.send(("done", part.close(rescue)))
+        pipe.send(("done", _closed(part, share.part)))
+
+
+def _closed(part: PartFile, path: Path) -> Path | None:
+    """Close the part. Where the rest of it is, when its own disk did not take all of it."""
+    rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{path.name}"
+    try:
+        return part.close(rescue)
+    except OSError as error:
+        sys.stderr.write(f"loadgen: neither {path} nor {rescue} could take everything: {error.strerror}\n")
+        return rescue
 
 
 def slots_of(share: Share) -> Iterator[Slot]:

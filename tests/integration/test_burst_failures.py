@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import parse_rule
 from servers.simulated.server import running, spawn
-from tests.command import FAST, accounted, burst, events_sent, start, summary_of, wait_for
+from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 
 BAD_INPUT = [
     (["--server", "sglang"], 2, "choose 'vllm', 'tgi', 'lightllm' or 'openai'"),
@@ -73,6 +76,7 @@ FAULTS = [
     ("slow-headers@50", "complete", ""),
     ("merged@4", "complete", ""),
     ("coalesced@4", "complete", ""),
+    ("early-stop@4", "", ""),
 ]
 """Each fault of the simulated server: the state and the error kind that its requests must get."""
 
@@ -104,6 +108,9 @@ def test_each_fault_gets_its_state_beside_requests_without(server: str, tmp_path
         expected = next(
             ((state, kind) for name, state, kind in FAULTS if name.partition("@")[0] == fault), ("complete", "")
         )
+        if fault == "early-stop":  # TGI cannot be made to go on: a shorter answer is complete, and its length told
+            expected = ("complete", "") if server == "tgi" else ("truncated", "truncated")
+            assert record.output_tokens == 4
         if expected[0]:
             assert (record.state, record.error_kind) == expected, (fault, record)
     assert "429" in out
@@ -125,6 +132,41 @@ def test_an_interrupt_ends_the_run_and_keeps_what_came(tmp_path: Path) -> None:
     assert {record.error_kind for record in run.records} == {"cancelled"}
     assert all(record.chunk_ns for record in run.records)
     assert summary_of(tmp_path)["run"]["interrupted"] is True
+
+
+def test_a_second_interrupt_ends_workers_that_do_not_answer(tmp_path: Path) -> None:
+    """The worker is stopped and hears nothing: Ctrl-C twice kills it, and every request is accounted for."""
+    with spawn(SimulatedConfig(server="tgi", ttft_s=0.1, itl_s=1.0)) as url:
+        process = start(tmp_path, "--server", "tgi", "--url", url, "--n", "10")
+        wait_for(lambda: events_sent(url) >= 10, process)
+        worker = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        os.kill(worker, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # two signals at once would be one
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert accounted(tmp_path, 10) == {"failed": 10}
+    assert {record.error_kind for record in runfile.read(tmp_path / "run").records} == {"cancelled"}
+
+
+def test_a_disk_that_fills_up_during_the_run_loses_nothing(tmp_path: Path) -> None:
+    """Files may not grow past 20 KiB: the run says what it could not write and where the rest is."""
+    with spawn(SimulatedConfig(server="tgi", **FAST)) as url:
+        limited = f"ulimit -f 20; exec {sys.executable} -m loadgen burst --out {tmp_path}/run --server tgi --url {url}"
+        limited += " --n 28 --output-tokens 64 --no-report"
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+        done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "part files" in done.stderr
+    kept = runfile.read(tmp_path / "run")
+    rescued = next(tmp_path.glob("loadgen-*-part-0.jsonl"))
+    with (tmp_path / "run" / "part-0.jsonl").open("ab") as part:
+        part.write(rescued.read_bytes())
+    assert 0 < len(kept.records) < 28
+    assert sorted(record.id for record in runfile.read(tmp_path / "run").records) == list(range(28))
 
 
 def test_a_killed_worker_loses_its_requests_by_name_only(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""After the run: the workers' parts become one Run file, with a Record for every request whose turn had come."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from loadgen.errors import OutputError
+from loadgen.record import Record
+from loadgen.runfile import Footer, Header
+from loadgen.worker import Share
+from workloads.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one worker ended."""
+
+    share: Share
+    due: int
+    """How many requests of its share had their turn."""
+    exit: str
+    """Its exit code or signal, in words."""
+    rescued: Path | None
+    """Where it wrote what the run's disk refused."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("complete", "truncated", "failed", "dropped"), 0)
+    )
+    notes: list[str] = field(default_factory=list)
+
+
+class _Ended(msgspec.Struct, tag_field="type", tag="request"):
+    id: int
+    state: str
+    phase: str = "measured"
+
+
+_ENDED = msgspec.json.Decoder(_Ended)
+
+
+def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupted: bool) -> Footer:
+    """Append every part to `main`, account for each request, close with the footer, remove the parts.
+
+    Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
+    """
+    tally = _Tally()
+    try:
+        for outcome in outcomes:
+            append(main, _lines(outcome, tally, interrupted=interrupted))
+        footer = Footer(
+            ended_ns=time.monotonic_ns() - header.start_ns,
+            sent=sum(tally.counts.values()) - tally.counts["dropped"],
+            interrupted=interrupted,
+            notes=tally.notes,
+            **tally.counts,
+        )
+        append(main, [msgspec.json.encode(footer) + b"\n"])
+    except OutputError as error:
+        rescued = [str(outcome.rescued) for outcome in outcomes if outcome.rescued]
+        error.hint = " ".join(
+            [
+                f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it.",
+                *([f"Their last lines are in {', '.join(rescued)}: append each to its part first."] if rescued else []),
+            ]
+        )
+        raise
+    for outcome in outcomes:
+        outcome.share.part.unlink(missing_ok=True)
+        if outcome.rescued:
+            outcome.rescued.unlink(missing_ok=True)
+    return footer
+
+
+def append(file: Path, lines: Iterable[bytes]) -> None:
+    """Append to a file and make sure that it is on the disk. Raises OutputError."""
+    try:
+        with file.open("ab") as stream:
+            stream.writelines(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror}", "Nothing was sent.") from error
+
+
+def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[bytes]:
+    """The whole lines of a worker's part, then a Record for each request that has none."""
+    seen: set[int] = set()
+    for line in _whole_lines(outcome, tally.notes):
+        ended = _ended(line)
+        if ended is not None and ended.phase == "measured":
+            seen.add(ended.id)
+            tally.counts[ended.state] += 1
+        yield line
+    lost = 0
+    for request in islice(outcome.share.requests(), outcome.due if outcome.due > len(seen) else 0):
+        if request.id not in seen:
+            lost += 1
+            yield msgspec.json.encode(_lost(outcome, request, interrupted=interrupted)) + b"\n"
+    if lost:
+        tally.counts["failed"] += lost
+        tally.notes.append(f"worker {outcome.share.worker} ended with {outcome.exit}; {lost} requests without record")
+
+
+def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
+    rest = b""
+    for path in (outcome.share.part, outcome.rescued):
+        if path is None or not path.exists():
+            continue
+        with path.open("rb") as stream:
+            for piece in stream:
+                line = rest + piece
+                rest = b"" if line.endswith(b"\n") else line
+                if not rest:
+                    yield line
+    if rest:
+        notes.append(f"worker {outcome.share.worker}: its last line was cut off and is left out")
+
+
+def _ended(line: bytes) -> _Ended | None:
+    try:
+        return _ENDED.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def _lost(outcome: Outcome, request: Request, *, interrupted: bool) -> Record:
+    return Record(
+        id=request.id,
+        state="failed",
+        worker=outcome.share.worker,
+        error_kind="cancelled" if interrupted else "worker_lost",
+        error_detail=f"its worker process ended with {outcome.exit}",
+        prompt_tokens_asked=request.input_tokens,
+        output_tokens_asked=request.output_tokens,
+    )

@@ -1,0 +1,53 @@
+"""What a machine allows, found out before anything is sent."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from loadgen import host
+from loadgen.errors import OpenFilesError, OutputError
+
+
+def test_too_few_open_files_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hard limit may not be raised: the message names both numbers and what to do."""
+
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        raise PermissionError("not permitted")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(OpenFilesError, match=r"1000 connections in one process need 1064 open files.*512") as caught:
+        host.allow_open_files(1000)
+    assert "--workers 4" in caught.value.hint
+
+
+def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than needed, and the hard limit stays."""
+    wanted: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: wanted.append(limits))
+    assert host.allow_open_files(1000) == 1064
+    assert wanted == [(1064, 4096)]
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
+    """Before anything is sent, with both sizes."""
+    with pytest.raises(OutputError, match="MB are free"):
+        host.make_folder(tmp_path / "run", 1 << 60)
+
+
+def test_a_folder_that_holds_something_is_never_written_to(tmp_path: Path) -> None:
+    """An empty folder will do; one with a file in it is somebody's run."""
+    host.make_folder(tmp_path / "new", 1)
+    host.make_folder(tmp_path / "new", 1)
+    (tmp_path / "new" / "run.jsonl").write_text("precious")
+    with pytest.raises(OutputError, match="not empty"):
+        host.make_folder(tmp_path / "new", 1)
+
+
+def test_the_facts_of_a_machine_are_plain_values() -> None:
+    """They go into the header as they are."""
+    facts = host.facts()
+    assert isinstance(facts["cores"], int)
+    assert facts["memory_bytes"] > 1 << 20

@@ -3,7 +3,8 @@
     LoadgenError
     ├── PlanError         the plan or the command line is wrong
     ├── OutputError       the run cannot be written where it was asked to be
-    └── OpenFilesError    this machine does not allow that many sockets
+    ├── OpenFilesError    this machine does not allow that many sockets
+    └── CalibrationError  there was nothing to calibrate with
 
 All exit with 2, as do workloads.prompts.PromptError and loadgen.runfile.RunFileError; errors about the server under
 test (servers.errors) exit with 3, but with 2 where the plan asks for more than its limits. A failed request never
@@ -39,3 +40,7 @@ class OutputError(LoadgenError):
 
 class OpenFilesError(LoadgenError):
     """This machine does not allow as many sockets as the plan needs."""
+
+
+class CalibrationError(LoadgenError):
+    """A burst of the calibration did not take place, or nothing of it was complete."""

@@ -1,0 +1,196 @@
+"""How exact were the stamps of a run? Each is held against the simulated server's own log of when it sent.
+
+    server:  sent_1 ........ sent_2 ........ sent_3      read immediately before each `send`
+    run:       stamp_1 ........ stamp_2 ........ stamp_3
+
+    TTFT error   stamp_1 - sent_1, because both count from the same instant of sending
+    TPOT error   ((stamp_k - stamp_1) - (sent_k - sent_1)) / (k - 1), one token per event
+    gap error    (stamp_j+1 - stamp_j) - (sent_j+1 - sent_j), for every gap
+
+The server's own lateness is in neither side: it is judged by what it really did. Both clocks are CLOCK_REALTIME, ours
+by way of the run's pair of readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis import words
+from loadgen.record import Record
+from loadgen.runfile import Run
+
+Integers = NDArray[np.int64]
+
+EXACT_S = 1e-3
+"""A client is exact as long as the p99 of its TTFT error stays below this."""
+KEPT_UP_SHARE = 0.9
+"""A server that reached less than this share of the rate asked was the limit itself."""
+
+
+class Sends(msgspec.Struct, frozen=True):
+    """One line of the simulated server's log, as far as it is needed here. Instants are ns on CLOCK_REALTIME."""
+
+    request_id: str = ""
+    due_ns: list[int] = []
+    sent_ns: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Sizes of errors, in seconds."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run against the server's log."""
+
+    stamps: str
+    requests: int
+    """Complete, and with as many events in the log as chunks in the run."""
+    not_compared: int
+    """The others."""
+    ttft_s: Spread
+    tpot_s: Spread
+    icl_s: Spread
+    merged: int
+    """First tokens that came in one read with later ones, so that the later stamp stands for them too."""
+    merged_s_max: float
+    """Largest TTFT error among these."""
+    merged_beyond: int
+    """How many of those with kernel stamps are off by more than the largest lateness of their request's reads."""
+    coalesced_share: float
+    """Of the gaps, those between two events of one read."""
+    events_per_s: float
+    """What the server really sent."""
+    asked_per_s: float
+    """What its clock wanted."""
+    server_late_p99_s: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether TTFT can be believed to the millisecond."""
+        return self.ttft_s.p99 < EXACT_S
+
+    @property
+    def server_kept_up(self) -> bool:
+        """Whether the rate is what was asked; if not, a faster client would have seen no more."""
+        return self.events_per_s >= KEPT_UP_SHARE * self.asked_per_s
+
+
+def read_log(path: Path) -> dict[int, Sends]:
+    """The server's log by request id. Raises OSError, msgspec.DecodeError."""
+    decoder = msgspec.json.Decoder(Sends)
+    lines = (decoder.decode(line) for line in path.read_bytes().splitlines())
+    return {int(line.request_id): line for line in lines if line.request_id}
+
+
+def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
+    """Every stamp of the complete requests against the log. Raises ValueError when there is nothing to compare."""
+    pairs = [(record, _since_start(run, log[record.id])) for record in run.records if _comparable(record, log)]
+    if not pairs:
+        raise ValueError("no complete request has as many tokens as the server's log has sends")
+    gaps = np.concatenate([np.diff(np.array(record.chunk_ns)) for record, _ in pairs])
+    true_gaps = np.concatenate([np.diff(sent) for _, sent in pairs])
+    merged = [(record, _ttft_error_ns(record, sent)) for record, sent in pairs if record.first_token_merged]
+    lines = [log[record.id] for record, _ in pairs]
+    return Comparison(
+        stamps="kernel" if all(record.stamps == "kernel" for record, _ in pairs) else "user",
+        requests=len(pairs),
+        not_compared=len(run.records) - len(pairs),
+        ttft_s=_spread([_ttft_error_ns(record, sent) for record, sent in pairs]),
+        tpot_s=_spread([_tpot_ns(record.chunk_ns) - _tpot_ns(sent) for record, sent in pairs]),
+        icl_s=_spread(gaps - true_gaps),
+        merged=len(merged),
+        merged_s_max=max((error for _, error in merged), default=0) / 1e9,
+        merged_beyond=sum(error > record.late_ns_max for record, error in merged if record.stamps == "kernel"),
+        coalesced_share=float(np.mean(gaps == 0)),
+        events_per_s=_rate(line.sent_ns for line in lines),
+        asked_per_s=_rate(line.due_ns for line in lines),
+        server_late_p99_s=_spread(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
+    )
+
+
+def heading() -> str:
+    """Two lines above rows."""
+    parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
+    return f"{'':20}{parts}\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
+
+
+def row(comparison: Comparison) -> str:
+    """One burst in a line."""
+    spreads = (comparison.ttft_s, comparison.tpot_s, comparison.icl_s)
+    cells = [f"{value * 1e3:9.4f}" for spread in spreads for value in (spread.p50, spread.p99, spread.max)]
+    return f"{comparison.stamps:8}{comparison.events_per_s:10,.0f}  {''.join(cells)}"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader of the row must know."""
+    found = []
+    if comparison.merged:
+        share = f"  {comparison.merged:,} of {comparison.requests:,} first tokens came in one read with later ones"
+        found.append(f"{share}: off by up to {words.duration(comparison.merged_s_max)}, and marked in the run")
+    if comparison.merged_beyond:
+        found.append(f"  {comparison.merged_beyond:,} of them are off by more than their reads were late")
+    if not comparison.server_kept_up:
+        share = (
+            f"  the simulated server sent {comparison.events_per_s:,.0f} of the {comparison.asked_per_s:,.0f} events/s"
+        )
+        found.append(f"{share} asked, late by {words.duration(comparison.server_late_p99_s)} at p99, which is no error")
+    if comparison.not_compared:
+        found.append(f"  {comparison.not_compared:,} requests were not complete, and are not compared")
+    return found
+
+
+def reached(fastest: Comparison | None, limited_by: str) -> str:
+    """The result of the search in a sentence."""
+    if fastest is None:
+        return f"TTFT was never exact to {words.duration(EXACT_S)} at p99."
+    because = {
+        "client": "beyond that the client is not exact any more",
+        "server": "the simulated server sends no faster",
+        "time": "nothing faster was tried",
+    }[limited_by]
+    return f"TTFT is exact to {words.duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
+
+
+def _comparable(record: Record, log: Mapping[int, Sends]) -> bool:
+    """Whether chunk j of the run is send j of the log, with a gap to look at."""
+    sends = log.get(record.id)
+    return record.state == "complete" and sends is not None and len(record.chunk_ns) == len(sends.sent_ns) > 1
+
+
+def _since_start(run: Run, sends: Sends) -> Integers:
+    """The server's instants, counted like the Record's."""
+    return np.array(sends.sent_ns) - run.header.start_realtime_ns
+
+
+def _ttft_error_ns(record: Record, sent: Integers) -> int:
+    return record.chunk_ns[0] - int(sent[0])
+
+
+def _tpot_ns(instants: Sequence[int] | Integers) -> float:
+    """(t_k - t_1) / (k - 1), one token per event."""
+    return float(instants[-1] - instants[0]) / (len(instants) - 1)
+
+
+def _spread(errors_ns: Sequence[float] | Integers) -> Spread:
+    sizes_s = np.abs(np.asarray(errors_ns, dtype=np.float64)) / 1e9
+    return Spread(*(round(float(value), 9) for value in np.percentile(sizes_s, (50, 99, 100))))
+
+
+def _rate(instants: Iterable[Sequence[int]]) -> float:
+    """Events per second while streams were running: gaps, by the time from the first event to the last."""
+    streams = list(instants)
+    gaps = sum(len(stream) - 1 for stream in streams)
+    span_ns = max(stream[-1] for stream in streams) - min(stream[0] for stream in streams)
+    return round(gaps / max(span_ns, 1) * 1e9, 1)

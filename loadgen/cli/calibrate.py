@@ -1,0 +1,110 @@
+"""`loadgen calibrate`: what is this machine's error bar?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from loadgen.cli.quantities import seconds
+
+if TYPE_CHECKING:
+    from analysis.calibration import Comparison
+    from loadgen.calibration import Calibration, Point
+
+SEARCH_S = 45.0
+"""No burst begins later than this, so that the whole command ends after about a minute."""
+
+
+def calibrate(
+    server: Annotated[str, Option(help="Whose protocol: vllm, tgi or lightllm.")] = "vllm",
+    n: Annotated[int, Option("--n", help="Streams, all at once.")] = 1000,
+    itl_s: Annotated[
+        float, Option("--itl", parser=seconds, metavar="T", help="Time between two tokens of a stream.")
+    ] = 0.02,
+    output_tokens: Annotated[int, Option(min=2, help="Tokens per stream.")] = 64,
+    workers: Annotated[int, Option(help="Processes that share the burst.")] = 1,
+    quick: Annotated[bool, Option("--quick", help="This load only, no search for the largest event rate.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print what was found as JSON and nothing else.")] = False,
+) -> None:
+    """Measure this machine's error bar, against the simulated server's own log of when it sent what.
+
+    One burst with the kernel's receive stamps, one with user-space stamps, then bursts with tokens closer together (or
+    further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is found is
+    remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
+    """
+    from tempfile import TemporaryDirectory
+
+    from loadgen.calibration import Point
+
+    say = (lambda _: None) if as_json else (lambda line: print(line, flush=True))
+    with TemporaryDirectory(prefix="loadgen-") as folder:
+        point = Point(server, n, itl_s, output_tokens, workers)
+        found = _calibration(point, Path(folder), say, search_s=0 if quick else SEARCH_S)
+    _keep(found, say)
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+
+
+def _calibration(point: Point, folder: Path, say: Callable[[str], None], search_s: float) -> Calibration:
+    """All the bursts, each printed as it ends."""
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    from analysis.calibration import heading, reached
+    from loadgen.calibration import Calibration, search
+
+    measure = _measure(folder, say)
+    until_s = time.monotonic() + search_s
+    say(heading())
+    kernel = measure(point)
+    pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
+    fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
+    say(reached(fastest, limited_by))
+    return Calibration(
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=version("llm-loadgen"),
+        load=point,
+        errors={comparison.stamps: asdict(comparison) for comparison in pair},
+        events_per_s=fastest.events_per_s if fastest else 0.0,
+        limited_by=limited_by,
+    )
+
+
+def _measure(folder: Path, say: Callable[[str], None]) -> Callable[[Point], Comparison]:
+    """How one burst is measured, and said."""
+    from tempfile import mkdtemp
+
+    from analysis.calibration import compare, notes, read_log, row
+    from loadgen.calibration import drive
+    from loadgen.errors import CalibrationError
+    from loadgen.runfile import read
+
+    def measure(point: Point) -> Comparison:
+        run, log = drive(point, Path(mkdtemp(dir=folder)))
+        try:
+            comparison = compare(read(run), read_log(log))
+        except ValueError as error:
+            raise CalibrationError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
+        for line in (row(comparison), *notes(comparison)):
+            say(line)
+        return comparison
+
+    return measure
+
+
+def _keep(found: Calibration, say: Callable[[str], None]) -> None:
+    from loadgen import host
+    from loadgen.calibration import remember
+
+    try:
+        say(f"Remembered in {remember(found, host.facts())}.")
+    except OSError as error:
+        say(f"Not remembered: {error}")

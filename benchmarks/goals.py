@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ COLUMNS = (
     table.Column(TTFT_P99, 4, table.smaller),
     table.Column(TPOT_P99, 4, table.smaller),
     table.Column(LATE, 2, table.smaller),
+    table.Column(drive.OTHERS, 2),
 )
 
 
@@ -95,9 +97,12 @@ def _rows(goal: Goal, setting: drive.Setting, repeats: int, environments: Path) 
 
 
 def _medians(client: Client, setting: drive.Setting, repeats: int, environments: Path) -> table.Row | str:
+    """Turn 0 looks at memory alone."""
     try:
         folder = ensure(client, environments)
-        turns = [_turn(client, folder, setting, memory=turn == 0) for turn in range(repeats + 1)]
+        turns = [
+            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0)) for turn in range(repeats + 1)
+        ]
     except (drive.FailedError, OSError) as problem:
         return f"failed: {problem}"
     return table.medians(turns)
@@ -107,15 +112,16 @@ def _turn(client: Client, folder: Path, setting: drive.Setting, *, memory: bool)
     with drive.once(client, folder, setting, memory=memory) as outcome:
         print(f"{client.name}: {outcome.truth}", file=sys.stderr, flush=True)
         if outcome.peak_bytes is not None:
-            return {PEAK: outcome.peak_bytes / 1e6}
+            return {PEAK: outcome.peak_bytes / 1e6, drive.OTHERS: outcome.others_cores}
         row = {
+            drive.OTHERS: outcome.others_cores,
             RATE: outcome.truth.events / max(outcome.cpu_s, 1e-9),
             WALL: outcome.wall_s,
             BEGIN: outcome.first_byte_s,
             SKEW: outcome.truth.skew_ms,
             LATE: outcome.truth.server_late_ms,
         }
-        return row | (errors(outcome) if (outcome.scratch / ours.RUN).exists() else {})
+        return {**row, **(errors(outcome) if (outcome.scratch / ours.RUN).exists() else {})}
 
 
 def errors(outcome: drive.Outcome) -> table.Row:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.comparison import (
@@ -68,18 +69,21 @@ COLUMNS = (
     table.Column(TTFT_ERROR, 2, abs, signed=True),
     table.Column(TPOT, 3),
     table.Column(TPOT_ERROR, 3, abs, signed=True),
+    table.Column(drive.OTHERS, 2),
 )
 NOTES = """\
 Medians of {repeats} runs; {n} requests of {input_tokens} tokens at once, {output_tokens} tokens each. Bold: the best of
 the column, C aside.
 
-- events per CPU-s: token events that the server sent, by CPU time of the client's whole process tree, start-up included.
+- events per CPU-s: token events that the server sent, by CPU time of the client's process tree, start-up included.
 - first byte: from the start of the command to the arrival of its first request for tokens; of {few}, and of {n}.
 - peak memory: proportional set sizes of the process tree together, sampled ten times a second in a run of its own.
 - burst skew: from the arrival of the first request to that of the last.
 - TTFT, TPOT: the median that the tool reports. Error: that less the true median. True TTFT: from the request's arrival
   to the server's send of its first token. True TPOT: between the server's sends.
-- {seen}"""
+- {seen}
+- others: CPU that processes of neither side used meanwhile. A run with more than 0.1 of a core is made again, twice at
+  most, and the quietest counts."""
 SEEN_BY = {
     "kernel": "Arrivals are stamped by the kernel, before the server has read anything.",
     "server": "Arrivals are what the server noted when it read a request (no right to open packet sockets here), so "
@@ -122,9 +126,10 @@ def measure(client: Client, folder: Path, setting: drive.Setting, turn: int) -> 
     with drive.once(client, folder, setting, memory=turn == 0) as outcome:
         _say(f"{client.name}: {outcome.truth}, {outcome.reported}, {outcome.cpu_s:.2f} s of CPU")
         if outcome.peak_bytes is not None:
-            return {PEAK: outcome.peak_bytes / 1e6}
+            return {PEAK: outcome.peak_bytes / 1e6, drive.OTHERS: outcome.others_cores}
         truth, reported = outcome.truth, outcome.reported
         row = {
+            drive.OTHERS: outcome.others_cores,
             RATE: truth.events / max(outcome.cpu_s, 1e-9),
             WALL: outcome.wall_s,
             BEGIN: outcome.first_byte_s,
@@ -147,7 +152,7 @@ def _turn(
     if folder is None or isinstance(found, str):
         return
     try:
-        found.append(measure(client, folder, setting, turn))
+        found.append(drive.quietest(partial(measure, client, folder, setting, turn)))
     except drive.FailedError as problem:
         rows[client.name] = f"failed: {problem}"
         _say(f"{client.name} {rows[client.name]}")

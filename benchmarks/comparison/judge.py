@@ -74,5 +74,6 @@ def _closest(answered: list[tuple[int, dict[str, Any]]], n: int) -> list[tuple[i
 
 def tpot_ms(line: dict[str, Any]) -> float:
     """Of one request of the log."""
-    sent_ns, tokens = line["sent_ns"], line["tokens"]
-    return float(sent_ns[-1] - sent_ns[0]) / max(1, sum(tokens) - tokens[0]) / _NS_PER_MS
+    sent_ns: list[int] = line["sent_ns"]
+    tokens: list[int] = line["tokens"]
+    return (sent_ns[-1] - sent_ns[0]) / max(1, sum(tokens) - tokens[0]) / _NS_PER_MS

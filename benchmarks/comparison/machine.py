@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,6 +22,31 @@ def described() -> str:
     python = platform.python_version()
     load = os.getloadavg()[0]
     return f"{os.cpu_count()} cores ({name}), Linux {platform.release()}, Python {python}, load average {load:.2f}"
+
+
+def watch_others() -> Callable[[], float]:
+    """Starts watching. The returned function says how much CPU everybody else has used since, in cores.
+
+    Everybody else is not this process, nor any child of it that has been waited for in the meantime.
+    """
+    start_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+
+    def others() -> float:
+        used_s = (_busy_s() - busy_s) - (_own_s() - own_s)
+        return max(0.0, used_s) / max(time.monotonic() - start_s, 1e-9)
+
+    return others
+
+
+def _busy_s() -> float:
+    """CPU time of the whole machine that was neither idle nor waiting (proc(5), /proc/stat), in seconds."""
+    user, nice, system, _, _, interrupts, soft, *_ = map(int, _lines("/proc/stat")[0].split()[1:])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _lines(file: str) -> list[str]:

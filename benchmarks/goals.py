@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs every goal and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="where the client in C is kept")
     options = parser.parse_args(arguments)
@@ -82,26 +83,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         server_core, client_cores = machine.cores()
         setting = drive.Setting(server_core=server_core, client_cores=client_cores, model=model.make(Path(place)))
         for goal in TINY if options.tiny else GOALS:
-            rows |= _rows(goal, setting, 1 if options.tiny else options.repeats, options.envs)
+            rows |= _rows(goal, setting, options)
     print(table.markdown(COLUMNS, rows).replace("**", ""))
 
 
-def _rows(goal: Goal, setting: drive.Setting, repeats: int, environments: Path) -> dict[str, table.Row | str]:
+def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> dict[str, table.Row | str]:
     """Medians for loadgen and for C, each of which says why where it has none."""
     setting = replace(setting, n=goal.n, output_tokens=goal.output_tokens, ttft_s=goal.ttft_s, itl_s=goal.itl_s)
-    floor = _medians(baseline.CLIENT, setting, repeats, environments)
-    found = _medians(ours.client(goal.workers), setting, repeats, environments)
+    floor = _medians(baseline.CLIENT, setting, options)
+    found = _medians(ours.client(goal.workers), setting, options)
     if not isinstance(found, str) and not isinstance(floor, str):
         found = {**found, RATIO: found[RATE] / floor[RATE]}
     return {f"loadgen: {goal}": found, f"C: {goal}": floor}
 
 
-def _medians(client: Client, setting: drive.Setting, repeats: int, environments: Path) -> table.Row | str:
+def _medians(client: Client, setting: drive.Setting, options: argparse.Namespace) -> table.Row | str:
     """Turn 0 looks at memory alone."""
     try:
-        folder = ensure(client, environments)
+        folder = ensure(client, options.envs)
         turns = [
-            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0)) for turn in range(repeats + 1)
+            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0), options.tries)
+            for turn in range(options.repeats + 1)
         ]
     except (drive.FailedError, OSError) as problem:
         return f"failed: {problem}"

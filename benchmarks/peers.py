@@ -57,7 +57,7 @@ FEW_TOKENS = 8
 
 RATE, WALL, BEGIN, BEGIN_FEW = "events per CPU-s", "wall, s", "first byte, s", f"first byte of {FEW}, s"
 PEAK, SKEW = "peak memory, MB", "burst skew, ms"
-TTFT, TTFT_ERROR, TPOT, TPOT_ERROR = "TTFT, ms", "error, ms", "TPOT, ms", "error, ms "
+TTFT, TTFT_ERROR, TPOT, TPOT_ERROR = "TTFT, ms", "TTFT error, ms", "TPOT, ms", "TPOT error, ms"
 COLUMNS = (
     table.Column(RATE, 0, table.larger),
     table.Column(WALL, 1, table.smaller),
@@ -82,8 +82,8 @@ the column, C aside.
 - TTFT, TPOT: the median that the tool reports. Error: that less the true median. True TTFT: from the request's arrival
   to the server's send of its first token. True TPOT: between the server's sends.
 - {seen}
-- others: CPU that processes of neither side used meanwhile. A run with more than 0.1 of a core is made again, twice at
-  most, and the quietest counts."""
+- others: CPU that processes of neither side used meanwhile. A run with more than 0.1 of a core is made again, {tries}
+  times in all, and the quietest counts."""
 SEEN_BY = {
     "kernel": "Arrivals are stamped by the kernel, before the server has read anything.",
     "server": "Arrivals are what the server noted when it read a request (no right to open packet sockets here), so "
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(machine.described(), end="\n\n", flush=True)
         for turn in range(options.repeats + 1):
             for client in clients:
-                _turn(client, folders[client.name], setting, turn, rows)
+                _turn(client, folders[client.name], setting, turn, rows, options.tries)
     shown = {_title(CLIENTS[name]): row if isinstance(row, str) else table.medians(row) for name, row in rows.items()}
     print(table.markdown(COLUMNS, shown, floor=_title(baseline.CLIENT)), end="\n\n")
     print(NOTES.format(few=FEW, seen=SEEN_BY["kernel" if wire.permitted() else "server"], **vars(options)))
@@ -145,14 +145,19 @@ def measure(client: Client, folder: Path, setting: drive.Setting, turn: int) -> 
 
 
 def _turn(
-    client: Client, folder: Path | None, setting: drive.Setting, turn: int, rows: dict[str, list[table.Row] | str]
+    client: Client,
+    folder: Path | None,
+    setting: drive.Setting,
+    turn: int,
+    rows: dict[str, list[table.Row] | str],
+    tries: int,
 ) -> None:
     """Adds a row to the client's, or puts the reason why there is none."""
     found = rows.setdefault(client.name, [])
     if folder is None or isinstance(found, str):
         return
     try:
-        found.append(drive.quietest(partial(measure, client, folder, setting, turn)))
+        found.append(drive.quietest(partial(measure, client, folder, setting, turn), tries))
     except drive.FailedError as problem:
         rows[client.name] = f"failed: {problem}"
         _say(f"{client.name} {rows[client.name]}")
@@ -189,6 +194,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ttft-ms", type=float, default=500)
     parser.add_argument("--itl-ms", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
     parser.add_argument("--limit-s", type=float, default=600, help="for one run")
     return parser.parse_args(arguments)
 

@@ -1,7 +1,8 @@
 """The folder that peers take for a model: a configuration, and the simulated servers' own tokenizer.
 
 Every peer wants a tokenizer in the shape that transformers reads. With the server's own, 512 tokens are 512 on both
-sides, so the peers that check their prompts against `/tokenize` find nothing to repair.
+sides, so the peers that check their prompts against `/tokenize` find nothing to repair. Characters outside ASCII are
+one unknown token each here and several bytes there; no peer sends any.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): orphans below this process become its children, and not init's."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""prctl(2): a signal when the parent dies; orphans below this process become its children, and not init's."""
 _SAMPLE_S = 0.1
 _STRAGGLERS_S = 5.0
 """So long may processes go on when the command itself has ended."""
@@ -33,7 +33,8 @@ _KIB = 1024
 
 def main(result: str, cores: str, limit_s: str, memory: str, *command: str) -> None:
     """Writes `launched_ns` (CLOCK_REALTIME), `wall_s`, `cpu_s`, `exit_code`, `timed_out` and `peak_bytes` as JSON."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     peak = Peak() if memory == "yes" else None
     launched_ns, start_s = time.time_ns(), time.monotonic()
@@ -89,6 +90,17 @@ def _proportional_bytes(process: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * _KIB
     return 0
+
+
+def _die_with_parent() -> None:
+    """Whoever ends the benchmark ends the client with it."""
+
+    def end(*_: object) -> None:
+        _kill_all()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def _wait(child: subprocess.Popen[bytes], limit_s: float) -> bool:

@@ -7,10 +7,13 @@ import http.client
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from benchmarks import goals, peers
@@ -180,6 +183,26 @@ def test_the_keeper_ends_what_takes_too_long(tmp_path: Path) -> None:
     facts = keep(tmp_path, "0.2", "no", "sh", "-c", "sleep 600 & sleep 600")
     assert facts["timed_out"]
     assert facts["exit_code"] == -9
+
+
+def test_the_keeper_leaves_nobody_behind(tmp_path: Path) -> None:
+    """Told to end, as when the benchmark itself has died, it ends the command and what that has started."""
+    result, core = tmp_path / "usage.json", str(peers.machine.cores()[1][0])
+    waiting = ["sh", "-c", "sleep 600 & echo $! > started; wait"]
+    with subprocess.Popen(
+        [sys.executable, keeper.__file__, str(result), core, "60", "no", *waiting], cwd=tmp_path
+    ) as it:
+        until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text().strip())
+        it.terminate()
+    until(lambda: not psutil.pid_exists(int((tmp_path / "started").read_text())))
+
+
+def until(true: Callable[[], object], limit_s: float = 10) -> None:
+    """Waits for other processes to have got somewhere."""
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.01)
 
 
 def test_the_keeper_adds_up_the_memory_of_the_tree(tmp_path: Path) -> None:

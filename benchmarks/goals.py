@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
+    parser.add_argument("--patience-s", type=float, default=60, help="how long to wait for others before a run")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="where the client in C is kept")
     options = parser.parse_args(arguments)
@@ -102,7 +103,7 @@ def _medians(client: Client, setting: drive.Setting, options: argparse.Namespace
     try:
         folder = ensure(client, options.envs)
         turns = [
-            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0), options.tries)
+            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0), options.tries, options.patience_s)
             for turn in range(options.repeats + 1)
         ]
     except (drive.FailedError, OSError) as problem:

@@ -12,6 +12,7 @@ runs as a whole command against a fresh simulated vLLM that keeps to a script: f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ CLIENTS = {
     )
 }
 ENVIRONMENTS = Path("~/.cache/llm-loadgen/peers").expanduser()
+MEMORY_TURN = 0
 FEW = 10
 FEW_TOKENS = 8
 """The small run shows how long a tool takes to begin; what follows is of no interest."""
@@ -113,17 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.install_only:
             return
         print(machine.described(), end="\n\n", flush=True)
-        for turn in range(options.repeats + 1):
-            for client in clients:
-                _turn(client, folders[client.name], setting, turn, rows, options.tries)
+        with contextlib.suppress(KeyboardInterrupt):  # then there is a table of what there is
+            for turn in (*range(1, options.repeats + 1), MEMORY_TURN):
+                for client in clients:
+                    _turn(client, folders[client.name], setting, turn, rows, options)
     shown = {_title(CLIENTS[name]): row if isinstance(row, str) else table.medians(row) for name, row in rows.items()}
     print(table.markdown(COLUMNS, shown, floor=_title(baseline.CLIENT)), end="\n\n")
     print(NOTES.format(few=FEW, seen=SEEN_BY["kernel" if wire.permitted() else "server"], **vars(options)))
 
 
 def measure(client: Client, folder: Path, setting: drive.Setting, turn: int) -> table.Row:
-    """One turn of one client: turn 0 looks at memory, the others at everything else. Raises drive.FailedError."""
-    with drive.once(client, folder, setting, memory=turn == 0) as outcome:
+    """One turn of one client: the last looks at memory, the others at everything else. Raises drive.FailedError."""
+    with drive.once(client, folder, setting, memory=turn == MEMORY_TURN) as outcome:
         _say(f"{client.name}: {outcome.truth}, {outcome.reported}, {outcome.cpu_s:.2f} s of CPU")
         if outcome.peak_bytes is not None:
             return {PEAK: outcome.peak_bytes / 1e6, drive.OTHERS: outcome.others_cores}
@@ -150,14 +153,14 @@ def _turn(
     setting: drive.Setting,
     turn: int,
     rows: dict[str, list[table.Row] | str],
-    tries: int,
+    options: argparse.Namespace,
 ) -> None:
     """Adds a row to the client's, or puts the reason why there is none."""
     found = rows.setdefault(client.name, [])
     if folder is None or isinstance(found, str):
         return
     try:
-        found.append(drive.quietest(partial(measure, client, folder, setting, turn), tries))
+        found.append(drive.quietest(partial(measure, client, folder, setting, turn), options.tries, options.patience_s))
     except drive.FailedError as problem:
         rows[client.name] = f"failed: {problem}"
         _say(f"{client.name} {rows[client.name]}")
@@ -195,6 +198,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--itl-ms", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
+    parser.add_argument("--patience-s", type=float, default=60, help="how long to wait for others before a run")
     parser.add_argument("--limit-s", type=float, default=600, help="for one run")
     return parser.parse_args(arguments)
 

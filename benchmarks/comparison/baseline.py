@@ -10,6 +10,8 @@ from benchmarks.comparison.client import Client, Load, Reported
 from benchmarks.comparison.install import run
 from benchmarks.comparison.model import NAME
 
+VERSION = "1"
+"""To be raised with every change of the source, so that it is compiled again."""
 SOURCE = Path(__file__).parents[1] / "baseline.c"
 
 
@@ -38,4 +40,4 @@ def _reported(scratch: Path) -> Reported:
     return Reported(**json.loads((scratch / "output.txt").read_text("utf-8")))
 
 
-CLIENT = Client(name="C, epoll, nothing decoded", version="-O2", install=_install, command=_command, reported=_reported)
+CLIENT = Client(name="C baseline", version=VERSION, install=_install, command=_command, reported=_reported)

@@ -62,10 +62,14 @@ class Outcome:
     """CPU that everybody else on this machine used meanwhile."""
 
 
-def quietest(attempt: Callable[[], table.Row], tries: int) -> table.Row:
-    """The first row made while nobody else used the machine, or the quietest of `tries`. Raises FailedError."""
+def quietest(attempt: Callable[[], table.Row], tries: int, patience_s: float) -> table.Row:
+    """The first row made while nobody else used the machine, or the quietest of `tries`. Raises FailedError.
+
+    Waits before each for others to be done, if that is not too long.
+    """
     rows: list[table.Row] = []
     while len(rows) < tries and (not rows or rows[-1][OTHERS] > _QUIET_CORES):
+        machine.wait_for_quiet(_QUIET_CORES, patience_s)
         rows.append(attempt())
     return min(rows, key=lambda row: row[OTHERS])
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+_LOOK_S = 2.0
+
 
 def cores() -> tuple[int, tuple[int, ...]]:
     """The server's core and the client's: the first and the second, or the same where there is one."""
@@ -36,6 +38,16 @@ def watch_others() -> Callable[[], float]:
         return max(0.0, used_s) / max(time.monotonic() - start_s, 1e-9)
 
     return others
+
+
+def wait_for_quiet(cores: float, limit_s: float) -> None:
+    """Returns when everybody else has used less than so many cores for a while, or when the time is up."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        others = watch_others()
+        time.sleep(_LOOK_S)
+        if others() < cores:
+            return
 
 
 def _busy_s() -> float:

@@ -1,0 +1,171 @@
+"""One run of one client against a fresh simulated server: the server on one core, the client on the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.comparison import judge, keeper, machine, model, table, wire
+from benchmarks.comparison.client import Client, Load, Reported
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import spawn
+
+OTHERS = "others, cores"
+"""Title of the column with `Outcome.others_cores`."""
+_QUIET_CORES = 0.1
+_LAST_WORDS = 300
+
+
+class FailedError(Exception):
+    """The client did not do what it was asked; the message says why, in its own words where it had some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is the same for every client."""
+
+    n: int = 1000
+    input_tokens: int = 512
+    output_tokens: int = 128
+    ttft_s: float = 0.5
+    itl_s: float = 0.02
+    server_core: int
+    client_cores: tuple[int, ...]
+    limit_s: float = 600
+    model: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run."""
+
+    truth: judge.Truth
+    reported: Reported
+    requests: list[dict[str, Any]]
+    """The server's log."""
+    scratch: Path
+    wall_s: float
+    cpu_s: float
+    first_byte_s: float
+    """From the start of the command to the arrival of its first request for tokens."""
+    peak_bytes: int | None
+    others_cores: float
+    """CPU that everybody else on this machine used meanwhile."""
+
+
+def quietest(attempt: Callable[[], table.Row], tries: int, patience_s: float) -> table.Row:
+    """The first row made while nobody else used the machine, or the quietest of `tries`. Raises FailedError.
+
+    Waits before each for others to be done, if that is not too long.
+    """
+    rows: list[table.Row] = []
+    while len(rows) < tries and (not rows or rows[-1][OTHERS] > _QUIET_CORES):
+        machine.wait_for_quiet(_QUIET_CORES, patience_s)
+        rows.append(attempt())
+    return min(rows, key=lambda row: row[OTHERS])
+
+
+@contextmanager
+def once(client: Client, folder: Path, setting: Setting, *, memory: bool = False) -> Iterator[Outcome]:
+    """Runs the client, installed in `folder`. What it wrote is there until the context ends. Raises FailedError."""
+    with tempfile.TemporaryDirectory() as place:
+        scratch, log = Path(place) / "client", Path(place) / "server.jsonl"
+        scratch.mkdir()
+        others = machine.watch_others()
+        with _server(setting, log) as url, wire.watching(urlsplit(url).port or 0) as watch:
+            load = Load(
+                url=url,
+                n=setting.n,
+                input_tokens=setting.input_tokens,
+                output_tokens=setting.output_tokens,
+                model=setting.model,
+                scratch=scratch,
+            )
+            usage = _kept(client, client.command(folder, load), scratch, setting, memory=memory)
+            arrivals_ns = watch.arrivals_ns()
+        usage["others_cores"] = others()
+        yield _outcome(client, scratch, log, usage, arrivals_ns, setting.n)
+
+
+@contextmanager
+def _server(setting: Setting, log: Path) -> Iterator[str]:
+    """A child inherits the cores of its parent, which has nothing to do meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {setting.server_core})
+    config = SimulatedConfig(
+        server="vllm",
+        model=model.NAME,
+        max_model_len=model.CONTEXT_TOKENS,
+        ttft_s=setting.ttft_s,
+        itl_s=setting.itl_s,
+        log=log,
+    )
+    try:
+        with spawn(config) as url:
+            yield url
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _kept(client: Client, command: list[str], scratch: Path, setting: Setting, *, memory: bool) -> dict[str, Any]:
+    """Starts the keeper with the command. Returns what the keeper wrote. Raises FailedError."""
+    result = scratch.parent / "usage.json"
+    cores = ",".join(map(str, setting.client_cores))
+    options = [str(result), cores, str(setting.limit_s), "yes" if memory else "no"]
+    kept = subprocess.run(  # our own script
+        [sys.executable, keeper.__file__, *options, *command],
+        cwd=scratch,
+        env=_environment(client),
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if kept.returncode:
+        raise FailedError(kept.stderr.strip()[-_LAST_WORDS:])
+    usage: dict[str, Any] = json.loads(result.read_text("utf-8"))
+    if usage["timed_out"]:
+        raise FailedError(f"not done after {setting.limit_s:g} s")
+    if usage["exit_code"] not in client.exit_codes:
+        raise FailedError(f"exit code {usage['exit_code']}: {_last_words(scratch)}")
+    return usage
+
+
+def _environment(client: Client) -> dict[str, str]:
+    """Ours without what would let a client find our packages or keep it from caching its bytecode."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, "HF_HUB_OFFLINE": "1", **client.environment}
+
+
+def _outcome(
+    client: Client, scratch: Path, log: Path, usage: dict[str, Any], arrivals_ns: list[int] | None, n: int
+) -> Outcome:
+    requests, summary = judge.read_log(log)
+    try:
+        truth = judge.judge(requests, summary, n, arrivals_ns)
+        reported = client.reported(scratch)
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise FailedError(f"no results to judge ({problem!r}): {_last_words(scratch)}") from problem
+    return Outcome(
+        truth=truth,
+        reported=reported,
+        requests=requests,
+        scratch=scratch,
+        wall_s=usage["wall_s"],
+        cpu_s=usage["cpu_s"],
+        first_byte_s=(truth.first_request_ns - usage["launched_ns"]) / 1e9,
+        peak_bytes=usage["peak_bytes"],
+        others_cores=usage["others_cores"],
+    )
+
+
+def _last_words(scratch: Path) -> str:
+    return " ".join((scratch / "output.txt").read_text("utf-8", "replace").split())[-_LAST_WORDS:]

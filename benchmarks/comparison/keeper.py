@@ -1,0 +1,133 @@
+"""Runs one command and says what all of it cost. A script of its own, so that nothing else is counted.
+
+    python keeper.py RESULT.json CORE,CORE SECONDS yes|no COMMAND...
+
+The command's whole process tree is on these cores. What it leaves behind is adopted, waited for and counted: the CPU
+time is the kernel's own for all children that have ended, from the first instruction of the command on. With `yes`,
+memory is sampled ten times a second: the sum over the tree of the proportional set size, in which a page shared by
+four processes counts as a quarter in each. That costs time on the same cores, so such a run's CPU time means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""prctl(2): a signal when the parent dies; orphans below this process become its children, and not init's."""
+_SAMPLE_S = 0.1
+_STRAGGLERS_S = 5.0
+"""So long may processes go on when the command itself has ended."""
+_KIB = 1024
+
+
+def main(result: str, cores: str, limit_s: str, memory: str, *command: str) -> None:
+    """Writes `launched_ns` (CLOCK_REALTIME), `wall_s`, `cpu_s`, `exit_code`, `timed_out` and `peak_bytes` as JSON."""
+    _die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    peak = Peak() if memory == "yes" else None
+    launched_ns, start_s = time.time_ns(), time.monotonic()
+    with Path("output.txt").open("wb") as output:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    timed_out = _wait(child, float(limit_s))
+    wall_s = time.monotonic() - start_s
+    _reap_the_rest()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    facts = {
+        "launched_ns": launched_ns,
+        "wall_s": wall_s,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "exit_code": child.returncode,
+        "timed_out": timed_out,
+        "peak_bytes": peak.stop() if peak else None,
+    }
+    Path(result).write_text(json.dumps(facts), "utf-8")
+
+
+class Peak:
+    """The largest memory of all processes below this one, sampled in a thread."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        """Ends the sampling. Returns bytes."""
+        self._ended.set()
+        self._thread.join()
+        return self._bytes
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            self._bytes = max(self._bytes, sum(map(_proportional_bytes, descendants(os.getpid()))))
+
+
+def descendants(process: int) -> Iterator[int]:
+    """Ids of all processes below `process`, as far as they are there when looked at."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (task / "children").read_text("ascii").split()):
+                yield child
+                yield from descendants(child)
+
+
+def _proportional_bytes(process: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text("ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * _KIB
+    return 0
+
+
+def _die_with_parent() -> None:
+    """Whoever ends the benchmark ends the client with it."""
+
+    def end(*_: object) -> None:
+        _kill_all()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def _wait(child: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Waits for the command. Returns whether it had to be ended because its time was up."""
+    try:
+        child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        _kill_all()
+        child.wait()
+        return True
+    return False
+
+
+def _reap_the_rest() -> None:
+    timer = threading.Timer(_STRAGGLERS_S, _kill_all)
+    timer.start()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    timer.cancel()
+
+
+def _kill_all() -> None:
+    for process in list(descendants(os.getpid())):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

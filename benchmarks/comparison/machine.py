@@ -1,0 +1,65 @@
+"""Where the figures come from: the machine, and how its cores are shared out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_LOOK_S = 2.0
+
+
+def cores() -> tuple[int, tuple[int, ...]]:
+    """The server's core and the client's: the first and the second, or the same where there is one."""
+    usable = sorted(os.sched_getaffinity(0))
+    return usable[0], (usable[1] if len(usable) > 1 else usable[0],)
+
+
+def described() -> str:
+    """One line: processor, kernel, Python, and how busy it is."""
+    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    python = platform.python_version()
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores ({name}), Linux {platform.release()}, Python {python}, load average {load:.2f}"
+
+
+def watch_others() -> Callable[[], float]:
+    """Starts watching. The returned function says how much CPU everybody else has used since, in cores.
+
+    Everybody else is not this process, nor any child of it that has been waited for in the meantime.
+    """
+    start_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+
+    def others() -> float:
+        used_s = (_busy_s() - busy_s) - (_own_s() - own_s)
+        return max(0.0, used_s) / max(time.monotonic() - start_s, 1e-9)
+
+    return others
+
+
+def wait_for_quiet(cores: float, limit_s: float) -> None:
+    """Returns when everybody else has used less than so many cores for a while, or when the time is up."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        others = watch_others()
+        time.sleep(_LOOK_S)
+        if others() < cores:
+            return
+
+
+def _busy_s() -> float:
+    """CPU time of the whole machine that was neither idle nor waiting (proc(5), /proc/stat), in seconds."""
+    user, nice, system, _, _, interrupts, soft, *_ = map(int, _lines("/proc/stat")[0].split()[1:])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _lines(file: str) -> list[str]:
+    return Path(file).read_text("utf-8").splitlines()

@@ -1,0 +1,146 @@
+"""loadgen against the figures it was built to reach, and against a client in C under the same load.
+
+    python -m benchmarks.goals                    # about ten minutes
+    python -m benchmarks.goals --tiny             # seconds: does it run?
+
+The server has one core and the client another, also where two workers share it. Errors are of single requests: what
+loadgen recorded for a request against what the server logged for the same one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.comparison import baseline, drive, judge, machine, model, ours, table
+from benchmarks.comparison.client import Client
+from benchmarks.comparison.install import ensure
+from benchmarks.peers import BEGIN, ENVIRONMENTS, PEAK, RATE, SKEW, WALL
+from loadgen import runfile
+
+RATIO, LATE = "of C's rate", "server late p99, ms"
+TTFT_P99, TPOT_P99 = "TTFT error p99, ms", "TPOT error p99, ms"
+COLUMNS = (
+    table.Column(RATE, 0, table.larger),
+    table.Column(RATIO, 2, table.larger),
+    table.Column(WALL, 1, table.smaller),
+    table.Column(BEGIN, 2, table.smaller),
+    table.Column(PEAK, 0, table.smaller),
+    table.Column(SKEW, 1, table.smaller),
+    table.Column(TTFT_P99, 4, table.smaller),
+    table.Column(TPOT_P99, 4, table.smaller),
+    table.Column(LATE, 2, table.smaller),
+    table.Column(drive.OTHERS, 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One load."""
+
+    n: int
+    output_tokens: int
+    ttft_s: float = 0.5
+    itl_s: float = 0.02
+    workers: int = 1
+
+    def __str__(self) -> str:
+        times = f"first after {self.ttft_s * 1e3:g} ms, then every {self.itl_s * 1e3:g} ms"
+        workers = f"; {self.workers} workers" if self.workers > 1 else ""
+        return f"{self.n:,} x {self.output_tokens} tokens, {times}{workers}"
+
+
+GOALS = (
+    Goal(10, 128),
+    Goal(1000, 128),
+    Goal(1000, 512),
+    Goal(1000, 128, itl_s=0.04),
+    # 50,000 events a second again. The server needs seconds to take in so many requests, and must be done with it
+    # before tokens are due, or its own lateness is all that there is to see.
+    Goal(10_000, 64, ttft_s=8, itl_s=0.2, workers=2),
+)
+TINY = (Goal(4, 5, 0.02, 0.002), Goal(4, 5, 0.02, 0.002, workers=2))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs every goal and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
+    parser.add_argument("--patience-s", type=float, default=60, help="how long to wait for others before a run")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="where the client in C is kept")
+    options = parser.parse_args(arguments)
+    print(machine.described(), end="\n\n", flush=True)
+    rows: dict[str, table.Row | str] = {}
+    with tempfile.TemporaryDirectory() as place:
+        server_core, client_cores = machine.cores()
+        setting = drive.Setting(server_core=server_core, client_cores=client_cores, model=model.make(Path(place)))
+        for goal in TINY if options.tiny else GOALS:
+            rows |= _rows(goal, setting, options)
+    print(table.markdown(COLUMNS, rows).replace("**", ""))
+
+
+def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> dict[str, table.Row | str]:
+    """Medians for loadgen and for C, each of which says why where it has none."""
+    setting = replace(setting, n=goal.n, output_tokens=goal.output_tokens, ttft_s=goal.ttft_s, itl_s=goal.itl_s)
+    floor = _medians(baseline.CLIENT, setting, options)
+    found = _medians(ours.client(goal.workers), setting, options)
+    if not isinstance(found, str) and not isinstance(floor, str):
+        found = {**found, RATIO: found[RATE] / floor[RATE]}
+    return {f"loadgen: {goal}": found, f"C: {goal}": floor}
+
+
+def _medians(client: Client, setting: drive.Setting, options: argparse.Namespace) -> table.Row | str:
+    """Turn 0 looks at memory alone."""
+    try:
+        folder = ensure(client, options.envs)
+        turns = [
+            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0), options.tries, options.patience_s)
+            for turn in range(options.repeats + 1)
+        ]
+    except (drive.FailedError, OSError) as problem:
+        return f"failed: {problem}"
+    return table.medians(turns)
+
+
+def _turn(client: Client, folder: Path, setting: drive.Setting, *, memory: bool) -> table.Row:
+    with drive.once(client, folder, setting, memory=memory) as outcome:
+        print(f"{client.name}: {outcome.truth}", file=sys.stderr, flush=True)
+        if outcome.peak_bytes is not None:
+            return {PEAK: outcome.peak_bytes / 1e6, drive.OTHERS: outcome.others_cores}
+        row = {
+            drive.OTHERS: outcome.others_cores,
+            RATE: outcome.truth.events / max(outcome.cpu_s, 1e-9),
+            WALL: outcome.wall_s,
+            BEGIN: outcome.first_byte_s,
+            SKEW: outcome.truth.skew_ms,
+            LATE: outcome.truth.server_late_ms,
+        }
+        return {**row, **(errors(outcome) if (outcome.scratch / ours.RUN).exists() else {})}
+
+
+def errors(outcome: drive.Outcome) -> table.Row:
+    """p99 over the requests of |recorded - logged|, TTFT from the instant of the client's own send in both."""
+    run = runfile.read(outcome.scratch / ours.RUN)
+    log = {int(line["request_id"]): line for line in outcome.requests}
+    pairs = [(record, log[record.id]) for record in run.records if record.state == "complete"]
+    start_ns = run.header.start_realtime_ns
+    ttft_ms = [(record.chunk_ns[0] - (line["sent_ns"][0] - start_ns)) / 1e6 for record, line in pairs]
+    tpot_ms = [
+        (record.chunk_ns[-1] - record.chunk_ns[0]) / max(1, sum(record.chunk_tokens) - record.chunk_tokens[0]) / 1e6
+        - judge.tpot_ms(line)
+        for record, line in pairs
+    ]
+    return {TTFT_P99: float(np.percentile(np.abs(ttft_ms), 99)), TPOT_P99: float(np.percentile(np.abs(tpot_ms), 99))}
+
+
+if __name__ == "__main__":
+    main()

@@ -87,7 +87,7 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _lost(frame: Frame) -> int:
-    return sum(seen.count for end, seen in frame.endings.items() if end.measured and end.kind == "worker_lost")
+    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == "worker_lost")
 
 
 def _stamps(run: Run, frame: Frame) -> str:

@@ -57,9 +57,9 @@ def request_counts(run: Run, frame: Frame) -> dict[str, Any]:
     endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
     states, errors = Counter[str](), Counter[str]()
     for ending, seen in endings.items():
-        states[ending.state] += seen.count
+        states[ending.state] += seen.number
         if ending.kind:
-            errors[ending.kind] += seen.count
+            errors[ending.kind] += seen.number
     plan, recorded = run.header.plan, states.total()
     asked = 0 if plan.get("duration_s") else plan.get("n") or 0  # of a given time nobody knows how many it would be
     return {
@@ -107,10 +107,10 @@ def _ended_ns(run: Run, frame: Frame) -> int:
 def _examples(kind: str, endings: Mapping[Ending, Seen]) -> list[dict[str, Any]]:
     """The most frequent details of an error kind, with how often they occurred and one request's id."""
     found = sorted(
-        ((ending, seen) for ending, seen in endings.items() if ending.kind == kind), key=lambda pair: -pair[1].count
+        ((ending, seen) for ending, seen in endings.items() if ending.kind == kind), key=lambda pair: -pair[1].number
     )
     return [
-        {"count": seen.count, "detail": ending.detail, "http_status": ending.http_status, "request": seen.id}
+        {"count": seen.number, "detail": ending.detail, "http_status": ending.http_status, "request": seen.id}
         for ending, seen in found[:EXAMPLES_PER_KIND]
     ]
 

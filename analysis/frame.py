@@ -45,7 +45,7 @@ class Source(NamedTuple):
 class Seen(NamedTuple):
     """How many requests ended in one way, and the first of them."""
 
-    count: int
+    number: int
     id: int
 
 

@@ -65,7 +65,7 @@ class Gathering:
     def frame(self) -> Frame:
         """The Frame of everything taken."""
         self._close_block()
-        columns = {name: column.array() for name, column in self._columns.items()}
+        columns: dict[str, Any] = {name: column.array() for name, column in self._columns.items()}
         counts = columns.pop("chunk_counts")
         return Frame(**columns, offsets=_offsets(counts), endings=self._endings, sources=self._sources)
 
@@ -85,8 +85,8 @@ class Gathering:
         ending = Ending(record.phase == "measured", record.state, kind, detail, record.http_status)
         if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
             ending = ending._replace(detail=OTHER_DETAIL)
-        count, first = self._endings.get(ending, (0, record.id))
-        self._endings[ending] = Seen(count + 1, first)
+        number, first = self._endings.get(ending, (0, record.id))
+        self._endings[ending] = Seen(number + 1, first)
 
 
 class Column:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis import words
+from analysis.asked import asked
 from analysis.metrics import METRICS
 from analysis.report import tables
 from analysis.report.curves import CDF_METRICS
@@ -56,7 +57,7 @@ def render(parts: Sequence[Part]) -> str:
         sends=data["sends"] | {"rows": _rows(data, "sends", data["sends"])},
         several=len(parts) > 1,
         mark=_mark(summaries),
-        asked=words.asked(summaries[0]),
+        asked=asked(summaries[0]),
         percentile_rows=tables.percentile_rows(summaries),
         adjusted_rows=tables.percentile_rows(summaries, "latency_adjusted"),
         delivery_rows=tables.delivery_rows(summaries),
@@ -76,6 +77,7 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "headline": tables.headline(summary),
         "beliefs": tables.beliefs(summary),
         "window": words.window(summary),
+        "sending": words.delivery(summary),
         "failures": tables.failure_rows(summary),
         "started": words.started(summary),
         "environment": tables.environment(part.run, summary),

@@ -29,7 +29,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> 
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
     figures["error_bar_s"] = _rounded(_error_bar_s(figures))
-    found = reasons({**figures, **_beside(figures, run, latency)})
+    found = reasons({**figures, **_beside(figures, frame, latency)})
     if not samples:
         found.append("the run holds no health samples: nothing is known about the client")
     return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
@@ -46,38 +46,39 @@ def late_percentile_s(counts: Counter[int], share: float) -> float | None:
 
 
 def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]:
-    kernel = _stamps(run) == "kernel"
+    kernel = _stamps(run, frame) == "kernel"
+    measured = frame.measured
     late = Counter[int]()
     for sample in samples:
         late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    send_late = np.sort((frame.sent_ns - frame.due_ns)[~np.isnan(frame.sent_ns)]) / 1e9
+    send_late = np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9
     disagreement_s = _most(samples, "clock_disagreement_ns")
     return {
-        "stamps": _stamps(run),
+        "stamps": _stamps(run, frame),
         "late_p50_s": _rounded(late_percentile_s(late, 0.50)) if kernel else None,
         "late_p99_s": _rounded(late_percentile_s(late, 0.99)) if kernel else None,
-        "late_max_s": max((record.late_ns_max for record in run.records), default=0) / 1e9 if kernel else None,
-        "coalesced_share": _coalesced_share(run),
+        "late_max_s": int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if kernel else None,
+        "coalesced_share": _coalesced_share(frame),
         "send_late_p99_s": _rounded(percentile(send_late, 0.99)) if len(send_late) else None,
         "clock_disagreement_s": disagreement_s,
         "clock_step_s": _rounded(_step_s(run, disagreement_s)),
         "cpu_share": _cpu_share(samples),
         "stall_max_s": _most(samples, "stall_ns_max"),
-        "first_token_merged": sum(record.first_token_merged for record in run.records),
-        "reopened": sum(record.reopened for record in run.records),
-        "worker_lost": sum(record.error_kind == "worker_lost" for record in run.records),
+        "first_token_merged": int(frame.first_token_merged[measured].sum()),
+        "reopened": int(frame.reopened[measured].sum()),
+        "worker_lost": _lost(frame),
         "workers": len({sample.worker for sample in samples}),
         "samples": len(samples),
     }
 
 
-def _beside(figures: Mapping[str, Any], run: Run, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _beside(figures: Mapping[str, Any], frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Figures that have a limit and no place in the summary: they follow from others there."""
     return {
         "error_share": _ratio(figures["error_bar_s"], latency["ttft_s"]["p50"]),
         "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),
         "coalesced_late_share": figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0,
-        "dropped": sum(record.state == "dropped" for record in run.records),
+        "dropped": int((frame.dropped & frame.measured).sum()),
     }
 
 
@@ -85,9 +86,13 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _stamps(run: Run) -> str:
+def _lost(frame: Frame) -> int:
+    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == "worker_lost")
+
+
+def _stamps(run: Run, frame: Frame) -> str:
     """`kernel` only if every answer had kernel stamps: one without is one whose error is unknown."""
-    used = {record.stamps for record in run.records if record.stamps}
+    used = {source.stamps for source in frame.sources if source.measured and source.stamps}
     if not used:
         return str(run.header.client.get("stamps", "user"))
     return "kernel" if used == {"kernel"} else "user"
@@ -110,9 +115,9 @@ def _step_s(run: Run, disagreement_s: float | None) -> float | None:
     return max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
 
 
-def _coalesced_share(run: Run) -> float | None:
-    reads = sum(record.reads for record in run.records)
-    return round(sum(record.coalesced_reads for record in run.records) / reads, DECIMALS) if reads else None
+def _coalesced_share(frame: Frame) -> float | None:
+    reads = int(frame.reads[frame.measured].sum())
+    return round(int(frame.coalesced_reads[frame.measured].sum()) / reads, DECIMALS) if reads else None
 
 
 def _cpu_share(samples: list[Telemetry]) -> float | None:

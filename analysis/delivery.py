@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.distributions import Floats, gamma_cdf, kolmogorov_survival
 
@@ -29,11 +28,12 @@ class Named(NamedTuple):
     open_loop: bool = True
 
 
-def delivery(due_ns: Sequence[int], sent_ns: Sequence[int | None], arrivals: str) -> dict[str, Any]:
+def delivery(due_ns: Sequence[int] | Floats, sent_ns: Sequence[int | None] | Floats, arrivals: str) -> dict[str, Any]:
     """Compare what was asked for with what went out.
 
-    `due_ns` and `sent_ns` are a run's due and send instants, one pair per request; `sent_ns` is None where nothing
-    was sent (dropped, or no connection). `arrivals` is the canonical text, `str(workloads.arrivals.parse(...))`.
+    `due_ns` and `sent_ns` are a run's due and send instants in whole nanoseconds from its start, one pair per request;
+    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection). `arrivals` is the canonical text,
+    `str(workloads.arrivals.parse(...))`.
 
     Gives, with None where a figure does not exist:
 
@@ -54,15 +54,16 @@ def delivery(due_ns: Sequence[int], sent_ns: Sequence[int | None], arrivals: str
     if len(due_ns) != len(sent_ns):
         raise ValueError(f"{len(due_ns)} due instants and {len(sent_ns)} send instants are not of the same requests")
     named = named_by(arrivals)
-    pairs = [(due, sent) for due, sent in zip(due_ns, sent_ns, strict=True) if sent is not None]
-    due_gaps = _gaps_s(due_ns if named.open_loop else [])
-    sent_gaps = _gaps_s([sent for _, sent in pairs])
-    late_s = _late_s(pairs) if named.open_loop else None
+    due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
+    sent = ~np.isnan(sent_at)
+    due_gaps = _gaps_s(due_at if named.open_loop else due_at[:0])
+    sent_gaps = _gaps_s(sent_at[sent])
+    late_s = _late_s((sent_at - due_at)[sent]) if named.open_loop else None
     return {
         "arrivals": arrivals,
-        "asked": len(due_ns),
-        "sent": len(pairs),
-        "not_sent": len(due_ns) - len(pairs),
+        "asked": len(due_at),
+        "sent": int(sent.sum()),
+        "not_sent": int((~sent).sum()),
         "rate_per_s": {"named": named.rate_per_s, "due": _rate_per_s(due_gaps), "sent": _rate_per_s(sent_gaps)},
         "cv": {"named": named.cv, "due": _cv(due_gaps), "sent": _cv(sent_gaps)},
         "ks": {
@@ -113,10 +114,9 @@ def _check(gaps_s: Floats, named: Named, resolution_s: float) -> dict[str, float
     return {"statistic": statistic, "p_value": p_value, "gaps": len(gaps_s), "resolution_s": resolution_s}
 
 
-def _gaps_s(instants_ns: Sequence[int]) -> Floats:
-    """Differences are taken in whole nanoseconds, so that late instants lose no digits."""
-    ordered: NDArray[np.int64] = np.sort(np.asarray(instants_ns, dtype=np.int64))
-    return np.diff(ordered) / NS_PER_S
+def _gaps_s(instants_ns: Floats) -> Floats:
+    """Exact: the instants are whole nanoseconds below 2**53."""
+    return np.diff(np.sort(instants_ns)) / NS_PER_S
 
 
 def _rate_per_s(gaps_s: Floats) -> float | None:
@@ -128,9 +128,8 @@ def _cv(gaps_s: Floats) -> float | None:
     return float(gaps_s.std(ddof=1) / gaps_s.mean()) if len(gaps_s) > 1 and gaps_s.any() else None
 
 
-def _late_s(pairs: Sequence[tuple[int, int]]) -> dict[str, float] | None:
-    if not pairs:
+def _late_s(late_ns: Floats) -> dict[str, float] | None:
+    if not len(late_ns):
         return None
-    late_s = np.array([sent - due for due, sent in pairs], dtype=np.int64) / NS_PER_S
-    p50, p90, p99 = np.percentile(late_s, [50, 90, 99])
-    return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "max": float(late_s.max())}
+    p50, p90, p99 = np.percentile(late_ns, [50, 90, 99]) / NS_PER_S
+    return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "max": float(late_ns.max() / NS_PER_S)}

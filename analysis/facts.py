@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-from loadgen.record import Record
+import numpy as np
+
+from analysis.frame import Booleans, Ending, Floats, Frame, Seen
 from loadgen.runfile import Run
 
 EXAMPLES_PER_KIND = 3
+ASKED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
 
 
-def run_facts(run: Run) -> dict[str, Any]:
+def run_facts(run: Run, frame: Frame) -> dict[str, Any]:
     """Which run this is and how it can be had again."""
     plan = run.header.plan
     folder = run.path.resolve().parent.name
@@ -21,9 +24,10 @@ def run_facts(run: Run) -> dict[str, Any]:
         "id": folder,
         "label": plan.get("label") or folder,
         "started_at": run.header.started_at,
-        "duration_s": round(_ended_ns(run) / 1e9, 9),
+        "duration_s": round(_ended_ns(run, frame) / 1e9, 9),
         "arrivals": plan.get("arrivals", "burst"),
-        **{name: plan.get(name) for name in ("n", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")},
+        "asked_s": plan.get("duration_s"),
+        **{name: plan.get(name) for name in ASKED},
         "interrupted": run.footer is None or run.footer.interrupted,
         "damaged_lines": run.damaged_lines,
         "notes": [] if run.footer is None else run.footer.notes,
@@ -48,73 +52,72 @@ def server_facts(run: Run) -> dict[str, Any]:
     }
 
 
-def request_counts(run: Run) -> dict[str, Any]:
+def request_counts(run: Run, frame: Frame) -> dict[str, Any]:
     """How the requests ended. `unrecorded` are those a killed run left no Record of."""
-    states = Counter(record.state for record in run.records)
-    asked = run.header.plan.get("n") or len(run.records)
+    endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
+    states, errors = Counter[str](), Counter[str]()
+    for ending, seen in endings.items():
+        states[ending.state] += seen.number
+        if ending.kind:
+            errors[ending.kind] += seen.number
+    plan, recorded = run.header.plan, states.total()
+    asked = 0 if plan.get("duration_s") else plan.get("n") or 0  # of a given time nobody knows how many it would be
     return {
-        "sent": states.total() - states["dropped"],
+        "sent": recorded - states["dropped"],
         **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
-        "unrecorded": max(0, asked - len(run.records)),
-        "errors": dict(Counter(_kind(record) for record in run.records if record.state != "complete").most_common()),
-        "examples": _examples(run.records),
+        "unrecorded": max(0, asked - recorded),
+        "warmup": int((~frame.measured).sum()),
+        "errors": dict(errors.most_common()),
+        "examples": {kind: _examples(kind, endings) for kind in errors},
     }
 
 
-def token_counts(run: Run) -> dict[str, Any]:
+def token_counts(frame: Frame) -> dict[str, Any]:
     """What was asked and what the server reported, over the requests sent; mismatches where both are known.
 
     An output mismatch is a complete answer of another length than asked, which only servers that cannot fix the
     length give; elsewhere such an answer is truncated.
     """
-    sent = [record for record in run.records if record.state != "dropped"]
-    complete = [record for record in sent if record.state == "complete"]
+    tried = frame.measured & ~frame.dropped
+    complete = frame.measured & frame.complete
+    counted_by = Counter[str]()
+    for source, number in frame.sources.items():
+        if source.measured and source.state == "complete":
+            counted_by[source.counted_by or "nobody"] += number
     return {
-        "prompt_asked": sum(record.prompt_tokens_asked for record in sent),
-        "prompt_reported": _sum(record.prompt_tokens for record in sent),
-        "output_asked": sum(record.output_tokens_asked for record in sent),
-        "output_reported": _sum(record.output_tokens for record in sent),
-        "prompt_mismatches": sum(_differ(record.prompt_tokens, record.prompt_tokens_asked) for record in sent),
-        "output_mismatches": sum(_differ(record.output_tokens, record.output_tokens_asked) for record in complete),
-        "prompt_unreported": sum(record.prompt_tokens is None for record in complete),
-        "counted_by": dict(Counter(record.counted_by or "nobody" for record in complete)),
+        "prompt_asked": _sum(frame.prompt_asked, tried),
+        "prompt_reported": _sum(frame.prompt_reported, tried),
+        "output_asked": _sum(frame.output_asked, tried),
+        "output_reported": _sum(frame.output_reported, tried),
+        "prompt_mismatches": _mismatches(frame.prompt_reported, frame.prompt_asked, tried),
+        "output_mismatches": _mismatches(frame.output_reported, frame.output_asked, complete),
+        "prompt_unreported": int(np.isnan(frame.prompt_reported[complete]).sum()),
+        "counted_by": dict(counted_by),
     }
 
 
-def _ended_ns(run: Run) -> int:
+def _ended_ns(run: Run, frame: Frame) -> int:
     """The footer's instant; without one the last instant that anything is known of."""
     if run.footer is not None:
         return run.footer.ended_ns
-    instants = [sample.at_ns for sample in run.telemetry]
-    instants += [record.end_ns for record in run.records if record.end_ns is not None]
-    return max(instants, default=0)
+    last_ns = np.nanmax(frame.end_ns, initial=0)
+    return max([int(last_ns), *(sample.at_ns for sample in run.telemetry)])
 
 
-def _kind(record: Record) -> str:
-    return record.error_kind or record.state
+def _examples(kind: str, endings: Mapping[Ending, Seen]) -> list[dict[str, Any]]:
+    """The most frequent details of an error kind, with how often they occurred and one request's id."""
+    found = sorted(
+        ((ending, seen) for ending, seen in endings.items() if ending.kind == kind), key=lambda pair: -pair[1].number
+    )
+    return [
+        {"count": seen.number, "detail": ending.detail, "http_status": ending.http_status, "request": seen.id}
+        for ending, seen in found[:EXAMPLES_PER_KIND]
+    ]
 
 
-def _examples(records: Iterable[Record]) -> dict[str, list[dict[str, Any]]]:
-    """The most frequent details of each error kind, with how often they occurred and one request's id."""
-    details: dict[str, Counter[tuple[str, int | None]]] = {}
-    first: dict[tuple[str, str, int | None], int] = {}
-    for record in records:
-        if record.state != "complete":
-            detail = (record.error_detail, record.http_status)
-            details.setdefault(_kind(record), Counter())[detail] += 1
-            first.setdefault((_kind(record), *detail), record.id)
-    return {
-        kind: [
-            {"count": count, "detail": text, "http_status": status, "request": first[kind, text, status]}
-            for (text, status), count in counts.most_common(EXAMPLES_PER_KIND)
-        ]
-        for kind, counts in details.items()
-    }
+def _sum(values: Floats, rows: Booleans) -> int:
+    return int(np.nansum(values[rows]))
 
 
-def _sum(values: Iterable[int | None]) -> int:
-    return sum(value for value in values if value is not None)
-
-
-def _differ(reported: int | None, asked: int) -> bool:
-    return reported is not None and reported != asked
+def _mismatches(reported: Floats, asked: Floats, rows: Booleans) -> int:
+    return int((~np.isnan(reported) & (reported != asked) & rows).sum())

@@ -6,9 +6,11 @@ where nothing is defined.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Frame, Integers
+from analysis.frame import Booleans, Floats, Frame, Integers, sum_by_row
 
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
@@ -54,96 +56,125 @@ def normalised(frame: Frame) -> Floats:
 
 def inter_chunk(frame: Frame) -> Floats:
     """t_{j+1} - t_j in seconds, for every gap of every complete request, in order."""
-    return _gaps(frame)[0]
+    gaps = np.empty(int(_gap_counts(frame).sum()))
+    filled = 0
+    for _, part in _gap_blocks(frame):
+        gaps[filled : filled + len(part)] = part
+        filled += len(part)
+    return gaps
 
 
 def inter_token(frame: Frame) -> Floats:
     """Inter-chunk times and, for each further token of a chunk, a zero; request by request: n - 1 per request."""
-    tokens = _inter_token_counts(frame)
-    gaps, gap_offsets = _gaps(frame)
-    result = np.zeros(int(tokens.sum()))
-    starts = np.concatenate(([0], np.cumsum(tokens)))[:-1]
-    within = np.arange(len(gaps)) - np.repeat(gap_offsets[:-1], np.diff(gap_offsets))
-    result[np.repeat(starts, np.diff(gap_offsets)) + within] = gaps  # a request's gaps first, then its zeros
-    return result
+    tokens, gaps = _inter_token_counts(frame), _gap_counts(frame)
+    starts = np.concatenate(([0], np.cumsum(tokens)))
+    samples = np.zeros(starts[-1])
+    for rows, part in _gap_blocks(frame):
+        first, counts = starts[:-1][rows], gaps[rows]
+        within = np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)
+        samples[np.repeat(first, counts) + within] = part  # a request's gaps first, then its zeros
+    return samples
 
 
 def requests_per_second(frame: Frame) -> Floats:
-    """Complete requests per second of the window."""
-    return _per_second(float(frame.complete.sum()), frame)
+    """Complete requests that ended inside the window, per second of it."""
+    ended = frame.measured & frame.complete
+    return _per_second(float((ended & _within(frame, frame.end_ns)).sum()), frame)
 
 
 def output_tokens_per_second(frame: Frame) -> Floats:
-    """Generated tokens per second of the window."""
-    return _per_second(float(frame.output_tokens[_sent(frame)].sum()), frame)
+    """Generated tokens that arrived inside the window, per second of it."""
+    return _per_second(_tokens_inside(frame), frame)
 
 
 def total_tokens_per_second(frame: Frame) -> Floats:
-    """Generated tokens and prompt tokens of requests that got a first token, per second of the window."""
-    answered = _sent(frame) & ~np.isnan(frame.first_ns)
-    return _per_second(float(frame.output_tokens[_sent(frame)].sum() + frame.prompt_tokens[answered].sum()), frame)
+    """Generated tokens, and prompt tokens of requests whose first token arrived inside, per second of the window."""
+    answered = frame.sent & ~np.isnan(frame.first_ns) & _within(frame, frame.first_ns)
+    return _per_second(_tokens_inside(frame) + float(frame.prompt_tokens[answered].sum()), frame)
 
 
 def tail_share(frame: Frame) -> Floats:
-    """Share of the window after which fewer than a tenth of the requests sent were left in flight."""
-    window = window_ns(frame)
-    ends = np.sort(frame.end_ns[_sent(frame) & ~np.isnan(frame.end_ns)])
-    if window is None or len(ends) == 0:
+    """Share of a whole run after which fewer than a tenth of the requests sent were left in flight."""
+    span = window_ns(frame)
+    ends = np.sort(frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)])
+    if frame.window is not None or span is None or len(ends) == 0:
         return np.empty(0)
     begun = ends[min(len(ends) - 1, int(np.floor(len(ends) * (1 - TAIL_SHARE))))]
-    return np.array([(window[1] - begun) / (window[1] - window[0])])
+    return np.array([(span[1] - begun) / (span[1] - span[0])])
 
 
 def burst_skew(frame: Frame) -> Floats:
-    """Last t_sent_end - first t_sent in seconds."""
-    sent = _sent(frame) & ~np.isnan(frame.sent_end_ns)
-    if not sent.any():
+    """Last t_sent_end - first t_sent in seconds, of requests that were all due at once."""
+    sent = frame.sent & ~np.isnan(frame.sent_end_ns)
+    if not sent.any() or np.ptp(frame.due_ns[sent]) > 0:
         return np.empty(0)
     return np.array([(frame.sent_end_ns[sent].max() - frame.sent_ns[sent].min()) / NS_PER_S])
 
 
 def window_ns(frame: Frame) -> tuple[float, float] | None:
-    """First t_sent and last t_end of all requests sent, complete or not; None when nothing was sent or came back."""
-    sent = _sent(frame)
-    ends = frame.end_ns[sent & ~np.isnan(frame.end_ns)]
-    if len(ends) == 0 or ends.max() <= frame.sent_ns[sent].min():
+    """The window's ends; of a whole run the first t_sent and the last t_end of all requests sent, complete or not.
+
+    None when nothing was sent or came back.
+    """
+    if (window := frame.window) is not None:
+        return (window.from_ns, window.to_ns) if window.to_ns > window.from_ns and frame.sent.any() else None
+    ends = frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)]
+    if len(ends) == 0 or ends.max() <= frame.sent_ns[frame.sent].min():
         return None
-    return float(frame.sent_ns[sent].min()), float(ends.max())
+    return float(frame.sent_ns[frame.sent].min()), float(ends.max())
 
 
 def group_offsets(per: str, frame: Frame) -> Integers | None:
     """Which samples of a metric belong to one complete request; None when each has one sample at most."""
-    if per == "chunk":
-        return _gaps(frame)[1]
-    if per == "token":
-        return np.concatenate(([0], np.cumsum(_inter_token_counts(frame))))
-    return None
+    counts = {"chunk": _gap_counts, "token": _inter_token_counts}.get(per)
+    return None if counts is None else np.concatenate(([0], np.cumsum(counts(frame)[frame.sampled])))
 
 
 def _defined(values_ns: Floats, frame: Frame) -> Floats:
-    return values_ns[frame.complete & ~np.isnan(values_ns)] / NS_PER_S
+    return values_ns[frame.sampled & ~np.isnan(values_ns)] / NS_PER_S
 
 
-def _sent(frame: Frame) -> Booleans:
-    return ~np.isnan(frame.sent_ns)
+def _within(frame: Frame, instants_ns: Floats) -> Booleans:
+    """Which instants lie in the window; all of a whole run, also those that never were."""
+    if frame.window is None:
+        return np.ones(len(instants_ns), np.bool_)
+    return (instants_ns >= frame.window.from_ns) & (instants_ns <= frame.window.to_ns)
+
+
+def _tokens_inside(frame: Frame) -> float:
+    """Where a server's own count differs from what its chunks held, it is spread over them as they came."""
+    tokens = np.where(frame.sent, frame.output_tokens, 0.0)
+    if frame.window is None:
+        return float(tokens.sum())
+    inside = 0.0
+    for rows, chunks in frame.blocks():
+        part = frame.chunk_tokens[chunks] * _within(frame, frame.chunk_ns[chunks])
+        came = sum_by_row(part, frame.offsets[rows.start : rows.stop + 1] - chunks.start)
+        inside += float((tokens[rows] * came / np.maximum(frame.arrived_tokens[rows], 1)).sum())
+    return inside
 
 
 def _per_second(amount: float, frame: Frame) -> Floats:
-    window = window_ns(frame)
-    return np.empty(0) if window is None else np.array([amount / (window[1] - window[0]) * NS_PER_S])
+    span = window_ns(frame)
+    return np.empty(0) if span is None else np.array([amount / (span[1] - span[0]) * NS_PER_S])
 
 
-def _gaps(frame: Frame) -> tuple[Floats, Integers]:
-    """Gaps between the chunks of each complete request, in seconds, and where each complete request's gaps begin."""
-    counts = frame.chunk_counts
-    row = np.repeat(np.arange(len(frame)), counts)
-    same = (row[1:] == row[:-1]) & frame.complete[row[1:]]
-    gaps = np.diff(frame.chunk_ns)[same] / NS_PER_S
-    return gaps, np.concatenate(([0], np.cumsum(np.maximum(counts[frame.complete] - 1, 0))))
+def _gap_blocks(frame: Frame) -> Iterator[tuple[slice, Floats]]:
+    """Gaps between the chunks of each complete request, in seconds, for one block of rows after the other."""
+    sampled = frame.sampled
+    for rows, chunks in frame.blocks():
+        counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
+        kept = np.repeat(sampled[rows], counts)
+        firsts = frame.offsets[rows][counts > 0] - chunks.start
+        kept[firsts] = False  # a request's first chunk ends no gap
+        yield rows, np.diff(frame.chunk_ns[chunks])[kept[1:]] / NS_PER_S
+
+
+def _gap_counts(frame: Frame) -> Integers:
+    """Gaps of each row; 0 where it is not sampled."""
+    return np.where(frame.sampled, np.maximum(frame.chunk_counts - 1, 0), 0)
 
 
 def _inter_token_counts(frame: Frame) -> Integers:
-    """Tokens after the first one, by the chunks' own counts, for each complete request."""
-    row = np.repeat(np.arange(len(frame)), frame.chunk_counts)
-    tokens = np.bincount(row, weights=frame.chunk_tokens, minlength=len(frame)).astype(np.int64)
-    return np.maximum(tokens[frame.complete] - 1, 0)
+    """Tokens after the first one, by the chunks' own counts; 0 where the row is not sampled."""
+    return np.where(frame.sampled, np.maximum(frame.arrived_tokens - 1, 0), 0).astype(np.int64)

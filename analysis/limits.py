@@ -25,7 +25,10 @@ class Limit:
 LIMITS = (
     Limit("error_share", "error bar beside the median TTFT", 0.05, "the figures are not worth their digits"),
     Limit(
-        "send_late_share", "sends late, p99 beside the median E2E", 0.05, "not all at once; more --workers send sooner"
+        "send_late_share",
+        "sends late, p99 beside the median E2E",
+        0.05,
+        "they left later than due; more --workers send sooner",
     ),
     Limit("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
     Limit("late_p99_s", "reads late, p99", 0.25, "answers lay unread so long that TCP may have held the server back"),

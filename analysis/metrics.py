@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analysis import client, facts, formulas, stats
-from analysis.frame import Floats, Frame, frame_of, measured
+from analysis.delivery import delivery
+from analysis.frame import Floats, Frame
+from analysis.gather import frame_of_run
 from loadgen.runfile import Run
 
 
@@ -28,27 +30,40 @@ class Metric:
     values: Callable[[Frame], Floats]
 
 
-def summarise(run: Run) -> dict[str, Any]:
+def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     """summary.json: all that is known about a Run in figures. Seconds, tokens and shares; None where undefined.
 
-    Latencies are of complete requests only; `latency_adjusted` counts every other request as infinitely slow.
+    `frame` is that of a Run that was loaded without its Records (analysis.gather.load). Latencies are of complete
+    requests only; `latency_adjusted` counts every other request as infinitely slow.
     """
-    recorded, run = len(run.records), measured(run)
-    frame = frame_of(run.records)
+    if frame is None:
+        frame = frame_of_run(run)
     latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
     health = client.health(run, frame, latency)
+    facts_of_run = facts.run_facts(run, frame)
+    rows = frame.measured
     return {
-        "run": facts.run_facts(run),
+        "run": facts_of_run,
         "server": facts.server_facts(run),
-        "requests": {**facts.request_counts(run), "warmup": recorded - len(run.records)},
-        "tokens": facts.token_counts(run),
+        "requests": facts.request_counts(run, frame),
+        "tokens": facts.token_counts(frame),
+        "window": _window(frame),
         "throughput": _throughput(frame, health["error_bar_s"]),
         "latency": latency,
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
+        "delivery": delivery(frame.due_ns[rows], frame.sent_ns[rows], facts_of_run["arrivals"]),
         "memory": {},  # nothing in a run tells of memory yet
         "client": health,
     }
+
+
+def _window(frame: Frame) -> dict[str, Any]:
+    """What stretch the figures are of, in seconds from the run's start, and how many requests were due in it."""
+    span = formulas.window_ns(frame)
+    begins, ends = (None, None) if span is None else (round(each / 1e9, stats.DECIMALS) for each in span)
+    chosen, reason = ("whole", WHOLE) if frame.window is None else (frame.window.chosen, frame.window.reason)
+    return {"from_s": begins, "to_s": ends, "chosen": chosen, "reason": reason, "requests": int(frame.inside.sum())}
 
 
 def _described(metric: Metric, frame: Frame) -> dict[str, Any]:
@@ -65,7 +80,7 @@ def _throughput(frame: Frame, error_bar_s: float | None) -> dict[str, float | No
 
 
 def _adjusted(metric: Metric, frame: Frame) -> dict[str, Any]:
-    return stats.describe_adjusted(metric.values(frame), int((~frame.complete).sum()))
+    return stats.describe_adjusted(metric.values(frame), int((frame.inside & ~frame.complete).sum()))
 
 
 def _single(metric: Metric, frame: Frame) -> float | None:
@@ -159,8 +174,8 @@ _FIGURES = (
         "requests/s",
         "higher",
         "run",
-        "Complete requests / window. The window of a burst is from the first t_sent to the last t_end of all requests "
-        "sent, failed ones included.",
+        "Complete requests that ended inside the window / window. The window of a burst is from the first t_sent to "
+        "the last t_end of all requests sent, failed ones included.",
         formulas.requests_per_second,
     ),
     Metric(
@@ -169,7 +184,7 @@ _FIGURES = (
         "tokens/s",
         "higher",
         "run",
-        "Generated tokens that arrived / window, those of answers that were cut off later included.",
+        "Generated tokens that arrived inside the window / window, those of answers that were cut off later included.",
         formulas.output_tokens_per_second,
     ),
     Metric(
@@ -178,7 +193,7 @@ _FIGURES = (
         "tokens/s",
         "higher",
         "run",
-        "Output throughput plus the prompt tokens of requests that got a first token / window.",
+        "Output throughput plus the prompt tokens of requests whose first token arrived inside the window / window.",
         formulas.total_tokens_per_second,
     ),
     Metric(
@@ -187,7 +202,7 @@ _FIGURES = (
         "share",
         "lower",
         "run",
-        "Share of the window in which fewer than a tenth of the requests were left in flight: how much of the "
+        "Share of a whole run in which fewer than a tenth of the requests were left in flight: how much of the "
         "throughput is that of a server running empty.",
         formulas.tail_share,
     ),
@@ -197,11 +212,12 @@ _FIGURES = (
         "s",
         "lower",
         "run",
-        "Last t_sent_end - first t_sent: how far from `all at once` the burst was.",
+        "Last t_sent_end - first t_sent of requests due at one instant: how far from `all at once` the burst was.",
         formulas.burst_skew,
     ),
 )
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
 THROUGHPUT = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tail_share")
+WHOLE = "from the first byte sent to the last answer's end"
 ADJUSTED = ("ttft_s", "e2e_s", "normalised_s")

@@ -18,6 +18,7 @@ from analysis.frame import Floats, Integers, sum_by_row
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 WITH_INTERVAL = ("p50", "p90", "p95", "p99")
 CONFIDENCE = 0.95
+BLOCK = 1 << 20
 DECIMALS = 9
 """Seconds are rounded to the nanosecond, which is how they were measured."""
 
@@ -39,7 +40,7 @@ def describe(samples: Floats, offsets: Integers | None = None) -> dict[str, Any]
     return {
         "n": count,
         "mean": _rounded(float(samples.mean())),
-        "std": _rounded(float(samples.std(ddof=1))) if count > 1 else None,
+        "std": _rounded(_deviation(samples)) if count > 1 else None,
         "min": _rounded(float(ordered[0])),
         "max": _rounded(float(ordered[-1])),
         **{name: _rounded(percentile(ordered, PERCENTILES[name])) for name in shown},
@@ -106,9 +107,9 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
     if offsets is None:
         return len(samples)
     groups = int(np.count_nonzero(np.diff(offsets)))
-    within = (samples <= percentile(ordered, share)).astype(np.float64)
+    within = samples <= percentile(ordered, share)
     reached = float(within.mean())
-    residuals = sum_by_row(within - reached, offsets)
+    residuals = sum_by_row(within, offsets) - reached * np.diff(offsets)
     variance = float(np.square(residuals).sum()) / len(samples) ** 2 * groups / max(1, groups - 1)
     if variance <= 0:
         return groups
@@ -121,6 +122,13 @@ def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
     sqrt(ln(2 / alpha) / (2 n)): Dvoretzky, Kiefer and Wolfowitz (1956) with the constant of Massart (1990).
     """
     return min(1.0, math.sqrt(math.log(2 / (1 - confidence)) / (2 * count))) if count else 1.0
+
+
+def _deviation(samples: Floats) -> float:
+    """Standard deviation of the population that they are a sample of, without a second array of their size."""
+    mean = samples.mean()
+    parts = (samples[first : first + BLOCK] - mean for first in range(0, len(samples), BLOCK))
+    return math.sqrt(math.fsum(float(part @ part) for part in parts) / (len(samples) - 1))
 
 
 def _interval(ordered: Floats, share: float, size: int) -> list[float | None]:

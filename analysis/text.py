@@ -6,6 +6,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from analysis import words
+from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _title(summary: words.Summary) -> Text:
         title.append(f"{mark}  ", style="bold yellow")
     title.append(_plain(words.who(summary)), style="bold")
     title.append(_plain(f"  {model}" if model else ""))
-    title.append(f"\n{words.asked(summary)}", style="dim")
+    title.append(f"\n{asked(summary)}", style="dim")
     return title
 
 
@@ -68,7 +69,8 @@ def _headline(summary: words.Summary) -> Table:
     table.add_row("Output and prompts", f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s", "")
     took = f"in {words.duration(run['duration_s'])}"
     table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)
-    table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), "from the first byte sent to the last")
+    if summary["run"]["arrivals"] == "burst":
+        table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), "from the first byte sent to the last")
     return table
 
 
@@ -147,6 +149,10 @@ def _verdict(summary: words.Summary) -> list[Text]:
         Text(words.lengths(summary)),
         Text(words.believe(summary), style="green" if summary["client"]["verdict"] == "ok" else "red"),
     ]
+    if sent := words.delivery(summary):
+        lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
+    if window := words.window(summary):
+        lines.append(Text(window))
     return [*lines, *(Text(_plain(warning), style="yellow") for warning in words.warnings(summary))]
 
 

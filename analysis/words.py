@@ -9,6 +9,8 @@ from typing import Any
 Summary = Mapping[str, Any]
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
+UNLIKELY = 0.01
+"""A p-value below which a load is said to be another than the one named: a right one is so once in a hundred runs."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 NAMES = {
     "ttft_s": "TTFT",
@@ -84,15 +86,6 @@ def started(summary: Summary) -> str:
         return text
 
 
-def asked(summary: Summary) -> str:
-    """What was asked: how many, how long, and when."""
-    run = summary["run"]
-    number = run["n"] or summary["requests"]["sent"]
-    when = "all at once" if run["arrivals"] == "burst" else f"arriving as {run['arrivals']}"
-    prompt, output = count(run["input_tokens"] or 0, "token"), count(run["output_tokens"] or 0, "token")
-    return f"{count(number, 'request')} of {prompt}, {when}, {output} back from each"
-
-
 def endings(summary: Summary) -> str:
     """How the requests ended, in one sentence."""
     requests = summary["requests"]
@@ -132,6 +125,42 @@ def believe(summary: Summary) -> str:
         "The client kept up" if client["verdict"] == "ok" else "The client, not the server, may have been the limit"
     )
     return f"{verdict}: {bar}."
+
+
+def window(summary: Summary) -> str:
+    """What stretch of the run the figures are of, and why; nothing for a whole run."""
+    found = summary["window"]
+    if found["chosen"] == "whole" or found["from_s"] is None:
+        return ""
+    ends = f"{significant(found['from_s'])} s to {significant(found['to_s'])} s"
+    within = f"{count(found['requests'], 'request')} {'was' if found['requests'] == 1 else 'were'} due within"
+    return f"Measured from {ends} of the run ({found['reason']}); {within}."
+
+
+def delivery(summary: Summary) -> str:
+    """Whether the load that was named is the load that was sent; nothing when nothing was asked."""
+    sent = summary["delivery"]
+    if not sent["asked"]:
+        return ""
+    parts = [f"{sent['sent']:,} of {count(sent['asked'], 'request')} sent"]
+    rate, variation, check = sent["rate_per_s"], sent["cv"], sent["ks"]["sent"]
+    if rate["named"] is not None and rate["sent"] is not None:
+        parts.append(f"{significant(rate['sent'], 4)} per second ({significant(rate['named'], 4)} named)")
+    if variation["named"] and variation["sent"] is not None:
+        parts.append(f"gaps of variation {significant(variation['sent'])} ({significant(variation['named'])} named)")
+    if check is not None:
+        fit = "fitting the name" if check["p_value"] >= UNLIKELY else "not of the name"
+        parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check['p_value'], 2)})")
+    if sent["late_s"] is not None:
+        parts.append(f"99 % at most {duration(sent['late_s']['p99'])} late")
+    return f"{', '.join(parts)}."
+
+
+def delivered(summary: Summary) -> bool:
+    """Whether everything went out, and nothing speaks against its having been as named."""
+    sent = summary["delivery"]
+    checks = (check for check in sent["ks"].values() if check is not None)
+    return not sent["not_sent"] and all(check["p_value"] >= UNLIKELY for check in checks)
 
 
 def tail(summary: Summary) -> str:

@@ -12,7 +12,7 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -92,28 +92,50 @@ _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
 
 
 def read(path: Path) -> Run:
-    """Read a run folder (or its `run.jsonl`). Raises RunFileError when there is no header to make sense of."""
+    """Read a run folder (or its `run.jsonl`) as a whole. Raises RunFileError when there is no header to make sense of.
+
+    A million requests of 64 tokens are 5 GB of Records: `scan` reads such a run.
+    """
+    records: list[Record] = []
+    run = scan(path, records.append)
+    run.records = records
+    return run
+
+
+def scan(path: Path, take: Callable[[Record], object]) -> Run:
+    """Like `read`, but each Record goes to `take` as it comes, and the Run that is returned holds none."""
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(f"{path}: no run here. Give a folder that holds run.jsonl, as `loadgen burst` prints it.")
     lines = _lines(main)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
-    seen: set[int] = set()
-    for line in chain(lines, *map(_lines, sorted(main.parent.glob("part-*.jsonl")))):
+    parts = sorted(main.parent.glob("part-*.jsonl"))
+    keep = _once(take) if parts else take  # a part that was being gathered when the disk filled up is there twice
+    for line in chain(lines, *map(_lines, parts)):
         try:
             item = _LINE.decode(line)
         except msgspec.DecodeError:
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
-            if item.id not in seen:  # a part that was being gathered when the disk filled up is there twice
-                run.records.append(item)
-                seen.add(item.id)
+            keep(item)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):
             run.footer = item
     return run
+
+
+def _once(take: Callable[[Record], object]) -> Callable[[Record], object]:
+    """Gives each request to `take` once, however often it is recorded."""
+    seen: set[int] = set()
+
+    def take_new(record: Record) -> None:
+        if record.id not in seen:
+            seen.add(record.id)
+            take(record)
+
+    return take_new
 
 
 def _header(main: Path, line: bytes) -> Header:

@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from analysis.gather import frame_of_run
+from analysis.metrics import summarise
+from analysis.report.curves import curves
+from analysis.report.page import Part
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
 
@@ -167,3 +171,8 @@ def run_of(
     samples = healthy() if telemetry is None else telemetry
     write(folder, [header(len(records), **changes), *records, *samples, footer(records)])
     return read(folder)
+
+
+def part_of(run: Run) -> Part:
+    """What a page needs of this run."""
+    return Part(run, summarise(run), curves(frame_of_run(run)))

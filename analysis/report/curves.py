@@ -1,4 +1,4 @@
-"""What the charts draw: distribution functions with their band, the course of the run, and the burst.
+"""What the charts draw: distribution functions with their band, the course of the run, and when requests were sent.
 
 Curves of many samples are drawn through some of them. Which ones never depends on their values, except that the
 extremes are always among them, so that no tail is smoothed away; `drawn` and `n` say how many of how many.
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.formulas import window_ns
 from analysis.frame import Floats, Frame, Integers
 from analysis.metrics import METRICS
 from analysis.stats import dkw_margin
+from analysis.window import in_flight
 
 CDF_METRICS = ("e2e_s", "ttft_s", "tpot_s", "itl_s")
 POINTS_MAX = 700
@@ -24,9 +24,9 @@ BINS_MAX = 160
 def curves(frame: Frame) -> dict[str, Any]:
     """All curves of one Run as plain lists, ready for JSON."""
     return {
-        "cdf": {name: distribution(METRICS[name].values(frame), int(frame.complete.sum())) for name in CDF_METRICS},
+        "cdf": {name: distribution(METRICS[name].values(frame), int(frame.sampled.sum())) for name in CDF_METRICS},
         "course": course(frame),
-        "burst": sends(frame),
+        "sends": sends(frame),
     }
 
 
@@ -55,17 +55,21 @@ def drawn_ranks(count: int) -> Integers:
 
 
 def course(frame: Frame) -> dict[str, Any]:
-    """Output tokens per second and the most streams at once in each of at most BINS_MAX equal pieces of the window."""
-    window = window_ns(frame)
-    if window is None:
+    """Output tokens per second and the most streams at once in each of at most BINS_MAX equal pieces of the run.
+
+    Warm-up is part of it, at negative instants.
+    """
+    sent = ~np.isnan(frame.sent_ns)
+    ends = frame.end_ns[sent & ~np.isnan(frame.end_ns)]
+    if len(ends) == 0 or ends.max() <= frame.sent_ns[sent].min():
         return {"bin_s": 0, "start_s": [], "tokens_per_s": [], "in_flight": [], "receiving": []}
-    bin_ns = nice_step((window[1] - window[0]) / BINS_MAX)
-    edges = np.minimum(window[0] + bin_ns * np.arange(int(np.ceil((window[1] - window[0]) / bin_ns)) + 1), window[1])
-    tokens, _ = np.histogram(frame.chunk_ns, edges, weights=frame.chunk_tokens)
-    rates = tokens / np.maximum(np.diff(edges), 1.0) * 1e9
+    begins, last = float(frame.sent_ns[sent].min()), float(ends.max())
+    bin_ns = nice_step((last - begins) / BINS_MAX)
+    edges = np.minimum(begins + bin_ns * np.arange(int(np.ceil((last - begins) / bin_ns)) + 1), last)
+    rates = _tokens_by_bin(frame, begins, bin_ns, len(edges) - 1) / np.maximum(np.diff(edges), 1.0) * 1e9
     return {
         "bin_s": bin_ns / 1e9,
-        "start_s": np.round((edges[:-1] - window[0]) / 1e9, 9).tolist(),
+        "start_s": np.round(edges[:-1] / 1e9, 9).tolist(),
         "tokens_per_s": np.round(rates, 2).tolist(),
         "in_flight": _most_at_once(frame.sent_ns, frame.end_ns, edges),
         "receiving": _most_at_once(frame.first_ns, frame.last_ns, edges),
@@ -73,8 +77,8 @@ def course(frame: Frame) -> dict[str, Any]:
 
 
 def sends(frame: Frame) -> dict[str, Any]:
-    """When each request left, in seconds after the first one, and how many had left by then."""
-    sent = np.sort(frame.sent_ns[~np.isnan(frame.sent_ns)])
+    """When each measured request left, in seconds after the first one, and how many had left by then."""
+    sent = np.sort(frame.sent_ns[frame.sent])
     ranks = drawn_ranks(len(sent))
     after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
     return {"x": np.round(after_s, 9).tolist(), "y": (ranks + 1).tolist(), "n": len(sent), "drawn": len(ranks)}
@@ -86,13 +90,19 @@ def nice_step(least: float) -> float:
     return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9)))
 
 
+def _tokens_by_bin(frame: Frame, begins: float, bin_ns: float, bins: int) -> Floats:
+    tokens = np.zeros(bins)
+    for _, chunks in frame.blocks():
+        places = ((frame.chunk_ns[chunks] - begins) / bin_ns).astype(np.int64)
+        known = (places >= 0) & (frame.chunk_ns[chunks] <= begins + bins * bin_ns)
+        places = np.minimum(places[known], bins - 1)
+        tokens += np.bincount(places, weights=frame.chunk_tokens[chunks][known], minlength=bins)
+    return tokens
+
+
 def _most_at_once(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
     """The largest number of intervals open at one instant, for each bin."""
-    known = ~np.isnan(begins) & ~np.isnan(ends)
-    instants = np.concatenate((begins[known], ends[known]))
-    changes = np.concatenate((np.ones(known.sum(), np.int64), -np.ones(known.sum(), np.int64)))
-    order = np.lexsort((-changes, instants))  # at one instant, what begins comes before what ends
-    instants, levels = instants[order], np.cumsum(changes[order])
+    instants, levels = in_flight(begins, ends)
     positions = np.searchsorted(instants, edges)
     before = np.concatenate(([0], levels))[positions[:-1]]
     return [

@@ -102,6 +102,18 @@
     });
   }
 
+  // What no figure is of: warm-up, and whatever lies outside the window. Several runs would shade each other.
+  function shades() {
+    const [{ course, window: measured }] = data.runs;
+    if (several || !course.start_s.length) return [];
+    const first = course.start_s[0];
+    const last = course.start_s.at(-1) + course.bin_s;
+    const whole = measured.chosen === "whole";
+    return [[first, whole ? 0 : measured.from_s], [whole ? last : measured.to_s, last]].filter(([from, to]) => to > from)
+      .map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, layer: "below",
+        fillcolor: fade(colour("quiet")), line: { width: 0 } }));
+  }
+
   function drawCourse() {
     const traces = data.runs.flatMap((run) => {
       const course = run.course;
@@ -119,19 +131,19 @@
       ];
     });
     draw("course", traces, {
-      showlegend: true, margin: { l: 48, r: 14, t: 34, b: 44 },
+      showlegend: true, margin: { l: 48, r: 14, t: 34, b: 44 }, shapes: shades(),
       xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: "y2" },
       yaxis: { domain: [0.54, 1], title: { text: "output tokens/s" }, rangemode: "tozero" },
       yaxis2: { domain: [0, 0.46], title: { text: "streams" }, rangemode: "tozero" },
     });
   }
 
-  function drawBurst() {
-    const { factor, unit } = data.skew;
+  function drawSends() {
+    const { factor, unit } = data.sends;
     const traces = data.runs.map((run) =>
-      line(run, run.burst.x.map((value) => value * factor), run.burst.y, { line: { shape: "hv" },
+      line(run, run.sends.x.map((value) => value * factor), run.sends.y, { line: { shape: "hv" },
         hovertemplate: `%{y:,} sent within %{x:.4~g} ${unit}<extra></extra>` }));
-    draw("burst", traces, {
+    draw("sends", traces, {
       xaxis: { title: { text: `after the first request, ${unit}` }, rangemode: "tozero" },
       yaxis: { title: { text: "requests sent" }, rangemode: "tozero" },
     });
@@ -140,7 +152,7 @@
   function drawAll() {
     data.charts.forEach(drawDistribution);
     drawCourse();
-    drawBurst();
+    drawSends();
   }
 
   function rows(name) {
@@ -149,10 +161,10 @@
         ...data.runs.flatMap((run) => run.course.start_s.map((start, index) =>
           [run.name, start, run.course.tokens_per_s[index], run.course.in_flight[index], run.course.receiving[index]]))];
     }
-    const burst = name === "burst";
-    return [["run", burst ? "sent_after_s" : name, burst ? "requests" : "share"],
+    const sends = name === "sends";
+    return [["run", sends ? "sent_after_s" : name, sends ? "requests" : "share"],
       ...data.runs.flatMap((run) => {
-        const curve = burst ? run.burst : run.cdf[name];
+        const curve = sends ? run.sends : run.cdf[name];
         return curve.x.map((value, index) => [run.name, value, curve.y[index]]);
       })];
   }

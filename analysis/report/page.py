@@ -12,21 +12,30 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis import words
-from analysis.frame import frame_of, measured
+from analysis.asked import asked
 from analysis.metrics import METRICS
 from analysis.report import tables
-from analysis.report.curves import CDF_METRICS, curves
+from analysis.report.curves import CDF_METRICS
 from loadgen.runfile import Run
 
 HERE = Path(__file__).parent
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-def render(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
-    """The page of these Runs and their summaries, one column or curve each."""
+class Part(NamedTuple):
+    """What a page needs of one Run: its Records are not among it."""
+
+    run: Run
+    summary: Mapping[str, Any]
+    curves: Mapping[str, Any]
+    """As analysis.report.curves draws them."""
+
+
+def render(parts: Sequence[Part]) -> str:
+    """The page of these Runs, one column or curve each."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     scripts = [_file("plotly-basic.min.js"), _file("page.js")]
@@ -37,54 +46,59 @@ def render(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    data, summaries = _data(runs), [summary for _, summary in runs]
+    data, summaries = _data(parts), [part.summary for part in parts]
     return environment.get_template("page.html.j2").render(
         policy=_policy(scripts),
         style=_file("page.css"),
         scripts=scripts,
         data=_json(data),
-        runs=[_run(run, summary, part) for (run, summary), part in zip(runs, data["runs"], strict=True)],
+        runs=[_run(part, drawn) for part, drawn in zip(parts, data["runs"], strict=True)],
         charts=[chart | {"rows": _rows(data, "cdf", chart)} for chart in data["charts"]],
-        skew=data["skew"] | {"rows": _rows(data, "burst", data["skew"])},
-        several=len(runs) > 1,
+        sends=data["sends"] | {"rows": _rows(data, "sends", data["sends"])},
+        several=len(parts) > 1,
         mark=_mark(summaries),
-        asked=words.asked(summaries[0]),
+        asked=asked(summaries[0]),
         percentile_rows=tables.percentile_rows(summaries),
         adjusted_rows=tables.percentile_rows(summaries, "latency_adjusted"),
+        delivery_rows=tables.delivery_rows(summaries),
         length_rows=tables.length_rows(summaries),
         client_rows=tables.client_rows(summaries),
         metrics=list(METRICS.values()),
     )
 
 
-def _run(run: Run, summary: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    summary = part.summary
     return {
-        "name": part["name"],
-        "colour": part["colour"],
+        "name": drawn["name"],
+        "colour": drawn["colour"],
         "mark": words.simulated(summary),
         "summary": summary,
         "headline": tables.headline(summary),
         "beliefs": tables.beliefs(summary),
+        "window": words.window(summary),
+        "sending": words.delivery(summary),
         "failures": tables.failure_rows(summary),
         "started": words.started(summary),
-        "environment": tables.environment(run, summary),
-        "curves": part,
+        "environment": tables.environment(part.run, summary),
+        "curves": drawn,
     }
 
 
-def _data(runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> dict[str, Any]:
+def _data(parts: Sequence[Part]) -> dict[str, Any]:
     """What the charts draw, with the unit each axis reads best in."""
-    summaries = [summary for _, summary in runs]
-    parts = []
+    summaries = [part.summary for part in parts]
+    drawn = []
     colours: list[str] = []
-    for (run, summary), name in zip(runs, tables.names(summaries), strict=True):
-        colour = tables.colour_of(summary)
+    for part, name in zip(parts, tables.names(summaries), strict=True):
+        colour = tables.colour_of(part.summary)
         dash = DASHES[colours.count(colour) % len(DASHES)]
         colours.append(colour)
-        parts.append({"name": name, "colour": colour, "dash": dash, **curves(frame_of(measured(run).records))})
+        drawn.append({"name": name, "colour": colour, "dash": dash, "window": part.summary["window"], **part.curves})
     charts = [_chart(name, summaries) for name in CDF_METRICS]
-    skew = words.scale_of(max((summary["burst"]["skew_s"] or 0 for summary in summaries), default=0))
-    return {"runs": parts, "charts": charts, "skew": {"factor": skew[0], "unit": skew[1]}}
+    longest_s = max((each["sends"]["x"][-1] for each in drawn if each["sends"]["x"]), default=0)
+    factor, unit = words.scale_of(longest_s)
+    return {"runs": drawn, "charts": charts, "sends": {"factor": factor, "unit": unit}}
 
 
 def _chart(name: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

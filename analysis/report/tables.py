@@ -49,7 +49,7 @@ def headline(summary: Summary) -> list[dict[str, str]]:
         _median("Between tokens", latency["itl_s"]),
         _median("End to end", latency["e2e_s"]),
         _card("Normalised latency", *_split(words.duration(mean)), "per token, mean"),
-        _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), "from first byte sent to last"),
+        _sending(summary),
     ]
 
 
@@ -63,6 +63,10 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
         {"good": exact and requests["complete"] > 0, "text": words.lengths(summary)},
         {"good": summary["client"]["verdict"] == "ok", "text": words.believe(summary)},
     ]
+    if sent := words.delivery(summary):
+        lines.append({"good": words.delivered(summary), "text": sent})
+    if window := words.window(summary):
+        lines.append({"good": not summary["window"]["reason"].startswith("no plateau"), "text": window})
     return lines + [{"good": False, "text": warning} for warning in words.warnings(summary)]
 
 
@@ -102,6 +106,23 @@ def failure_rows(summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
+def delivery_rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
+    """What the load was by its name, by its due instants and as it was sent: title, and one text per run."""
+    found = [summary["delivery"] for summary in summaries]
+    rows = [(title, [f"{each[key]:,}" for each in found]) for key, title in DELIVERY_COUNTS.items()]
+    for key, title in {"rate_per_s": "Requests per second", "cv": "Variation of the gaps"}.items():
+        for side, of in DELIVERY_SIDES.items():
+            rows.append((f"{title}, {of}", [words.significant(each[key][side], 4) for each in found]))
+    for side in ("due", "sent"):
+        checks = [each["ks"][side] for each in found]
+        texts = [words.UNKNOWN if check is None else words.significant(check["p_value"], 2) for check in checks]
+        rows.append((f"Kolmogorov-Smirnov p, {DELIVERY_SIDES[side]}", texts))
+    for figure in ("p50", "p90", "p99", "max"):
+        late = [each["late_s"] and each["late_s"][figure] for each in found]
+        rows.append((f"Sent late, {figure}", [words.duration(value) for value in late]))
+    return [(title, texts) for title, texts in rows if set(texts) != {words.UNKNOWN}]
+
+
 def length_rows(summaries: Sequence[Summary]) -> list[tuple[int, str, list[str]]]:
     """Run, side, and the tokens asked, the tokens reported, and the answers in which the two differ."""
     return [
@@ -126,9 +147,8 @@ def client_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
 def environment(run: Run, summary: Summary) -> dict[str, dict[str, str]]:
     """Everything needed to run it again, by heading."""
     facts = summary["run"] | {"prompts made exact by": summary["run"]["prompts"]}
-    asked = ("started_at", "id", "n", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
     parts = {
-        "Run": {name: facts[name] for name in (*asked, "prompts made exact by", "version")},
+        "Run": {name: facts[name] for name in (*SHOWN, "prompts made exact by", "version")},
         "Server": {name: value for name, value in summary["server"].items() if name != "limits"},
         "Server limits": summary["server"]["limits"],
         "Client host": run.header.host,
@@ -136,6 +156,10 @@ def environment(run: Run, summary: Summary) -> dict[str, dict[str, str]]:
     return {title: _texts(values) for title, values in parts.items()}
 
 
+SHOWN = (
+    *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
+    *("seed", "workers", "timeout_s"),
+)
 CLIENT_FIGURES = {
     "error_bar_s": "Error bar of a stamp",
     "late_p50_s": "Reads late, median",
@@ -151,6 +175,19 @@ CLIENT_FIGURES = {
     "reopened": "Connections opened again",
     "worker_lost": "Requests lost with their worker",
 }
+
+
+DELIVERY_COUNTS = {"asked": "Requests due", "sent": "Requests sent", "not_sent": "Requests not sent"}
+DELIVERY_SIDES = {"named": "as named", "due": "as due", "sent": "as sent"}
+
+
+def _sending(summary: Summary) -> dict[str, str]:
+    """A burst's skew; of other arrivals the rate that was reached."""
+    if summary["run"]["arrivals"] == "burst":
+        return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), "from first byte sent to last")
+    rate = summary["delivery"]["rate_per_s"]
+    named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
+    return _card("Load sent", words.significant(rate["sent"], 4), "/s", named)
 
 
 def _card(label: str, value: str, unit: str, note: str) -> dict[str, str]:

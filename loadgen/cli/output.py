@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUESTS_FAILED, OutputError
 
 if TYPE_CHECKING:
+    from analysis.report.page import Part
     from loadgen.progress import Display
-    from loadgen.runfile import Footer, Run
+    from loadgen.runfile import Footer
 
 Summary = dict[str, Any]
 
@@ -53,10 +54,10 @@ class Output:
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""
-        pairs = [_summarised(path) for path in paths]
+        parts = [_summarised(path) for path in paths]
         if page is not None:
-            _write_page(pairs, page)
-        summaries = [summary for _, summary in pairs]
+            _write_page(parts, page)
+        summaries = [dict(part.summary) for part in parts]
         if self._as_json:
             print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
         elif not self._quiet:
@@ -71,23 +72,27 @@ def folder_of(run: Path) -> Path:
     return run if run.is_dir() else run.parent
 
 
-def _summarised(path: Path) -> tuple[Run, Summary]:
+def _summarised(path: Path) -> Part:
+    """One run at a time: what is left of its Records in the end is a summary and curves."""
+    from analysis.gather import load
     from analysis.metrics import summarise
-    from loadgen.runfile import RunFileError, read
+    from analysis.report.curves import curves
+    from analysis.report.page import Part
+    from loadgen.runfile import RunFileError
 
     try:
-        run = read(path)
+        run, frame = load(path)
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    summary = summarise(run)
+    summary = summarise(run, frame)
     _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return run, summary
+    return Part(run, summary, curves(frame))
 
 
-def _write_page(pairs: list[tuple[Run, Summary]], page: Path) -> None:
+def _write_page(parts: list[Part], page: Path) -> None:
     from analysis.report.page import render
 
-    _write(page, render(pairs))
+    _write(page, render(parts))
 
 
 def _as_text(summary: Summary, stream: TextIO) -> str:

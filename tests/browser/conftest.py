@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
 
-from analysis.metrics import summarise
 from analysis.report.page import render
-from tests.runs import burst, failed, healthy, run_of
+from tests.runs import burst, failed, healthy, part_of, run_of
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -92,7 +91,7 @@ def opened(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Opened]
     page.on("console", on_console)
     page.on("pageerror", lambda error: found.complaints.append(str(error)))
     page.goto(written.path.as_uri())
-    page.wait_for_selector("#chart-burst .plot-container")
+    page.wait_for_selector("#chart-sends .plot-container")
     yield found
     context.close()
 
@@ -101,6 +100,6 @@ def _written(folder: Path, records: list[Any], *, model: str = "", **changes: An
     run = run_of(folder / "run", records, **changes)
     if model:
         run.header.server["model"] = model
-    summary = summarise(run)
-    (folder / "report.html").write_text(render([(run, summary)]), encoding="utf-8")
-    return Written(folder / "report.html", summary)
+    part = part_of(run)
+    (folder / "report.html").write_text(render([part]), encoding="utf-8")
+    return Written(folder / "report.html", dict(part.summary))

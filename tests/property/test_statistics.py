@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from analysis import stats
 from analysis.formulas import inter_chunk, inter_token
-from analysis.frame import frame_of
+from analysis.gather import frame_of
 from analysis.report.curves import course, distribution, drawn_ranks
 from loadgen.record import Record
 from tests.runs import complete, failed, truncated

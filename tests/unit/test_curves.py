@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.frame import frame_of
+from analysis.gather import frame_of
 from analysis.report.curves import course, curves, distribution, nice_step, sends
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
@@ -41,7 +41,7 @@ def test_a_short_dip_does_not_hide_the_most_streams() -> None:
 def test_nothing_sent_draws_nothing(records: list[Record]) -> None:
     """Every curve of such a run is empty, and none raises."""
     drawn = curves(frame_of(records))
-    assert drawn["course"]["start_s"] == drawn["burst"]["x"] == []
+    assert drawn["course"]["start_s"] == drawn["sends"]["x"] == []
     assert all(curve["x"] == [] for curve in drawn["cdf"].values())
 
 

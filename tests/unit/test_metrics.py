@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.formulas import group_offsets
-from analysis.frame import frame_of
+from analysis.gather import frame_of
 from analysis.metrics import METRICS
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS

@@ -12,18 +12,15 @@ from typing import Any
 import pytest
 
 from analysis import report
-from analysis.metrics import summarise
-from analysis.report.page import render
-from loadgen.runfile import Run
-from tests.runs import burst, failed, run_of
+from analysis.report.page import Part, render
+from tests.runs import burst, failed, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"
 
 
-def pair(folder: Path, *, n: int = 40, **changes: Any) -> tuple[Run, dict[str, Any]]:
-    """A run and its summary."""
-    run = run_of(folder, [*burst(n, 4), failed(n + 1, "in_band_error", NASTY)], **changes)
-    return run, summarise(run)
+def part(folder: Path, *, n: int = 40, **changes: Any) -> Part:
+    """What a page needs of a run with one failure."""
+    return part_of(run_of(folder, [*burst(n, 4), failed(n + 1, "in_band_error", NASTY)], **changes))
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def hostile(tmp_path: Path) -> str:
     run = run_of(tmp_path / "run", records)
     run.header.server |= changed
     run.header.command.append(NASTY)
-    return render([(run, summarise(run))])
+    return render([part_of(run)])
 
 
 def test_a_servers_words_stay_words(hostile: str) -> None:
@@ -72,28 +69,28 @@ def test_the_page_needs_no_other_file(hostile: str) -> None:
 def test_a_report_of_a_full_burst_is_small(tmp_path: Path) -> None:
     """1,000 requests of 128 tokens make a file of less than 3 MB."""
     run = run_of(tmp_path / "run", burst(1000, 128))
-    assert len(render([(run, summarise(run))]).encode()) < 3_000_000
+    assert len(render([part_of(run)]).encode()) < 3_000_000
 
 
 def test_every_title_of_a_simulated_run_is_marked(tmp_path: Path) -> None:
     """The file's title, every chart's title and every table's caption say SIMULATED, and at which speed."""
-    page = re.sub(r"<script>.*?</script>", "", render([pair(tmp_path / "run", simulated=True)]), flags=re.S)
+    page = re.sub(r"<script>.*?</script>", "", render([part(tmp_path / "run", simulated=True)]), flags=re.S)
     titles = re.findall(r"<(title|h1|h3|caption)[^>]*>(.*?)</\1>", page, re.S)
     assert len(titles) > 10
     assert [text for _, text in titles if "SIMULATED at 5 times speed" not in text] == []
-    for chart in ("course", "burst"):
+    for chart in ("course", "sends"):
         assert re.search(rf'<h2 id="{chart}-title"><span class="badge">SIMULATED', page)
 
 
 def test_a_real_run_is_not_marked(tmp_path: Path) -> None:
     """Nothing in the page of a real server's run calls it simulated."""
-    page = render([pair(tmp_path / "run")])
+    page = render([part(tmp_path / "run")])
     assert "SIMULATED" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
 
 
 def test_one_simulated_run_marks_the_charts_it_shares(tmp_path: Path) -> None:
     """In a report of a real and a simulated run shared titles are marked, and of the two cards only one."""
-    page = render([pair(tmp_path / "real", server="vllm"), pair(tmp_path / "simulated", simulated=True)])
+    page = render([part(tmp_path / "real", server="vllm"), part(tmp_path / "simulated", simulated=True)])
     cards = re.findall(r'<article class="run \w+">\s*<h2>(.*?)</h2>', page, re.S)
     assert ["SIMULATED" in card for card in cards] == [False, True]
     assert re.search(r'<h3 id="title-ttft_s"><span class="badge">SIMULATED', page)
@@ -101,7 +98,7 @@ def test_one_simulated_run_marks_the_charts_it_shares(tmp_path: Path) -> None:
 
 def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
     """Two runs of the same server have different names and line styles, and the same colour."""
-    page = render([pair(tmp_path / "a"), pair(tmp_path / "b"), pair(tmp_path / "c", server="vllm")])
+    page = render([part(tmp_path / "a"), part(tmp_path / "b"), part(tmp_path / "c", server="vllm")])
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data
     runs = json.loads(data[1])["runs"]
@@ -111,9 +108,9 @@ def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
 
 def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
     """Each chart is an image with a title and a text of its own, and its data stands in a table beside it."""
-    page = render([pair(tmp_path / "run")])
+    page = render([part(tmp_path / "run")])
     charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img" aria-labelledby="(\S+) (\S+)"', page)
-    assert [name for name, _, _ in charts] == ["e2e_s", "ttft_s", "tpot_s", "itl_s", "course", "burst"]
+    assert [name for name, _, _ in charts] == ["e2e_s", "ttft_s", "tpot_s", "itl_s", "course", "sends"]
     for name, title, text in charts:
         assert f'id="{title}"' in page
         assert f'id="{text}"' in page
@@ -123,7 +120,7 @@ def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
 def test_a_run_without_a_sample_makes_a_page(tmp_path: Path) -> None:
     """Nothing was sent: the page says so and holds no figure."""
     run = run_of(tmp_path / "run", [], telemetry=[])
-    page = render([(run, summarise(run))])
+    page = render([part_of(run)])
     assert "Nothing was sent." in page
     assert "NaN" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
 

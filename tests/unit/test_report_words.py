@@ -81,10 +81,3 @@ def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
 def test_the_start_is_shown_in_utc(tmp_path: Path, stored: str, shown: str) -> None:
     """Whatever the zone it was written in; what is not a time stays as it is."""
     assert words.started(summary_of(tmp_path, [], started_at=stored)) == shown
-
-
-def test_other_arrivals_are_not_called_a_burst(tmp_path: Path) -> None:
-    """What was asked names the arrivals of the plan."""
-    plan = header(8).plan | {"arrivals": "poisson:20"}
-    asked = words.asked(summary_of(tmp_path, burst(8, 2), plan=plan))
-    assert asked == "8 requests of 512 tokens, arriving as poisson:20, 64 tokens back from each"

@@ -1,0 +1,119 @@
+"""The measuring window: the stretch of an open or closed loop in which the server was under its steady load.
+
+A burst has none: its figures are of the whole run. Otherwise the plan's `window_s` sets it, or it is found from the
+number of requests in flight, which rises while the first answers are still being made, stays on a plateau, and falls
+when no more requests come:
+
+    in flight   |      .--~~--~---~~-.            level: median over the middle half of the arrivals
+                |    /|              |\\           from:  first instant with at least 80 % of the level
+                |  /  |    window    |  \\         to:    last such instant before the last request is due
+                +------------------------- time
+
+The plateau is believed when the window holds two stays (the median time that a request is in flight) and the mean
+number in flight of its halves differs by a quarter at most, or by no more than chance explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.frame import Booleans, Floats, Frame, Integers, Window
+
+PLATEAU_SHARE = 0.8
+STAYS_MIN = 2
+HALVES_SHARE = 0.75
+HALVES_ERRORS = 3
+"""The number in flight of Poisson arrivals is Poisson distributed: its standard error is the root of its mean."""
+RATE_CHANGES = ("ramp", "steps", "trace")
+
+
+class Steps(NamedTuple):
+    """The number in flight: `levels[i]` from `instants[i]` until the next; 0 before the first."""
+
+    instants: Floats
+    levels: Integers
+
+
+def windowed(frame: Frame, plan: Mapping[str, Any]) -> Frame:
+    """The Frame with the window that its plan asks for."""
+    return replace(frame, window=choose(frame, plan))
+
+
+def choose(frame: Frame, plan: Mapping[str, Any]) -> Window | None:
+    """The window of a run by its plan (`arrivals`, `window_s`); None is the whole run."""
+    if set_s := plan.get("window_s"):
+        return Window(set_s[0] * 1e9, set_s[1] * 1e9, "set", "set by the plan")
+    kind = str(plan.get("arrivals", "burst")).partition(":")[0]
+    asked = frame.sent & ~np.isnan(frame.end_ns)
+    if kind == "burst" or not asked.any():
+        return None
+    begins, ends = float(frame.due_ns[asked].min()), float(frame.due_ns[asked].max())
+    if ends <= begins:
+        return None
+    if kind in RATE_CHANGES:
+        return Window(begins, ends, "auto", "the rate changes by plan, so this is from the first due to the last")
+    return _plateau(frame, asked, begins, ends)
+
+
+def in_flight(begins: Floats, ends: Floats) -> Steps:
+    """How many of these intervals are open, as a step function. NaN in either leaves an interval out."""
+    known = ~np.isnan(begins) & ~np.isnan(ends)
+    number = int(known.sum())
+    instants = np.concatenate((begins[known], ends[known]))
+    changes = np.concatenate((np.ones(number, np.int64), -np.ones(number, np.int64)))
+    order = np.lexsort((-changes, instants))  # at one instant, what begins comes before what ends
+    return Steps(instants[order], np.cumsum(changes[order]))
+
+
+def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Window:
+    steps = in_flight(frame.sent_ns[asked], frame.end_ns[asked])
+    length = ends - begins
+    level = _median(_between(steps, begins + length / 4, ends - length / 4))
+    stay = float(np.median((frame.end_ns - frame.sent_ns)[asked]))
+    inside = _between(steps, begins, ends)
+    enough = np.flatnonzero(inside.levels >= PLATEAU_SHARE * level)
+    if len(enough) == 0 or level == 0:
+        return _no_plateau(begins, ends, "most of the time nothing was in flight")
+    from_ns = float(inside.instants[enough[0]])
+    to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
+    if to_ns - from_ns < STAYS_MIN * stay:
+        return _no_plateau(begins, ends, f"too short for requests that take {stay / 1e9:.3g} s")
+    middle = (from_ns + to_ns) / 2
+    early, late = _mean(_between(steps, from_ns, middle)), _mean(_between(steps, middle, to_ns))
+    if _differ(early, late):
+        return _no_plateau(begins, ends, f"{early:.3g} were in flight in the first half, {late:.3g} in the second")
+    return Window(from_ns, to_ns, "auto", f"about {level:g} in flight")
+
+
+def _no_plateau(begins: float, ends: float, why: str) -> Window:
+    return Window(begins, ends, "auto", f"no plateau ({why}), so this is from the first due to the last")
+
+
+def _between(steps: Steps, begins: float, ends: float) -> Steps:
+    """The part between two instants, which become its first and its last, with the last level again."""
+    first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
+    before = steps.levels[first - 1] if first else 0
+    levels = np.concatenate(([before], steps.levels[first:last]))
+    return Steps(np.concatenate(([begins], steps.instants[first:last], [ends])), np.append(levels, levels[-1]))
+
+
+def _mean(part: Steps) -> float:
+    """Over time."""
+    lengths = np.diff(part.instants)
+    return float((part.levels[:-1] * lengths).sum() / lengths.sum())
+
+
+def _median(part: Steps) -> float:
+    """Over time: half of the time the level is at most this."""
+    order = np.argsort(part.levels[:-1], kind="stable")
+    elapsed = np.cumsum(np.diff(part.instants)[order])
+    return float(part.levels[:-1][order][np.searchsorted(elapsed, elapsed[-1] / 2)])
+
+
+def _differ(early: float, late: float) -> bool:
+    low, high = min(early, late), max(early, late)
+    return low < HALVES_SHARE * high and high - low > HALVES_ERRORS * high**0.5

@@ -1,0 +1,74 @@
+"""What `loadgen report` costs on runs of different sizes: time, peak memory, and time per request.
+
+    python benchmarks/report_scale.py
+    python benchmarks/report_scale.py --sizes 1000 10000 --chunks 16     # a taste
+
+Each size is one whole command in a process of its own, start-up included, on a file that make_run.py wrote. The
+per-request cost is that beyond start-up: the time of a run of one request is taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.make_run import make_run  # noqa: E402 - found from wherever this is started
+
+
+class Cost(NamedTuple):
+    """Of one `loadgen report`."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    page_bytes: int
+    run_bytes: int
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--chunks", type=int, default=64)
+    given = parser.parse_args(arguments)
+    start_s = cost(1, given.chunks).wall_s
+    print(f"start-up, with a run of one request: {start_s:.2f} s")
+    print("| requests | run file | time | processor time | per request | peak memory | page |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for size in given.sizes:
+        found = cost(size, given.chunks)
+        each_us = max(0.0, found.wall_s - start_s) / size * 1e6
+        print(
+            f"| {size:,} | {found.run_bytes / 1e6:,.0f} MB | {found.wall_s:.1f} s | {found.cpu_s:.1f} s "
+            f"| {each_us:.0f} us | {found.peak_bytes / 1e6:,.0f} MB | {found.page_bytes / 1e6:.2f} MB |",
+            flush=True,
+        )
+
+
+def cost(requests: int, chunks: int) -> Cost:
+    """Make a run, report on it, and remove it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Path(folder) / "run", requests, chunks)
+        command = [sys.executable, "-m", "loadgen", "report", str(run.parent), "--quiet"]
+        begun = perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        wall_s = perf_counter() - begun
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} ended with {process.returncode}")
+        page = (run.parent / "report.html").stat().st_size
+        return Cost(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, page, run.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -133,7 +133,7 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
 
 def _power(unit: str, units: Mapping[str, int], figure: str) -> int:
     if unit not in units:
-        raise ValueError(f"{unit!r} is no unit of {figure}; write {' or '.join(known or 'none' for known in units)}")
+        raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
     return units[unit]
 
 

@@ -80,7 +80,7 @@ def _verdict(objective: Objective, found: _Evidence | None, summary: words.Summa
         verdict=verdict,
         unit=objective.unit,
         bound=objective.bound,
-        measured=None if found is None else found.measured,
+        measured=None if found is None else _finite(found.measured),
         ci95=None if found is None or found.exact else (_finite(found.low), _finite(found.high)),
         requests=0 if found is None else found.requests,
         left_out=_asked(summary) - summary["requests"]["complete"] if objective.figure in LATENCIES else 0,
@@ -168,7 +168,7 @@ def _asked(summary: words.Summary) -> int:
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return round(value, stats.DECIMALS) if math.isfinite(value) else None
 
 
 def _said(objective: Objective, found: _Evidence | None, verdict: Outcome) -> str:

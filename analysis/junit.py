@@ -26,12 +26,12 @@ def render(summaries: Sequence[words.Summary]) -> str:
 def _suite(root: Xml.Element, place: int, summary: words.Summary) -> None:
     run, objectives = summary["run"], summary["objectives"]
     verdicts = [each["verdict"] for each in objectives]
-    name = " ".join(part for part in (words.simulated(summary), words.who(summary), run["id"]) if part)
+    mark = words.simulated(summary)
     suite = _element(
         root,
         "testsuite",
         id=place,
-        name=name,
+        name=" ".join(part for part in (mark, words.who(summary), run["id"]) if part),
         package="loadgen",
         hostname="localhost",
         timestamp=_timestamp(run["started_at"]),
@@ -45,13 +45,13 @@ def _suite(root: Xml.Element, place: int, summary: words.Summary) -> None:
     for key, value in _properties(summary).items():
         _element(properties, "property", name=key, value=value)
     for objective in objectives:
-        _case(suite, name, objective)
+        _case(suite, " ".join(part for part in (f"loadgen.{summary['server']['name']}", mark) if part), objective)
     Xml.SubElement(suite, "system-out").text = _text(words.endings(summary) + "\n" + words.believe(summary))
     Xml.SubElement(suite, "system-err").text = _text("\n".join(words.warnings(summary)))
 
 
-def _case(suite: Xml.Element, name: str, objective: Mapping[str, Any]) -> None:
-    case = _element(suite, "testcase", name=objective["objective"], classname=name, time=0)
+def _case(suite: Xml.Element, group: str, objective: Mapping[str, Any]) -> None:
+    case = _element(suite, "testcase", name=objective["objective"], classname=group, time=0)
     if objective["verdict"] == "fail":
         failure = _element(case, "failure", message=objective["said"], type="objective")
         failure.text = _text(words.objective(objective))
@@ -61,11 +61,12 @@ def _case(suite: Xml.Element, name: str, objective: Mapping[str, Any]) -> None:
 
 def _properties(summary: words.Summary) -> dict[str, Any]:
     run, server = summary["run"], summary["server"]
-    return {
+    known = {
         **{f"run.{key}": run[key] for key in ("id", "label", "started_at", "arrivals", "seed", "command", "version")},
         **{f"server.{key}": server[key] for key in ("name", "version", "model", "url", "endpoint", "simulated")},
         "client.verdict": summary["client"]["verdict"],
     }
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def _timestamp(text: str) -> str:

@@ -9,33 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUESTS_FAILED, OutputError
+from loadgen.cli.assertions import exit_code
+from loadgen.errors import OutputError
 
 if TYPE_CHECKING:
+    from analysis.objectives import Objective
     from loadgen.progress import Display
-    from loadgen.runfile import Footer, Run
+    from loadgen.runfile import Run
 
 Summary = dict[str, Any]
 
 
-def exit_code(summary: Summary) -> int:
-    """1 when a request failed or was truncated, 5 when the client was the limit, else 0."""
-    requests = summary["requests"]
-    if requests["complete"] < requests["sent"] + requests["dropped"]:
-        return EXIT_REQUESTS_FAILED
-    return EXIT_CLIENT_LIMITED if summary["client"]["verdict"] == "limited" else EXIT_OK
-
-
-def finish(output: Output, folder: Path, footer: Footer, *, report: bool) -> int:
+def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
-    (summary,) = output.results([folder], folder / "report.html" if report else None)
-    return EXIT_INTERRUPTED if footer.interrupted else exit_code(summary)
+    return exit_code(output.results([folder], folder / "report.html" if report else None))
 
 
 class Output:
     """One command's output."""
 
-    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+    def __init__(
+        self, *, as_json: bool, quiet: bool, objectives: Sequence[Objective] = (), junit: Path | None = None
+    ) -> None:
+        self._objectives = objectives
+        self._junit = junit
         self._as_json = as_json
         self._quiet = quiet
         self._stream = sys.stderr if as_json else sys.stdout
@@ -53,17 +50,29 @@ class Output:
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""
-        pairs = [_summarised(path) for path in paths]
+        pairs = [_summarised(path, self._objectives) for path in paths]
         if page is not None:
             _write_page(pairs, page)
         summaries = [summary for _, summary in pairs]
+        if self._junit is not None:
+            _write_junit(summaries, self._junit)
         if self._as_json:
             print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
         elif not self._quiet:
             for summary in summaries:
                 print(f"\n{_as_text(summary, self._stream)}")
             print(page or folder_of(paths[0]) / "summary.json")
+        if self._as_json or self._quiet:
+            self._complain(summaries)
         return summaries
+
+    def _complain(self, summaries: list[Summary]) -> None:
+        """What did not pass, for people who asked for no text; with --quiet only what failed."""
+        from analysis.words import objective
+
+        for each in (each for summary in summaries for each in summary.get("objectives", ())):
+            if each["verdict"] == "fail" or (each["verdict"] == "cannot tell" and not self._quiet):
+                print(f"loadgen: {each['verdict']}: {objective(each)}", file=sys.stderr)
 
 
 def folder_of(run: Path) -> Path:
@@ -71,7 +80,7 @@ def folder_of(run: Path) -> Path:
     return run if run.is_dir() else run.parent
 
 
-def _summarised(path: Path) -> tuple[Run, Summary]:
+def _summarised(path: Path, objectives: Sequence[Objective]) -> tuple[Run, Summary]:
     from analysis.metrics import summarise
     from loadgen.runfile import RunFileError, read
 
@@ -80,8 +89,23 @@ def _summarised(path: Path) -> tuple[Run, Summary]:
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     summary = summarise(run)
+    if objectives:
+        summary["objectives"] = _judged(run, summary, objectives)
     _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
     return run, summary
+
+
+def _judged(run: Run, summary: Summary, objectives: Sequence[Objective]) -> list[Summary]:
+    from analysis.frame import frame_of, measured
+    from analysis.judging import judge
+
+    return judge(objectives, frame_of(measured(run).records), summary)
+
+
+def _write_junit(summaries: list[Summary], file: Path) -> None:
+    from analysis.junit import render
+
+    _write(file, render(summaries))
 
 
 def _write_page(pairs: list[tuple[Run, Summary]], page: Path) -> None:

@@ -41,7 +41,7 @@ def _parts(summary: words.Summary) -> list[Any]:
     parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_thin(summary), ""]
     if summary["requests"]["errors"]:
         parts += [_failures(summary), ""]
-    return [*parts, *_verdict(summary)]
+    return [*parts, *_verdict(summary), *_objectives(summary)]
 
 
 def _title(summary: words.Summary) -> Text:
@@ -154,6 +154,33 @@ def _verdict(summary: words.Summary) -> list[Text]:
     if window := words.window(summary):
         lines.append(Text(window))
     return [*lines, *(Text(_plain(warning), style="yellow") for warning in words.warnings(summary))]
+
+
+def _objectives(summary: words.Summary) -> list[Any]:
+    """One row each, and what a verdict that is none means."""
+    from rich.table import Table
+    from rich.text import Text
+
+    objectives = summary.get("objectives", ())
+    if not objectives:
+        return []
+    mark = words.simulated(summary)
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        title=f"{mark}  objectives" if mark else "objectives",
+        title_justify="left",
+        title_style="dim",
+        show_header=False,
+    )
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for each in objectives:
+        style = {"pass": "green", "fail": "bold red"}.get(each["verdict"], "yellow")
+        table.add_row(Text(each["verdict"], style=style), Text(_plain(words.objective(each))))
+    untold = sum(each["verdict"] == "cannot tell" for each in objectives)
+    warning = f"{words.count(untold, 'objective')} cannot be told from this run. That is neither a pass nor a fail."
+    return ["", table, *([Text(warning, style="yellow")] if untold else [])]
 
 
 def _plain(text: str) -> str:

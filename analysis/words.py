@@ -163,6 +163,12 @@ def delivered(summary: Summary) -> bool:
     return not sent["not_sent"] and all(check["p_value"] >= UNLIKELY for check in checks)
 
 
+def objective(entry: Mapping[str, Any]) -> str:
+    """An objective, what was measured, and what that leaves out."""
+    out = f"; {count(entry['left_out'], 'request')} not complete and left out" if entry["left_out"] else ""
+    return f"{entry['objective']}: {entry['said']}{out}"
+
+
 def tail(summary: Summary) -> str:
     """How exactly throughput was timed, and how much of the time the server was running empty."""
     figures = summary["throughput"]

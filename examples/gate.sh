@@ -10,8 +10,9 @@ server=$1
 shift
 loadgen burst --server "$server" --quiet "$@"
 case $? in
-    0) echo "pass: every request was complete" ;;
+    0) echo "pass: every request was complete, or as many as an --assert asks for" ;;
     1) echo "fail: some requests failed or were truncated"; exit 1 ;;
+    4) echo "fail: an --assert does not hold"; exit 1 ;;
     5) echo "void: the client was the limit, which says nothing about the server"; exit 1 ;;
     *) echo "void: nothing was measured"; exit 1 ;;
 esac

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from loadgen.cli.assertions import Assertions, Junit, objectives_of
 from loadgen.cli.output import Output
 from loadgen.cli.quantities import seconds
 from loadgen.cli.run import SERVERS, drive
@@ -49,17 +50,20 @@ def burst(
     out: Annotated[
         Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
     ] = None,
+    assertions: Assertions = None,
+    junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Send N prompts of exactly the same length all at once and report what came back.
 
-    Exit codes: 0 all complete, 1 some failed or were truncated, 2 usage, 3 server not reachable or not the one
-    named, 5 the client was the limit, 130 interrupted.
+    Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
+    reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
     """
     given = locals()
     from loadgen.plan import Plan, plan_of
 
+    output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields})
-    drive(plan, out, Output(as_json=as_json, quiet=quiet), report=report)
+    drive(plan, out, output, report=report)

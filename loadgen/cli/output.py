@@ -9,34 +9,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUESTS_FAILED, OutputError
+from loadgen.cli.assertions import exit_code
+from loadgen.errors import OutputError
 
 if TYPE_CHECKING:
+    from analysis.frame import Frame
+    from analysis.objectives import Objective
     from analysis.report.page import Part
     from loadgen.progress import Display
-    from loadgen.runfile import Footer
 
 Summary = dict[str, Any]
 
 
-def exit_code(summary: Summary) -> int:
-    """1 when a request failed or was truncated, 5 when the client was the limit, else 0."""
-    requests = summary["requests"]
-    if requests["complete"] < requests["sent"] + requests["dropped"]:
-        return EXIT_REQUESTS_FAILED
-    return EXIT_CLIENT_LIMITED if summary["client"]["verdict"] == "limited" else EXIT_OK
-
-
-def finish(output: Output, folder: Path, footer: Footer, *, report: bool) -> int:
+def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
-    (summary,) = output.results([folder], folder / "report.html" if report else None)
-    return EXIT_INTERRUPTED if footer.interrupted else exit_code(summary)
+    return exit_code(output.results([folder], folder / "report.html" if report else None))
 
 
 class Output:
     """One command's output."""
 
-    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+    def __init__(
+        self, *, as_json: bool, quiet: bool, objectives: Sequence[Objective] = (), junit: Path | None = None
+    ) -> None:
+        self._objectives = objectives
+        self._junit = junit
         self._as_json = as_json
         self._quiet = quiet
         self._stream = sys.stderr if as_json else sys.stdout
@@ -54,17 +51,29 @@ class Output:
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""
-        parts = [_summarised(path) for path in paths]
+        parts = [_summarised(path, self._objectives) for path in paths]
         if page is not None:
             _write_page(parts, page)
         summaries = [dict(part.summary) for part in parts]
+        if self._junit is not None:
+            _write_junit(summaries, self._junit)
         if self._as_json:
             print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
         elif not self._quiet:
             for summary in summaries:
                 print(f"\n{_as_text(summary, self._stream)}")
             print(page or folder_of(paths[0]) / "summary.json")
+        if self._as_json or self._quiet:
+            self._complain(summaries)
         return summaries
+
+    def _complain(self, summaries: list[Summary]) -> None:
+        """What did not pass, for people who asked for no text; with --quiet only what failed."""
+        from analysis.words import objective
+
+        for each in (each for summary in summaries for each in summary.get("objectives", ())):
+            if each["verdict"] == "fail" or (each["verdict"] == "cannot tell" and not self._quiet):
+                print(f"loadgen: {each['verdict']}: {objective(each)}", file=sys.stderr)
 
 
 def folder_of(run: Path) -> Path:
@@ -72,7 +81,7 @@ def folder_of(run: Path) -> Path:
     return run if run.is_dir() else run.parent
 
 
-def _summarised(path: Path) -> Part:
+def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.metrics import summarise
@@ -85,8 +94,22 @@ def _summarised(path: Path) -> Part:
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     summary = summarise(run, frame)
+    if objectives:
+        summary["objectives"] = _judged(frame, summary, objectives)
     _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
     return Part(run, summary, curves(frame))
+
+
+def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> list[Summary]:
+    from analysis.judging import judge
+
+    return judge(objectives, frame, summary)
+
+
+def _write_junit(summaries: list[Summary], file: Path) -> None:
+    from analysis.junit import render
+
+    _write(file, render(summaries))
 
 
 def _write_page(parts: list[Part], page: Path) -> None:

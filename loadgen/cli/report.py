@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
+from loadgen.cli.assertions import Assertions, Junit, exit_code, objectives_of
 from loadgen.cli.output import Output, folder_of
 
 
@@ -22,11 +23,17 @@ def report(
         bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
     ] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    assertions: Assertions = None,
+    junit: Junit = None,
 ) -> None:
     """Rebuild summary.json and report.html from what a run recorded. Several runs share one page.
 
     Works on a run that was interrupted or killed and on a file with damaged lines, and says so in the report.
-    Exit codes: 0 written, 2 not a run or not writable.
+    Exit codes: 0 written, 2 not a run or not writable. With --assert a run is judged as if it had just ended: 4 an
+    --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 130 interrupted.
     """
     page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / "report.html"
-    Output(as_json=as_json, quiet=quiet).results(runs, page)
+    objectives = objectives_of(assertions, junit)
+    summaries = Output(as_json=as_json, quiet=quiet, objectives=objectives, junit=junit).results(runs, page)
+    if objectives:
+        raise Exit(exit_code(summaries))

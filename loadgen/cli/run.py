@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
+from loadgen.cli.assertions import Assertions, Junit, objectives_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds, span
 
@@ -64,23 +65,26 @@ def run(
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
+    assertions: Assertions = None,
+    junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Send requests as they are due and report what came back.
 
-    Exit codes: 0 all complete, 1 some failed, were truncated or dropped, 2 usage, 3 server not reachable or not the
-    one named, 5 the client was the limit, 130 interrupted.
+    Exit codes: 0 all complete, 1 some failed, were truncated or dropped and no --assert speaks of it, 2 usage, 3 server
+    not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
     """
     given = locals()
     from loadgen.plan import Plan, plan_of, read_plan
 
+    output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
     asked = plan_of(**settings)
-    drive(asked, out, Output(as_json=as_json, quiet=quiet), report=report)
+    drive(asked, out, output, report=report)
 
 
 def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoReturn:
@@ -89,8 +93,8 @@ def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoR
 
     folder = out or api.default_folder(asked)
     with output.progress(asked.n) as display:
-        footer = api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
-    raise Exit(finish(output, folder, footer, report=report))
+        api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
+    raise Exit(finish(output, folder, report=report))
 
 
 def from_catalog(name: str) -> dict[str, Any]:

@@ -52,7 +52,14 @@ def test_compare_servers_prints_a_line_for_each(environment: Environment, tmp_pa
 
 @pytest.mark.parametrize(
     ("exit_code", "verdict", "passes"),
-    [(0, "pass", True), (1, "fail", False), (2, "void", False), (3, "void", False), (5, "void", False)],
+    [
+        (0, "pass", True),
+        (1, "fail", False),
+        (2, "void", False),
+        (3, "void", False),
+        (4, "fail", False),
+        (5, "void", False),
+    ],
 )
 def test_gate_passes_only_when_all_is_well(
     environment: Environment, tmp_path: Path, exit_code: int, verdict: str, passes: bool

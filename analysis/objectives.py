@@ -1,0 +1,153 @@
+"""Objectives: what a run has to keep to, in the words of a command line: `ttft.p99 < 500ms`, `complete >= 99.9%`.
+
+This file only reads them, without numpy, so that a wrong one is found before anything is sent; `analysis.judging` holds
+a run against them.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+Unit = Literal["s", "share", "requests", "per second"]
+
+COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+LATENCIES = ("ttft", "ttft_due", "tpot", "icl", "itl", "e2e", "e2e_due", "e2e_stream", "normalised")
+"""The latencies of summary.json without the unit at the end of their names."""
+STATISTICS = ("mean", "min", "max")
+STATES = ("complete", "truncated", "failed", "dropped")
+RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+SKEW = "skew"
+UNITS_S = {"": 0, "s": 0, "ms": -3, "us": -6}
+"""As powers of ten, so that a bound is the float nearest to what was written."""
+
+HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
+  figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
+               {", ".join(RATES)}
+  latencies    {", ".join(LATENCIES)}
+  statistics   p1 to p99.9, {", ".join(STATISTICS)}
+  comparisons  {", ".join(COMPARISONS)}
+  bounds       us, ms or s (seconds without a unit) for latencies and {SKEW};
+               a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
+
+_COMPARISON = re.compile("(<=|>=|<|>)")
+_BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
+
+
+class ObjectiveError(Exception):
+    """Expressions that are no objectives: the message has one line for each, the hint lists what is allowed."""
+
+    hint = HINT
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One bound on one figure of a run."""
+
+    text: str
+    """As it was written, with single blanks."""
+    figure: str
+    """A latency, a state, a rate, or the skew, as listed above."""
+    statistic: str
+    """`p99`, `mean`, `min` or `max` of a latency; empty for the rest."""
+    comparison: str
+    bound: float
+    """In `unit`: seconds, a share from 0 to 1, requests, or so many per second."""
+    unit: Unit
+
+    @property
+    def percentile(self) -> float | None:
+        """0.99 for `p99`; None for other statistics."""
+        match = _PERCENTILE.fullmatch(self.statistic)
+        return None if match is None else _scaled(match[1], -2)
+
+    def keeps(self, value: float) -> bool:
+        """Whether this value is within the bound."""
+        return COMPARISONS[self.comparison](value, self.bound)
+
+
+def parse(expressions: Iterable[str]) -> list[Objective]:
+    """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
+    objectives, mistakes = [], []
+    for expression in expressions:
+        try:
+            objectives.append(_objective(" ".join(expression.split())))
+        except ValueError as mistake:
+            mistakes.append(f"--assert {expression!r}: {mistake}")
+    if mistakes:
+        raise ObjectiveError("\n".join(mistakes))
+    return objectives
+
+
+def _objective(text: str) -> Objective:
+    left, *rest = _COMPARISON.split(text, maxsplit=1)
+    if not rest:
+        raise ValueError(f"there is no comparison; write one of {', '.join(COMPARISONS)}")
+    comparison, right = rest
+    figure, statistic = _figure(left.strip())
+    bound, unit = _bound(right.strip(), figure)
+    return Objective(text, figure, statistic, comparison, bound, unit)
+
+
+def _figure(text: str) -> tuple[str, str]:
+    figure, dot, statistic = text.partition(".")
+    if figure not in (*LATENCIES, *STATES, *RATES, SKEW):
+        raise ValueError(f"{text!r} is no figure of a run")
+    if figure in LATENCIES:
+        _check_statistic(figure, statistic)
+    elif dot:
+        raise ValueError(f"{figure} is a single figure, without {dot + statistic!r}")
+    return figure, statistic
+
+
+def _check_statistic(latency: str, statistic: str) -> None:
+    if not statistic:
+        raise ValueError(f"{latency} is a distribution; say which figure of it, such as {latency}.p99")
+    match = _PERCENTILE.fullmatch(statistic)
+    if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
+        raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
+
+
+def _bound(text: str, figure: str) -> tuple[float, Unit]:
+    match = _BOUND.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no bound; write a number and perhaps a unit")
+    number, unit = match.groups()
+    if figure in LATENCIES or figure == SKEW:
+        return _scaled(number, _power(unit, UNITS_S, figure)), "s"
+    if figure in STATES:
+        power = _power(unit, {"": 0, "%": -2}, figure)
+        return _share(number) if power else _requests(number)
+    return _scaled(number, _power(unit, {"": 0}, figure)), "per second"
+
+
+def _power(unit: str, units: Mapping[str, int], figure: str) -> int:
+    if unit not in units:
+        raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
+    return units[unit]
+
+
+def _requests(number: str) -> tuple[float, Unit]:
+    if Decimal(number) % 1:
+        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
+    return float(number), "requests"
+
+
+def _share(number: str) -> tuple[float, Unit]:
+    if Decimal(number) > 100:
+        raise ValueError("a share is at most 100%")
+    return _scaled(number, -2), "share"
+
+
+def _scaled(number: str, power: int) -> float:
+    return float(Decimal(number).scaleb(power))

@@ -1,0 +1,164 @@
+"""`--assert` and `--junit` as a CI job uses them, on every command that takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from typer import Exit
+
+from loadgen.cli.report import report
+from loadgen.errors import PlanError
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.faults import parse_rule
+from servers.simulated.server import Running, running
+from tests.command import FAST, burst, summary_of
+from tests.runs import complete, failed, footer, header, healthy, write
+
+KEPT = ["--assert", "ttft.p50 < 100s", "--assert", "complete >= 50%"]
+BROKEN = ["--assert", "ttft.p50 < 1us"]
+OK = {0, 5}  # 5: a busy machine may be the limit, which is not what is tested here
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Running]:
+    """A simulated TGI for the whole module."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as server:
+        yield server
+
+
+@pytest.fixture
+def common(simulated: Running) -> list[str]:
+    """A small burst to it."""
+    return ["--server", "tgi", "--url", simulated.url, "--n", "20", "--output-tokens", "4", "--no-report"]
+
+
+def test_objectives_that_are_kept_pass(common: list[str], tmp_path: Path) -> None:
+    """Exit code 0, a line for each, and each in summary.json and in the JUnit file."""
+    code, out, err = burst(tmp_path, *common, *KEPT, "--junit", str(tmp_path / "junit.xml"))
+    assert code in OK, err
+    assert "SIMULATED  objectives" in out
+    assert "pass  ttft.p50 < 100s: " in out
+    entries = summary_of(tmp_path)["objectives"]
+    assert [(each["objective"], each["verdict"]) for each in entries] == [(text, "pass") for text in KEPT[1::2]]
+    (suite,) = Xml.parse(tmp_path / "junit.xml").getroot()
+    assert [case.get("name") for case in suite.iter("testcase")] == KEPT[1::2]
+    assert suite.get("failures") == "0"
+
+
+def test_an_objective_that_is_broken_fails_the_command(common: list[str], tmp_path: Path) -> None:
+    """Exit code 4, whatever else passes; --quiet still says what failed, and only that."""
+    code, out, err = burst(tmp_path, *common, *KEPT, *BROKEN, "--quiet", "--junit", str(tmp_path / "junit.xml"))
+    assert (code, out) == (4, "")
+    assert err.startswith("loadgen: fail: ttft.p50 < 1us: ")
+    assert len(err.splitlines()) == 1
+    (suite,) = Xml.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+
+
+def test_what_cannot_be_told_is_a_warning(common: list[str], tmp_path: Path) -> None:
+    """Exit code 0, and the number of requests that would tell; with --json it stands on stderr too."""
+    code, out, err = burst(tmp_path, *common, "--assert", "complete >= 99%", "--json")
+    assert code in OK
+    assert json.loads(out)["objectives"][0]["requests_needed"] == 368
+    assert "loadgen: cannot tell: complete >= 99%: 100 %, 95 %: 83.157 to 100 %; about 368 requests would tell" in err
+    _, out, _ = burst(tmp_path / "run", *common, "--assert", "complete >= 99%")
+    assert "1 objective cannot be told from this run." in out
+
+
+@pytest.mark.parametrize(
+    ("asked", "codes"),
+    [([], {1}), (["ttft.p50 < 100s"], {1}), (["complete >= 10%"], OK), (["failed <= 10"], OK), (["failed < 10"], {4})],
+)
+def test_failed_requests_are_the_business_of_who_asked(asked: list[str], codes: set[int], tmp_path: Path) -> None:
+    """Half of the burst is refused: exit code 1, unless an objective speaks of that and then decides."""
+    config = SimulatedConfig(server="tgi", faults=tuple(parse_rule(f"429:{place}") for place in range(10)), **FAST)
+    with running(config) as refusing:
+        where = ["--server", "tgi", "--url", refusing.url, "--n", "20", "--output-tokens", "4", "--no-report"]
+        code, _, err = burst(tmp_path, *where, *(word for text in asked for word in ("--assert", text)))
+    assert code in codes, err
+    for each in summary_of(tmp_path).get("objectives", []):
+        assert each["left_out"] == (10 if each["figure"] == "ttft" else 0)
+
+
+@pytest.mark.parametrize("command", ["burst", "run"])
+def test_a_wrong_expression_stops_before_anything_is_sent(
+    command: str, simulated: Running, common: list[str], tmp_path: Path
+) -> None:
+    """Exit code 2 with every mistake and what is allowed; the server saw nothing and no folder was made."""
+    before = len(simulated.log)
+    asked = ["--assert", "ttft < 1s", "--assert", "complete >= 1", "--assert", "goodput > 5"]
+    code, _, err = burst(tmp_path, *common, *asked, command=command)
+    assert code == 2
+    assert err.splitlines()[0].startswith("loadgen: --assert 'ttft < 1s': ttft is a distribution")
+    assert err.splitlines()[1].startswith("--assert 'goodput > 5': 'goodput' is no figure")
+    assert "output_tokens_per_s" in err
+    assert len(simulated.log) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_any_load_has_objectives(simulated: Running, tmp_path: Path) -> None:
+    """`loadgen run` takes them as `loadgen burst` does."""
+    load = ["--server", "tgi", "--url", simulated.url, "--arrivals", "closed:4", "--n", "60", "--output-tokens", "4"]
+    code, _, err = burst(tmp_path, *load, "--no-report", *KEPT, *BROKEN, command="run")
+    assert code == 4, err
+    assert [each["verdict"] for each in summary_of(tmp_path)["objectives"]] == ["pass", "pass", "fail"]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A run of 30 requests, 2 of which failed; each first token came after 50 ms."""
+    records = [*(complete(place, [50_000_000, 60_000_000]) for place in range(28)), failed(28), failed(29)]
+    return write(tmp_path / "stored", [header(30), *records, *healthy(), footer(records)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (["ttft.p90 < 40ms"], 4),
+        (["ttft.p50 < 60ms"], 1),
+        (["ttft.p50 < 60ms", "complete >= 50%"], 0),
+        (["ttft.p50 < 60ms", "complete >= 99.9%"], 4),
+        (["failed <= 2"], 0),
+    ],
+)
+def test_a_stored_run_is_judged_as_if_it_had_just_ended(stored: Path, asked: list[str], code: int) -> None:
+    """`loadgen report` gives the exit code that the run would have had, and writes the verdicts to summary.json."""
+    with pytest.raises(Exit) as end:
+        report([stored], None, as_json=False, quiet=True, assertions=asked)
+    assert end.value.exit_code == code
+    entries = json.loads((stored / "summary.json").read_text("utf-8"))["objectives"]
+    assert [each["objective"] for each in entries] == asked
+
+
+def test_a_stored_run_is_only_reported_when_nothing_is_asked(stored: Path) -> None:
+    """Without --assert failed requests are no matter of the exit code, and summary.json has no verdicts."""
+    report([stored], None, as_json=False, quiet=True)
+    assert "objectives" not in json.loads((stored / "summary.json").read_text("utf-8"))
+
+
+def test_several_stored_runs_share_a_junit_file(stored: Path, tmp_path: Path) -> None:
+    """A suite for each; one failing run is enough for exit code 4."""
+    slow = [complete(place, [900_000_000, 910_000_000]) for place in range(30)]
+    other = write(tmp_path / "other", [header(30), *slow, *healthy(), footer(slow)])
+    with pytest.raises(Exit) as end:
+        report(
+            [stored, other],
+            tmp_path / "both.html",
+            as_json=False,
+            quiet=True,
+            assertions=["ttft.p50 < 100ms"],
+            junit=tmp_path / "junit.xml",
+        )
+    assert end.value.exit_code == 4
+    assert [suite.get("failures") for suite in Xml.parse(tmp_path / "junit.xml").getroot()] == ["0", "1"]
+
+
+def test_a_stored_run_is_left_alone_when_an_expression_is_wrong(stored: Path) -> None:
+    """The mistake comes first: nothing is written."""
+    with pytest.raises(PlanError, match="nonsense"):
+        report([stored], None, as_json=False, quiet=True, assertions=["nonsense"])
+    assert not (stored / "summary.json").exists()

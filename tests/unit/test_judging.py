@@ -1,0 +1,225 @@
+"""Verdicts on fabricated runs whose figures and intervals are known beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.gather import frame_of_run
+from analysis.judging import judge
+from analysis.metrics import summarise
+from analysis.objectives import parse
+from loadgen.record import Record
+from tests.runs import MILLISECOND_NS, complete, dropped, failed, header, run_of, truncated
+
+Judge = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Judge:
+    """Judges a run of these records, `n` of which were asked for."""
+
+    def of(records: Sequence[Record], *expressions: str, n: int | None = None) -> list[dict[str, Any]]:
+        plan = header(n or len(records)).plan
+        run = run_of(tmp_path / "run", records, plan=plan)
+        return judge(parse(expressions), frame_of_run(run), summarise(run))
+
+    return of
+
+
+def rising(n: int, last_ms: int | None = None) -> list[Record]:
+    """n complete requests; first tokens come evenly up to `last_ms`, so the k-th TTFT is k ms for n of n ms."""
+    step_ns = (last_ms or n) * MILLISECOND_NS / n
+    return [complete(place, [round((place + 1) * step_ns)] * 2) for place in range(n)]
+
+
+def mixed() -> list[Record]:
+    """990 complete, 3 truncated, 6 failed, 1 dropped."""
+    endings = [truncated(place, [MILLISECOND_NS]) for place in range(990, 993)]
+    return [*rising(990), *endings, *(failed(place) for place in range(993, 999)), dropped(999)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict"),
+    [
+        # p99 of 1 to 1000 ms is 990 ms; the 983rd and the 997th enclose it.
+        ("ttft.p99 < 998ms", "pass"),
+        ("ttft.p99 <= 997ms", "pass"),
+        ("ttft.p99 < 997ms", "cannot tell"),
+        ("ttft.p99 < 991ms", "cannot tell"),
+        ("ttft.p99 < 989ms", "cannot tell"),
+        ("ttft.p99 <= 983ms", "cannot tell"),
+        ("ttft.p99 < 983ms", "fail"),
+        ("ttft.p99 > 982ms", "pass"),
+        ("ttft.p99 >= 983ms", "pass"),
+        ("ttft.p99 > 983ms", "cannot tell"),
+        ("ttft.p99 > 997ms", "fail"),
+        # The median is 500.5 ms; the 469th and the 532nd enclose it.
+        ("ttft.p50 < 533ms", "pass"),
+        ("ttft.p50 < 501ms", "cannot tell"),
+        ("ttft.p50 < 469ms", "fail"),
+        # p99.9 has no sample beyond it that could bound it.
+        ("ttft.p99.9 < 1h", "cannot tell"),
+        # The mean is 500.5 ms, give or take 1.962 * 288.8 ms / sqrt(1000) = 17.9 ms.
+        ("ttft.mean < 519ms", "pass"),
+        ("ttft.mean < 518ms", "cannot tell"),
+        ("ttft.mean < 483ms", "cannot tell"),
+        ("ttft.mean < 482ms", "fail"),
+        ("ttft.max <= 1s", "pass"),
+        ("ttft.max < 1s", "fail"),
+        ("ttft.min >= 1ms", "pass"),
+        ("ttft.min > 1ms", "fail"),
+    ],
+)
+def test_a_latency_is_told_by_its_whole_interval(judged: Judge, expression: str, verdict: str) -> None:
+    """Inside the bound on the whole passes, outside on the whole fails, and an extreme is what it is."""
+    (found,) = judged(rising(1000), expression.replace("1h", "3600s"))
+    assert found["verdict"] == verdict
+    assert (found["requests"], found["left_out"]) == (1000, 0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict"),
+    [
+        ("complete >= 990", "pass"),
+        ("complete > 990", "fail"),
+        ("failed <= 6", "pass"),
+        ("failed < 6", "fail"),
+        ("truncated <= 3", "pass"),
+        ("dropped < 1", "fail"),
+        # By Clopper and Pearson 990 of 1000 are 98.168 % to 99.519 %.
+        ("complete >= 98.1%", "pass"),
+        ("complete >= 98.2%", "cannot tell"),
+        ("complete >= 99%", "cannot tell"),
+        ("complete >= 99.5%", "cannot tell"),
+        ("complete >= 99.6%", "fail"),
+        # 6 of 1000 are 0.221 % to 1.301 %.
+        ("failed < 1.4%", "pass"),
+        ("failed < 1%", "cannot tell"),
+        ("failed < 0.2%", "fail"),
+        ("complete >= 100%", "fail"),
+        ("dropped <= 0%", "fail"),
+        ("ttft.p50 < 100s", "pass"),
+        ("requests_per_s > 1", "pass"),
+        ("requests_per_s > 1000000", "fail"),
+        ("output_tokens_per_s <= 1", "fail"),
+        ("total_tokens_per_s > 1", "pass"),
+        ("skew < 1s", "pass"),
+        ("skew < 1us", "fail"),
+    ],
+)
+def test_endings_rates_and_skew(judged: Judge, expression: str, verdict: str) -> None:
+    """Counts and single figures are what they are; shares are told by their interval, over all requests asked."""
+    assert judged(mixed(), expression)[0]["verdict"] == verdict
+
+
+def test_all_complete_is_a_fact_of_the_run(judged: Judge) -> None:
+    """No sample proves 100 %, so that bound speaks of the run alone, where 99.9 % is a question of the number."""
+    found = judged(rising(1000), "complete >= 100%", "failed <= 0%", "complete >= 99.9%", "complete >= 99.6%")
+    assert [each["verdict"] for each in found] == ["pass", "pass", "cannot tell", "pass"]
+    assert [each["ci95"] is None for each in found] == [True, True, False, False]
+    assert found[2]["requests_needed"] == 3688  # the smallest n with 0.999**n <= 2.5 %
+
+
+def test_latencies_say_what_they_leave_out(judged: Judge) -> None:
+    """A latency is of the 990 complete requests; the entry counts the other ten, a count leaves none out."""
+    latency, count = judged(mixed(), "ttft.p50 < 1s", "failed <= 6")
+    assert (latency["requests"], latency["left_out"]) == (990, 10)
+    assert (count["requests"], count["left_out"]) == (1000, 0)
+
+
+def test_requests_without_a_record_count(judged: Judge) -> None:
+    """A run that was killed half-way has not completed what it left no record of."""
+    share, latency = judged(rising(500), "complete >= 90%", "ttft.p50 < 1s", n=1000)
+    assert (share["verdict"], share["measured"], latency["left_out"]) == ("fail", 0.5, 500)
+
+
+@pytest.mark.parametrize("expression", ["ttft.p99 < 1000s", "ttft.p99 > 0", "e2e.max < 1000s", "itl.mean < 1000s"])
+def test_without_a_complete_request_a_latency_fails(judged: Judge, expression: str) -> None:
+    """Nothing was shown, however wide the bound."""
+    (found,) = judged([failed(place) for place in range(20)], expression)
+    assert (found["verdict"], found["measured"], found["ci95"], found["requests"]) == ("fail", None, None, 0)
+    assert (found["said"], found["left_out"]) == ("no complete request has one", 20)
+
+
+def test_a_latency_that_no_answer_has_fails(judged: Judge) -> None:
+    """One token per answer gives no time per token."""
+    records = [complete(place, [MILLISECOND_NS]) for place in range(20)]
+    assert judged(records, "tpot.p50 < 1000s")[0]["verdict"] == "fail"
+
+
+def test_a_run_without_anything_fails_its_rates(judged: Judge) -> None:
+    """No request was sent: there is no rate, no skew and no share, and no bound on them is kept."""
+    found = judged([], "requests_per_s >= 0", "skew < 1s", "complete >= 0.1%")
+    assert [(each["verdict"], each["said"]) for each in found] == [("fail", "nothing was measured")] * 3
+
+
+@pytest.mark.parametrize(
+    ("n", "expression", "needed"),
+    [
+        (100, "ttft.p99 < 100s", 368),  # 0.99**368 <= 2.5 %
+        (3, "ttft.p50 < 100s", 6),  # 0.5**6 <= 2.5 %
+        (3, "ttft.mean < 100s", 4),
+        (1000, "ttft.p50 < 500ms", None),  # the bound is the median
+    ],
+)
+def test_what_cannot_be_told_says_what_would_tell(judged: Judge, n: int, expression: str, needed: int | None) -> None:
+    """The number of requests, where there is one."""
+    (found,) = judged(rising(n), expression.replace("500ms", "500500us"))
+    assert (found["verdict"], found["requests_needed"]) == ("cannot tell", needed)
+
+
+@pytest.mark.parametrize("expression", ["ttft.p99 <= 995ms", "ttft.p50 > 480ms", "ttft.mean < 510ms"])
+def test_that_many_requests_do_tell(judged: Judge, tmp_path: Path, expression: str) -> None:
+    """A run of as many requests as were said to be needed, of the same distribution, is told; one of nine tenths of
+    them is not."""
+    (first,) = judged(rising(1000), expression)
+    needed = first["requests_needed"]
+    verdicts = []
+    for share in (0.9, 1.01):
+        n = int(needed * share)
+        run = run_of(tmp_path / str(n), rising(n, 1000))
+        verdicts += judge(parse([expression]), frame_of_run(run), summarise(run))
+    assert [each["verdict"] for each in verdicts] == ["cannot tell", "pass"]
+
+
+def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
+    """A hundred requests with ten like gaps each need as many more requests as if they had one gap each."""
+    records = [complete(place, [(place + 1) * k * MILLISECOND_NS for k in range(1, 12)]) for place in range(100)]
+    gaps, single = judged(records, "icl.p50 < 55ms", "ttft.p50 < 55ms")
+    assert gaps["verdict"] == single["verdict"] == "cannot tell"
+    assert gaps["requests"] == 100
+    assert gaps["requests_needed"] == pytest.approx(single["requests_needed"], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("ttft.p50 < 1s", "500.5 ms, 95 %: 469.0 to 532.0 ms"),
+        ("ttft.p99.9 < 2s", "999.0 ms, 95 %: 997.0 ms or more; about 3,688 complete requests would tell"),
+        ("ttft.max < 1s", "1.000 s"),
+        ("complete >= 99%", "100 %, 95 %: 99.632 to 100 %"),
+        ("complete >= 3", "1,000 requests"),
+        ("failed < 1", "0 requests"),
+        (
+            "ttft.mean < 500500us",
+            "500.5 ms, 95 %: 482.6 to 518.4 ms; too close to the bound for any number of requests",
+        ),
+    ],
+)
+def test_evidence_in_words(judged: Judge, expression: str, said: str) -> None:
+    """The figure and its interval in one unit, and what would tell."""
+    assert judged(rising(1000), expression)[0]["said"].startswith(said)
+
+
+def test_an_entry_is_plain_json(judged: Judge) -> None:
+    """Its keys are promised; infinity and other things that JSON lacks are not in it."""
+    entries = judged(mixed(), "ttft.p99.9 < 2s", "complete >= 99%", "skew < 1s")
+    keys = {"objective", "figure", "verdict", "unit", "bound", "measured", "ci95", "requests", "left_out"}
+    for entry in entries:
+        json.dumps(entry, allow_nan=False)
+        assert entry.keys() == keys | {"requests_needed", "said"}

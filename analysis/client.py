@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from analysis.calibration import quoted
 from analysis.frame import Frame
 from analysis.limits import COALESCING_LATE_S, reasons
 from analysis.stats import DECIMALS, percentile
@@ -63,11 +64,15 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "clock_step_s": _rounded(_step_s(run, disagreement_s)),
         "cpu_share": _cpu_share(samples),
         "stall_max_s": _most(samples, "stall_ns_max"),
+        "full_reads": _total(samples, "full_reads"),
+        "retransmit_share": _ratio(_total(samples, "retransmits"), len(send_late)),
+        "out_of_order_share": _ratio(_total(samples, "out_of_order"), _total(samples, "reads")),
         "first_token_merged": sum(record.first_token_merged for record in run.records),
         "reopened": sum(record.reopened for record in run.records),
         "worker_lost": sum(record.error_kind == "worker_lost" for record in run.records),
         "workers": len({sample.worker for sample in samples}),
         "samples": len(samples),
+        "calibration": quoted(run.header.client.get("calibration"), _stamps(run)),
     }
 
 
@@ -125,6 +130,11 @@ def _cpu_share(samples: list[Telemetry]) -> float | None:
 def _most(samples: list[Telemetry], name: str) -> float | None:
     values = [sample.values[name] for sample in samples if name in sample.values]
     return max(values) / 1e9 if values else None
+
+
+def _total(samples: list[Telemetry], name: str) -> int | None:
+    values = [sample.values[name] for sample in samples if name in sample.values]
+    return sum(values) if values else None
 
 
 def _rounded(value: float | None) -> float | None:

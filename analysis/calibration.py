@@ -159,7 +159,7 @@ def quoted(found: object, stamps: str) -> dict[str, Any] | None:
 def heading() -> str:
     """Two lines above rows."""
     parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
-    return f"{'':20}{parts}\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
+    return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
 
 
 def row(comparison: Comparison) -> str:

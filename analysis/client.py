@@ -29,6 +29,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> 
     are None where unknown."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
+    figures["calibration"] = quoted(run.header.client.get("calibration"), figures["stamps"])
     figures["error_bar_s"] = _rounded(_error_bar_s(figures))
     found = reasons({**figures, **_beside(figures, run, latency)})
     if not samples:
@@ -63,16 +64,15 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "clock_disagreement_s": disagreement_s,
         "clock_step_s": _rounded(_step_s(run, disagreement_s)),
         "cpu_share": _cpu_share(samples),
-        "stall_max_s": _most(samples, "stall_ns_max"),
         "full_reads": _total(samples, "full_reads"),
         "retransmit_share": _ratio(_total(samples, "retransmits"), len(send_late)),
         "out_of_order_share": _ratio(_total(samples, "out_of_order"), _total(samples, "reads")),
+        "stall_max_s": _most(samples, "stall_ns_max"),
         "first_token_merged": sum(record.first_token_merged for record in run.records),
         "reopened": sum(record.reopened for record in run.records),
         "worker_lost": sum(record.error_kind == "worker_lost" for record in run.records),
         "workers": len({sample.worker for sample in samples}),
         "samples": len(samples),
-        "calibration": quoted(run.header.client.get("calibration"), _stamps(run)),
     }
 
 

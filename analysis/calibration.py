@@ -34,6 +34,8 @@ KEPT_UP_SHARE = 0.9
 """A server that reached less than this share of the rate asked was the limit itself."""
 
 
+COALESCED_SHARE = 0.01
+"""From here on the p99 of the gap error is that of gaps which were not seen."""
 WATCH_S = 0.25
 """How often a client looks whether it stood still (loadgen.driver.TICK_S); between two looks a pause may hide."""
 
@@ -177,6 +179,10 @@ def notes(comparison: Comparison) -> list[str]:
         found.append(f"{share}: off by up to {words.duration(comparison.merged_s_max)}, and marked in the run")
         beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none"
         found.append(f"  {beyond} by more than the {words.duration(comparison.lag_s)} the client may have been away")
+    if comparison.coalesced_share > COALESCED_SHARE:
+        found.append(
+            f"  {words.share(comparison.coalesced_share)} of the gaps lie within one read: no gap was measured there"
+        )
     if not comparison.server_kept_up:
         share = (
             f"  the simulated server sent {comparison.events_per_s:,.0f} of the {comparison.asked_per_s:,.0f} events/s"
@@ -193,7 +199,7 @@ def reached(fastest: Comparison | None, limited_by: str) -> str:
         return f"TTFT was never exact to {words.duration(EXACT_S)} at p99."
     because = {
         "client": "beyond that the client is not exact any more",
-        "server": "the simulated server sends no faster",
+        "server": "the simulated server sent no faster",
         "time": "nothing faster was tried",
     }[limited_by]
     return f"TTFT is exact to {words.duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."

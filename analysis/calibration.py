@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,6 +32,12 @@ EXACT_S = 1e-3
 """A client is exact as long as the p99 of its TTFT error stays below this."""
 KEPT_UP_SHARE = 0.9
 """A server that reached less than this share of the rate asked was the limit itself."""
+
+
+COALESCED_SHARE = 0.01
+"""From here on the p99 of the gap error is that of gaps which were not seen."""
+WATCH_S = 0.25
+"""How often a client looks whether it stood still (loadgen.driver.TICK_S); between two looks a pause may hide."""
 
 
 class Sends(msgspec.Struct, frozen=True):
@@ -50,6 +57,19 @@ class Spread:
     max: float
 
 
+class _Errors(msgspec.Struct):
+    ttft_s: Spread
+
+
+class _Found(msgspec.Struct):
+    """The part of a loadgen.calibration.Calibration that runs quote."""
+
+    made_at: str
+    version: str
+    errors: dict[str, _Errors]
+    events_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One run against the server's log."""
@@ -67,9 +87,11 @@ class Comparison:
     merged_s_max: float
     """Largest TTFT error among these."""
     merged_beyond: int
-    """How many of those with kernel stamps are off by more than the largest lateness of their request's reads."""
+    """How many of these are off by more than the lag."""
     coalesced_share: float
     """Of the gaps, those between two events of one read."""
+    lag_s: float
+    """Longest that the client can have been away: its longest stall, and as long again as its watch sees none."""
     events_per_s: float
     """What the server really sent."""
     asked_per_s: float
@@ -103,6 +125,7 @@ def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
     true_gaps = np.concatenate([np.diff(sent) for _, sent in pairs])
     merged = [(record, _ttft_error_ns(record, sent)) for record, sent in pairs if record.first_token_merged]
     lines = [log[record.id] for record, _ in pairs]
+    lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
     return Comparison(
         stamps="kernel" if all(record.stamps == "kernel" for record, _ in pairs) else "user",
         requests=len(pairs),
@@ -112,18 +135,33 @@ def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
         icl_s=_spread(gaps - true_gaps),
         merged=len(merged),
         merged_s_max=max((error for _, error in merged), default=0) / 1e9,
-        merged_beyond=sum(error > record.late_ns_max for record, error in merged if record.stamps == "kernel"),
+        merged_beyond=sum(error / 1e9 > lag_s for _, error in merged),
         coalesced_share=float(np.mean(gaps == 0)),
+        lag_s=lag_s,
         events_per_s=_rate(line.sent_ns for line in lines),
         asked_per_s=_rate(line.due_ns for line in lines),
         server_late_p99_s=_spread(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
     )
 
 
+def quoted(found: object, stamps: str) -> dict[str, Any] | None:
+    """Of a calibration in a run's header, what is said of stamps of this kind; None for anything else."""
+    try:
+        said = msgspec.convert(found, _Found)
+        return {
+            "made_at": said.made_at,
+            "version": said.version,
+            "ttft_p99_s": said.errors[stamps].ttft_s.p99,
+            "events_per_s": said.events_per_s,
+        }
+    except (msgspec.ValidationError, KeyError):
+        return None
+
+
 def heading() -> str:
     """Two lines above rows."""
     parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
-    return f"{'':20}{parts}\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
+    return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
 
 
 def row(comparison: Comparison) -> str:
@@ -139,8 +177,12 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.merged:
         share = f"  {comparison.merged:,} of {comparison.requests:,} first tokens came in one read with later ones"
         found.append(f"{share}: off by up to {words.duration(comparison.merged_s_max)}, and marked in the run")
-    if comparison.merged_beyond:
-        found.append(f"  {comparison.merged_beyond:,} of them are off by more than their reads were late")
+        beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none"
+        found.append(f"  {beyond} by more than the {words.duration(comparison.lag_s)} the client may have been away")
+    if comparison.coalesced_share > COALESCED_SHARE:
+        found.append(
+            f"  {words.share(comparison.coalesced_share)} of the gaps lie within one read: no gap was measured there"
+        )
     if not comparison.server_kept_up:
         share = (
             f"  the simulated server sent {comparison.events_per_s:,.0f} of the {comparison.asked_per_s:,.0f} events/s"
@@ -157,7 +199,7 @@ def reached(fastest: Comparison | None, limited_by: str) -> str:
         return f"TTFT was never exact to {words.duration(EXACT_S)} at p99."
     because = {
         "client": "beyond that the client is not exact any more",
-        "server": "the simulated server sends no faster",
+        "server": "the simulated server sent no faster",
         "time": "nothing faster was tried",
     }[limited_by]
     return f"TTFT is exact to {words.duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."

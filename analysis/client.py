@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from analysis.calibration import quoted
 from analysis.frame import Frame
 from analysis.limits import COALESCING_LATE_S, reasons
 from analysis.stats import DECIMALS, percentile
@@ -28,6 +29,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> 
     are None where unknown."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
+    figures["calibration"] = quoted(run.header.client.get("calibration"), figures["stamps"])
     figures["error_bar_s"] = _rounded(_error_bar_s(figures))
     found = reasons({**figures, **_beside(figures, frame, latency)})
     if not samples:
@@ -63,6 +65,9 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "clock_disagreement_s": disagreement_s,
         "clock_step_s": _rounded(_step_s(run, disagreement_s)),
         "cpu_share": _cpu_share(samples),
+        "full_reads": _total(samples, "full_reads"),
+        "retransmit_share": _ratio(_total(samples, "retransmits"), len(send_late)),
+        "out_of_order_share": _ratio(_total(samples, "out_of_order"), _total(samples, "reads")),
         "stall_max_s": _most(samples, "stall_ns_max"),
         "first_token_merged": int(frame.first_token_merged[measured].sum()),
         "reopened": int(frame.reopened[measured].sum()),
@@ -130,6 +135,11 @@ def _cpu_share(samples: list[Telemetry]) -> float | None:
 def _most(samples: list[Telemetry], name: str) -> float | None:
     values = [sample.values[name] for sample in samples if name in sample.values]
     return max(values) / 1e9 if values else None
+
+
+def _total(samples: list[Telemetry], name: str) -> int | None:
+    values = [sample.values[name] for sample in samples if name in sample.values]
+    return sum(values) if values else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -32,8 +32,13 @@ LIMITS = (
     ),
     Limit("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
     Limit("late_p99_s", "reads late, p99", 0.25, "answers lay unread so long that TCP may have held the server back"),
-    Limit("stall_max_s", "longest stall", 1.0, "the client stood still"),
+    Limit("stall_max_s", "longest stall", 0.2, "the client stood still, and what came meanwhile shares a stamp"),
     Limit("coalesced_late_share", "late reads of several tokens", 0.05, "the times between tokens are blurred"),
+    Limit("full_reads", "reads of a full window", 0, "so much lay unread that TCP held the server back"),
+    Limit("retransmit_share", "segments sent again, per request", 0.01, "the network lost parts of requests"),
+    Limit(
+        "out_of_order_share", "segments out of order, per read", 0.01, "the network lost or swapped parts of answers"
+    ),
     Limit("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
     Limit("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
     Limit("dropped", "requests never sent", 0, "the load was less than asked"),

@@ -124,7 +124,16 @@ def believe(summary: Summary) -> str:
     verdict = (
         "The client kept up" if client["verdict"] == "ok" else "The client, not the server, may have been the limit"
     )
-    return f"{verdict}: {bar}."
+    return f"{verdict}: {bar}{calibrated(summary)}."
+
+
+def calibrated(summary: Summary) -> str:
+    """What `loadgen calibrate` had found on the machine before this run, as the end of a sentence; empty if nothing."""
+    found = summary["client"]["calibration"]
+    if found is None:
+        return ""
+    rate = f", {found['events_per_s']:,.0f} events/s" if found["events_per_s"] else ""
+    return f"; calibrated here on {found['made_at'][:10]}: TTFT ±{duration(found['ttft_p99_s'], 2)} at p99{rate}"
 
 
 def window(summary: Summary) -> str:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen import host
+from loadgen import calibration, host
 from loadgen.errors import PlanError
 from loadgen.load import Load, bytes_of, load_of, longest_of, part_of
 from loadgen.plan import Plan
@@ -62,6 +62,7 @@ def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: 
     with prepared(plan, folder, say) as (shares, header):
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
+        header.client["calibration"] = calibration.recall(header.host, say)
         return coordinator.run(shares, header, folder, on_progress)
 
 

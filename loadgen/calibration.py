@@ -168,7 +168,7 @@ def _known(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(_file().read_bytes(), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         say(f"calibrations of earlier days are left out ({error}); `loadgen calibrate` makes a new one")
         return {}
 

@@ -27,7 +27,7 @@ def start(folder: Path, *arguments: str, command: str = "burst", **environment: 
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)} | environment,
     )
 
 

@@ -45,6 +45,9 @@ CASES = {
         [complete(1, [500 * MS, 600 * MS, 700 * MS], coalesced_reads=2)],
         healthy(late_counts={"48": 1000}),
     ),
+    "full_reads": (burst(20, 4), healthy(full_reads=1)),
+    "retransmit_share": (burst(20, 4), healthy(retransmits=1)),
+    "out_of_order_share": (burst(20, 4), healthy(out_of_order=100)),
     "clock_step_s": (burst(20, 4), healthy(clock_disagreement_ns=30 * MS)),
     "worker_lost": ([*burst(20, 4), failed(50, "worker_lost", "its worker process ended")], healthy()),
     "dropped": ([*burst(20, 4), dropped(50)], healthy()),
@@ -58,6 +61,20 @@ def test_each_limit_is_enforced_and_says_why(tmp_path: Path, limit: Any) -> None
     client = client_of(tmp_path, records, telemetry)
     assert client["verdict"] == "limited"
     assert any(reason.startswith(limit.title) and limit.meaning in reason for reason in client["reasons"])
+
+
+def test_losses_that_no_sample_mentions_are_unknown(tmp_path: Path) -> None:
+    """A run of an older version counted no full reads and no losses: that is no zero, and no reason."""
+    client = client_of(tmp_path)
+    assert [client[name] for name in ("full_reads", "retransmit_share", "out_of_order_share")] == [None] * 3
+    assert client["verdict"] == "ok"
+
+
+def test_losses_are_counted_beside_what_could_be_lost(tmp_path: Path) -> None:
+    """Segments sent again per request sent, segments out of order per read, full reads as they are."""
+    lossy = healthy(2, retransmits=0, out_of_order=13, full_reads=0)
+    client = client_of(tmp_path, telemetry=lossy)
+    assert [client[name] for name in ("full_reads", "retransmit_share", "out_of_order_share")] == [0, 0, 0.002]
 
 
 def test_silence_is_not_taken_for_health(tmp_path: Path) -> None:

@@ -50,6 +50,21 @@ def test_user_space_stamps_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_calibration_of_this_machine_is_quoted(tmp_path: Path) -> None:
+    """The date, the p99 of TTFT for the stamps that were used, and the rate; no rate where none was exact."""
+    spread = {"p50": 1e-6, "p99": 5e-6, "max": 2e-5}
+    found = {
+        "made_at": "2026-11-20T09:00:00+00:00",
+        "version": "0.1.0",
+        "errors": {"kernel": {"ttft_s": spread}},
+        "events_per_s": 50_123.0,
+    }
+    for folder, rate, ending in (("a", 50_123.0, ", 50,123 events/s."), ("b", 0.0, ".")):
+        client = {"stamps": "kernel", "calibration": found | {"events_per_s": rate}}
+        said = words.believe(summary_of(tmp_path / folder, burst(12, 4), client=client))
+        assert said.endswith(f"error bar ±20 µs; calibrated here on 2026-11-20: TTFT ±5.0 µs at p99{ending}")
+
+
 def test_an_unknown_error_is_called_unknown(tmp_path: Path) -> None:
     """Without kernel stamps and without health samples there is no error bar to state."""
     summary = summary_of(tmp_path, [complete(1, [500 * MS], stamps="user")], telemetry=[])

@@ -65,7 +65,7 @@ def test_what_limits_belief_is_said(simulated: words.Summary) -> None:
     text = " ".join(render(simulated).split())
     assert "100 of 103 requests were complete; 3 failed." in text
     assert "The client, not the server, may have been the limit" in text
-    assert "Longest stall 2.00 s, limit 1.00 s" in text
+    assert "Longest stall 2.00 s, limit 200 ms" in text
 
 
 @pytest.mark.parametrize(

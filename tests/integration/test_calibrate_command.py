@@ -1,0 +1,85 @@
+"""`loadgen calibrate` as a person runs it, and the runs that quote it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import main
+from loadgen import runfile
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import running
+from tests.command import FAST, ROOT, burst, summary_of
+
+SMALL = ("--n", "20", "--itl", "5ms", "--output-tokens", "8")
+
+
+def calibrate(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, remembering in `folder`."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "loadgen", "calibrate", *SMALL, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+
+def test_later_runs_quote_what_was_found(tmp_path: Path) -> None:
+    """A row for each kind of stamps, exact or not; a run on the same machine has it in its header and in its words."""
+    done = calibrate(tmp_path, "--quick")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("kernel ", "user "))]
+    assert [row[0] for row in rows] == ["kernel", "user"]
+    assert all(len(row) == 11 for row in rows)
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        common = ["--server", "tgi", "--url", simulated.url, "--n", "3", "--output-tokens", "4", "--no-report"]
+        _, out, _ = burst(tmp_path, *common, XDG_CACHE_HOME=str(tmp_path))
+    kept = runfile.read(tmp_path / "run").header.client["calibration"]
+    assert kept["load"] == {
+        **{"server": "vllm", "n": 20, "itl_s": 0.005, "output_tokens": 8, "workers": 1, "stamps": "kernel"}
+    }
+    assert f"calibrated here on {kept['made_at'][:10]}: TTFT ±" in " ".join(out.split())
+    quoted = summary_of(tmp_path)["client"]["calibration"]
+    assert isinstance(quoted, dict)
+    assert quoted["ttft_p99_s"] == kept["errors"]["kernel"]["ttft_s"]["p99"] > 0
+
+
+def test_json_prints_what_is_remembered(tmp_path: Path) -> None:
+    """stdout is one JSON object: the same as in the file, under this machine's name. The kernel is the better clock."""
+    done = calibrate(tmp_path, "--quick", "--json")
+    found = json.loads(done.stdout)
+    assert list(json.loads((tmp_path / "llm-loadgen/calibration.json").read_text()).values()) == [found]
+    assert found["errors"]["kernel"]["ttft_s"]["p50"] < found["errors"]["user"]["ttft_s"]["p50"]
+    assert found["errors"]["kernel"]["requests"] == 20
+
+
+def test_a_memory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    """What was found is printed all the same, with a note; and a run says in one line that it could not be read."""
+    (tmp_path / "llm-loadgen").write_text("in the way")
+    done = calibrate(tmp_path, "--quick")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Not remembered: " in done.stdout
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        common = ["--server", "tgi", "--url", simulated.url, "--n", "3", "--output-tokens", "4", "--no-report"]
+        code, out, _ = burst(tmp_path, *common, XDG_CACHE_HOME=str(tmp_path))
+    assert code in (0, 5)  # 5: this machine was too busy for three requests, which is not what is tested here
+    assert "calibrations of earlier days are left out" in out
+
+
+def test_a_burst_that_cannot_be_is_explained(tmp_path: Path) -> None:
+    """Exit code 2, the burst's own words, and no traceback."""
+    done = calibrate(tmp_path, "--workers", "21")
+    assert done.returncode == 2
+    assert "21 workers for 20 requests" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_accuracy_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At tiny size it compares every request and prints the row of `loadgen calibrate` with two distributions below."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    main(SMALL)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "20 of 20 requests compared; 160 tokens, 160 events logged"
+    assert sum(line.startswith(("kernel ", "read lateness", "server lateness")) for line in lines) == 3

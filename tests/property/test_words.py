@@ -8,7 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.prompts import PromptError, id_prompts, text_prompts
+from tests.exact import alike_ids, alike_texts
+from workloads.prompts import PromptError
 from workloads.words import COST_LIMIT, learn
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
@@ -43,7 +44,7 @@ def test_texts(costs: list[int], added: int, tokens: int, n: int, seed: int) -> 
     prices = {f"w{number}": cost for number, cost in enumerate(costs)}
     count = counting(prices)
     try:
-        texts = text_prompts(lambda asked: [added + c for c in count(asked)], list(prices), n, tokens, seed)
+        texts = alike_texts(lambda asked: [added + c for c in count(asked)], list(prices), n, tokens, seed)
     except PromptError:
         cheap = {cost for cost in costs if cost <= COST_LIMIT}
         assert n > 1 or tokens <= added or not payable(tokens - added, cheap)
@@ -56,7 +57,7 @@ def test_texts(costs: list[int], added: int, tokens: int, n: int, seed: int) -> 
 def test_ids(alphabet: set[int], n: int, tokens: int, seed: int) -> None:
     """Id prompts are exact, from the alphabet, and different in their first block, or there are too few ids."""
     try:
-        prompts = id_prompts(sorted(alphabet), n, tokens, seed)
+        prompts = alike_ids(sorted(alphabet), n, tokens, seed)
     except PromptError:
         assert len(alphabet) ** min(tokens, 16) < n
         return

@@ -10,8 +10,9 @@ the whole is not the sum of its words its end is drawn anew, a bounded number of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
 
 from workloads.prompts import PromptError, Stretch, digits, generator, shuffled
@@ -56,10 +57,10 @@ def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[Wante
     """
     words = learn(count, candidates)
     writer = Writer(words, seed, openings(words, wanted, seed), _counter(words, len(wanted), seed))
-    texts: list[str] = []
-    for start in range(0, len(wanted), BATCH):
-        texts += _exact(count, words, [writer.draft(want) for want in wanted[start : start + BATCH]])
-    return texts
+    heads = list(dict.fromkeys(want.shared[0] for want in wanted if want.shared))
+    for stretch, text in zip(heads, _exact(count, words, map(writer.head, heads)), strict=True):
+        writer.stretches[stretch, True] = text.split()
+    return _exact(count, words, map(writer.draft, wanted))
 
 
 def openings(words: Words, wanted: Sequence[Wanted], seed: int) -> dict[Stretch, tuple[list[str], int]]:
@@ -92,19 +93,25 @@ class Writer:
     counter: list[list[str]]
     """The wheels that number what follows shared words."""
     stretches: dict[tuple[Stretch, bool], list[str]] = field(default_factory=dict)
+    """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
 
     def draft(self, want: Wanted) -> Draft:
         """Stretches first, then the text's own words, numbered."""
-        random = generator(self.seed, want.number)
         if not want.shared:
-            lead, left = self.openings[want.opening]
-            return Draft([*lead, *self.words.fill(left, random)], len(lead), want.tokens, random)
+            return self.head(want.opening)
+        random = generator(self.seed, want.number)
         begun, left = self._begun(want)
         lead = self._lead(want.number, left)
         left -= sum(self.words.costs[word] for word in lead)
         # What is shared to its end has no words of its own, and only its end can be mended.
         keep = len(begun) + len(lead) if left else 1
         return Draft([*begun, *lead, *self.words.fill(left, random)], keep, want.tokens, random)
+
+    def head(self, stretch: Stretch) -> Draft:
+        """A text, or a stretch, that begins anew."""
+        random = generator(self.seed, stretch[0])
+        lead, left = self.openings[stretch]
+        return Draft([*lead, *self.words.fill(left, random)], len(lead), stretch[1], random)
 
     def _begun(self, want: Wanted) -> tuple[list[str], int]:
         """The stretches, cut where they are longer than the text, and the tokens left to fill."""
@@ -123,10 +130,10 @@ class Writer:
 
     def _stretch(self, stretch: Stretch, *, first: bool) -> list[str]:
         if (stretch, first) not in self.stretches:
-            lead, left = self.openings[stretch] if first else ([], stretch[1])
-            if not self.words.can_fill(left):
-                raise _too_short(self.words, 1, left, 0)
-            self.stretches[stretch, first] = [*lead, *self.words.fill(left, generator(self.seed, stretch[0]))]
+            name, tokens = stretch
+            if not self.words.can_fill(tokens):
+                raise _too_short(self.words, 1, tokens, 0)
+            self.stretches[stretch, first] = self.words.fill(tokens, generator(self.seed, name))
         return self.stretches[stretch, first]
 
     def _lead(self, number: int, left: int) -> list[str]:
@@ -137,20 +144,28 @@ class Writer:
         return lead
 
 
-def _exact(count: Count, words: Words, drafts: Sequence[Draft]) -> list[str]:
+def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
     """Count the drafts, and mend those that are off until none is."""
-    pending = list(drafts)
+    texts: list[str] = []
+    waiting = iter(drafts)
+    while batch := list(islice(waiting, BATCH)):
+        _settle(count, words, batch)
+        texts += [" ".join(draft.words) for draft in batch]
+    return texts
+
+
+def _settle(count: Count, words: Words, pending: Sequence[Draft]) -> None:
     for _ in range(ROUNDS_LIMIT):
         counts = count([" ".join(draft.words) for draft in pending])
         off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
         if not off:
-            return [" ".join(draft.words) for draft in drafts]
+            return
         for draft, missing in off:
             _mend(draft, missing, words)
         pending = [draft for draft, _ in off]
     raise PromptError(
-        f"{len(pending)} of {len(drafts)} texts could not be brought to {pending[0].tokens} tokens in {ROUNDS_LIMIT} "
-        "attempts: this tokenizer's count of a text is not the sum of its words",
+        f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, in "
+        f"{ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
         "use an endpoint that takes token ids, or pass the model's own --tokenizer",
     )
 

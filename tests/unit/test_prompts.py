@@ -14,7 +14,10 @@ import pytest
 
 from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
-from workloads.prompts import PromptError
+from workloads import workload
+from workloads.lengths import Fixed, Uniform
+from workloads.material import Order, material, requests
+from workloads.prompts import PromptError, id_prompts
 from workloads.tokenizer import LocalTokenizer, load
 from workloads.words import COMMON_WORDS
 
@@ -75,6 +78,20 @@ def test_exact_with_a_tokenizer_file(tokenizer: Callable[[str], LocalTokenizer],
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_exact_behind_a_shared_beginning(tokenizer: Callable[[str], LocalTokenizer], kind: str) -> None:
+    """Texts of drawn lengths are exact as a whole, and a group's encodings begin with all of its shared tokens."""
+    local = tokenizer(kind)
+    order = Order(workload.parse("shared-prefix:groups=2,tokens=64"), Uniform(90, 200), Fixed(1), 0, 30)
+    made = material(order, token_ids=False, local=local, server=None)
+    found = list(requests(order, made))
+    encoded = [local.tokenizer.encode(str(request.prompt)).ids for request in found]
+    assert [len(ids) for ids in encoded] == [request.input_tokens for request in found]
+    shared = 64 if kind != "across_words" else 60  # there a token may reach across the end of what is shared
+    assert len({tuple(ids[:shared]) for ids in encoded}) == 2
+    assert len({tuple(ids[: 64 + 16]) for ids in encoded}) == 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_token_ids_are_plain_text(tokenizer: Callable[[str], LocalTokenizer], kind: str) -> None:
     """Token id prompts have exactly the length asked, differ within two ids, and hold no special token."""
     local = tokenizer(kind)
@@ -120,7 +137,12 @@ def test_each_text_is_counted_once_when_words_add_up() -> None:
         (words_in, len(COMMON_WORDS) + 1, 1, f"make only {len(COMMON_WORDS)} different prompts of 1 tokens, not"),
         (lambda text: 2 * words_in(text), 10, 511, "different prompts of 511 tokens"),
         (lambda text: 7 * bool(text), 10, 20, "0 known words"),
-        (lambda text: words_in(text) + (words_in(text) > 2), 3, 3, "could not be brought to 3 tokens"),
+        (
+            lambda text: words_in(text) + (words_in(text) > 2),
+            3,
+            3,
+            "could not be brought to their length, the first to 3 tokens",
+        ),
     ],
 )
 def test_impossible(length: Callable[[str], int], n: int, tokens: int, reason: str) -> None:
@@ -135,6 +157,22 @@ def test_too_few_ids() -> None:
     assert len(set(alike_ids([5, 6], 8, 3, 0))) == 8
     with pytest.raises(PromptError, match="2 token ids make only 8 different prompts of 3 tokens, not 9"):
         alike_ids([5, 6], 9, 3, 0)
+
+
+def test_ids_too_short_for_their_number() -> None:
+    """Where lengths are drawn, a prompt too short to hold its number is its number cut short; the others all differ."""
+    prompt = id_prompts(range(9), 0, numbers=50, shared=20)
+    assert [len(prompt(7, tokens)) for tokens in range(4)] == [0, 1, 2, 3]
+    assert len({prompt(number, 2) for number in range(-20, 50)}) == 70
+
+
+def test_stretches_are_cut_where_the_prompt_ends() -> None:
+    """A prompt begins with its stretches, whole or cut, and only what is left is its own."""
+    prompt = id_prompts(range(100), 0, numbers=9, shared=9)
+    first, second = prompt(-1, 6), prompt(-2, 6)
+    assert prompt(3, 4, [(-1, 6)]) == first[:4]
+    assert prompt(3, 8, [(-1, 6), (-2, 6)]) == (first + second)[:8]
+    assert prompt(3, 9, [(-1, 6)]) == first + prompt(3, 3)
 
 
 def test_same_seed_same_bytes() -> None:

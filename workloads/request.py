@@ -10,7 +10,8 @@ class Request:
     """One question for a server.
 
     `prompt` is text, or token ids where the server's API takes them. `input_tokens` is its exact
-    length as the server counts it, special tokens included. `output_tokens` is the length asked for.
+    length as the server counts it, special tokens included; 0 where an answer is part of it, which nobody can count
+    beforehand. `output_tokens` is the length asked for.
     """
 
     id: int
@@ -18,3 +19,5 @@ class Request:
     input_tokens: int
     output_tokens: int
     temperature: float = 0.0
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) of a chat so far, the last one `prompt`. Empty: a chat of `prompt` alone."""

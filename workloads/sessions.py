@@ -5,12 +5,15 @@ None when it is over. The driver calls them; nothing here waits or reads a clock
 
     turn 0: question            --> answer
     turn 1: question answer question           (think_ns later)
+
+Where the endpoint is a chat, what was said goes along as messages; elsewhere as one text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from workloads.datasets import Dialogue
 from workloads.request import Request
@@ -24,6 +27,8 @@ class Turn:
     """What the human says, and how long the answer shall be."""
 
     question: str
+    input_tokens: int
+    """Tokens of the question when it is sent alone, as the server counts them; 0 where that is never needed."""
     output_tokens: int
 
 
@@ -36,36 +41,53 @@ class Conversation:
     turns: tuple[Turn, ...]
     think_ns: int
     """From the end of an answer to the sending of the next turn."""
-    turn: int = 0
-    transcript: str = ""
-    """All that was said before this turn, questions and answers as they came."""
+    chat: bool = False
+    """Whether Requests hold messages."""
+    answers: tuple[str, ...] = ()
+    """As they came; the next turn is the first one without."""
 
-    def request(self, count: Callable[[str], int]) -> Request:
-        """What to send in this turn; `count` gives a prompt's tokens as the server counts them."""
-        turn = self.turns[self.turn]
-        prompt = self.transcript + turn.question
-        return Request(self.first_id + self.turn, prompt, count(prompt), turn.output_tokens)
+    def request(self) -> Request:
+        """What to send in this turn. The length of a later turn is 0, not known: it holds answers that nobody has
+        counted, and counting them now would disturb the run. The server reports it."""
+        number = len(self.answers)
+        turn = self.turns[number]
+        input_tokens = turn.input_tokens if number == 0 else 0
+        prompt, messages = (turn.question, self._messages()) if self.chat else (self._transcript(), ())
+        return Request(self.first_id + number, prompt, input_tokens, turn.output_tokens, messages=messages)
 
     def after(self, answer: str) -> Conversation | None:
         """The conversation after the server's answer to this turn; None when there is no further turn.
 
-        The prompt sent and the answer stand unchanged at the start of the next prompt, so a prefix cache can help.
+        What was sent and the answer stand unchanged at the start of the next prompt, so a prefix cache can help.
         """
-        transcript = f"{self.transcript}{self.turns[self.turn].question}{answer}\n"
-        if self.turn + 1 == len(self.turns) or len(transcript) > TRANSCRIPT_LIMIT:
+        answers = (*self.answers, answer)
+        said = sum(map(len, answers)) + sum(len(turn.question) for turn in self.turns[: len(answers)])
+        if len(answers) == len(self.turns) or said > TRANSCRIPT_LIMIT:
             return None
-        return replace(self, turn=self.turn + 1, transcript=transcript)
+        return replace(self, answers=answers)
+
+    def _messages(self) -> tuple[tuple[str, str], ...]:
+        asked = [("user", turn.question) for turn in self.turns]
+        said = [(asked[place], ("assistant", answer)) for place, answer in enumerate(self.answers)]
+        return (*chain.from_iterable(said), asked[len(said)])
+
+    def _transcript(self) -> str:
+        said = [f"{turn.question}{answer}\n" for turn, answer in zip(self.turns, self.answers, strict=False)]
+        return "".join([*said, self.turns[len(said)].question])
 
 
-def conversations(sessions: Iterable[tuple[Turn, ...]], think_ns: int) -> Iterator[Conversation]:
+def conversations(sessions: Iterable[tuple[Turn, ...]], think_ns: int, *, chat: bool) -> Iterator[Conversation]:
     """One Conversation per session, with request ids that run on from one to the next."""
     first_id = 0
     for turns in sessions:
-        yield Conversation(first_id, turns, think_ns)
+        yield Conversation(first_id, turns, think_ns, chat)
         first_id += len(turns)
 
 
 def recorded(dialogues: Iterable[Dialogue], count: Callable[[str], int]) -> Iterator[tuple[Turn, ...]]:
     """Sessions that ask what a dataset's humans asked, each for as many tokens as the recorded answer has."""
     for dialogue in dialogues:
-        yield tuple(Turn(sample.prompt, max(1, count(sample.answer))) for sample in dialogue.turns)
+        yield tuple(
+            Turn(sample.prompt, 0 if place else count(sample.prompt), max(1, count(sample.answer)))
+            for place, sample in enumerate(dialogue.turns)
+        )

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from workloads import datasets, sessions
 from workloads.datasets import Sample
 from workloads.lengths import Lengths
+from workloads.prompts import Prompt
 from workloads.request import Request
 from workloads.sessions import Conversation, Turn
 from workloads.syntax import WorkloadError, duration_ns, options, path_and_options, show_duration, whole
@@ -30,17 +31,6 @@ from workloads.traces import BLOCK_TOKENS, Entry
 TOKENS_LIMIT = 10_000_000
 TURNS_LIMIT = 1_000
 GROUPS_LIMIT = 1_000_000
-
-
-class Prompt(Protocol):
-    """Makes prompt number `number` of exactly so many tokens. Different numbers differ from their first tokens on.
-
-    Requests are numbered from 0; what several requests share has negative numbers.
-    """
-
-    def __call__(self, number: int, input_tokens: int) -> str | tuple[int, ...]:
-        """Text, or token ids where the endpoint takes them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +45,8 @@ class Material:
     output: Lengths | None
     """None: as long as the dataset's own answers."""
     seed: int
+    how: str = ""
+    """How the lengths of prompts were made exact."""
 
     def input_tokens(self) -> Iterator[int]:
         """The stream of prompt lengths."""
@@ -86,15 +78,14 @@ class Synthetic:
 class SharedPrefix:
     """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end.
 
-    The lengths asked for are those of whole prompts. Needs prompts of token ids: text pieces of exact length do not
-    add up to a text of exact length.
+    The lengths asked for are those of whole prompts.
     """
 
     groups: int
     tokens: int
 
     def requests(self, material: Material) -> Iterator[Request]:
-        """The Requests, in order of id. Raises WorkloadError for prompts that are text or not longer than `tokens`."""
+        """The Requests, in order of id. Raises WorkloadError for prompts that are not longer than `tokens`."""
         for number, input_tokens, output_tokens in zip(
             count(), material.input_tokens(), material.output_tokens(), strict=False
         ):
@@ -103,9 +94,8 @@ class SharedPrefix:
                     f"request {number} has {input_tokens} tokens, no more than the shared prefix's {self.tokens}",
                     "ask for longer prompts, or share fewer tokens",
                 )
-            shared = _ids(material.prompt(-1 - number % self.groups, self.tokens))
-            own = _ids(material.prompt(number, input_tokens - self.tokens))
-            yield Request(number, shared + own, input_tokens, output_tokens)
+            shared = ((-1 - number % self.groups, self.tokens),)
+            yield Request(number, material.prompt(number, input_tokens, shared), input_tokens, output_tokens)
 
     def __str__(self) -> str:
         return f"shared-prefix:groups={self.groups},tokens={self.tokens}"
@@ -137,9 +127,9 @@ class MultiTurn:
     path: Path | None
     think_ns: int = 0
 
-    def conversations(self, material: Material) -> Iterator[Conversation]:
-        """The sessions, each at its first turn. Raises WorkloadError as Dataset and SharedPrefix do."""
-        return sessions.conversations(self._sessions(material), self.think_ns)
+    def conversations(self, material: Material, *, chat: bool) -> Iterator[Conversation]:
+        """The sessions, each at its first turn. Raises WorkloadError as Dataset does, or for prompts of token ids."""
+        return sessions.conversations(self._sessions(material), self.think_ns, chat=chat)
 
     def _sessions(self, material: Material) -> Iterator[tuple[Turn, ...]]:
         if self.path is not None:
@@ -175,37 +165,13 @@ def replay(entries: Iterable[Entry], material: Material) -> Iterator[Request]:
     """Requests with a trace's own lengths, in its order.
 
     Where an entry names its blocks, each block becomes the same 512 tokens wherever it occurs, so equal leading ids
-    are an equal prefix and the server's cache sees the recorded sharing. That needs prompts of token ids. Where the
-    ids end before the prompt does, the rest is the request's own; ids past its end are ignored.
+    are an equal prefix and the server's cache sees the recorded sharing. Where the ids end before the prompt does, the
+    rest is the request's own; ids past its end are ignored.
     """
     for number, entry in enumerate(entries):
-        prompt = (
-            _from_blocks(number, entry, material.prompt)
-            if entry.blocks
-            else material.prompt(number, entry.input_tokens)
-        )
+        blocks = entry.blocks[: -(-entry.input_tokens // BLOCK_TOKENS)]
+        prompt = material.prompt(number, entry.input_tokens, [(-1 - block, BLOCK_TOKENS) for block in blocks])
         yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
-
-
-def _from_blocks(number: int, entry: Entry, prompt: Prompt) -> tuple[int, ...]:
-    ids: list[int] = []
-    for block in entry.blocks:
-        if len(ids) >= entry.input_tokens:
-            break
-        ids.extend(_ids(prompt(-1 - block, BLOCK_TOKENS)))
-    del ids[entry.input_tokens :]
-    if len(ids) < entry.input_tokens:
-        ids.extend(_ids(prompt(number, entry.input_tokens - len(ids))))
-    return tuple(ids)
-
-
-def _ids(prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        raise WorkloadError(
-            "shared prefixes need prompts of token ids, and this endpoint takes text",
-            "use an endpoint that takes token ids, such as vLLM's completions",
-        )
-    return prompt
 
 
 def _text(prompt: str | tuple[int, ...]) -> str:
@@ -227,7 +193,7 @@ def _synthetic_sessions(turns: int, material: Material) -> Iterator[tuple[Turn, 
     numbered = zip(count(), material.input_tokens(), material.output_tokens(), strict=False)
     while True:
         yield tuple(
-            Turn(_text(material.prompt(number, input_tokens)), output_tokens)
+            Turn(_text(material.prompt(number, input_tokens)), input_tokens, output_tokens)
             for number, input_tokens, output_tokens in islice(numbered, turns)
         )
 

@@ -105,11 +105,13 @@ def completions_fields(request: Request, model: str) -> dict[str, Any]:
 
 
 def chat_fields(request: Request, model: str) -> dict[str, Any]:
-    """The same as a chat of one user message. `max_tokens`, as servers before 2024-10 know no other limit."""
+    """The same as a chat, of one user message if nothing was said before. `max_tokens`, as servers before 2024-10 know
+    no other limit."""
     assert isinstance(request.prompt, str), "chat takes text"
     fields = completions_fields(request, model)
     del fields["prompt"]
-    return {"messages": [{"role": "user", "content": request.prompt}], **fields}
+    messages = request.messages or (("user", request.prompt),)
+    return {"messages": [{"role": role, "content": content} for role, content in messages], **fields}
 
 
 def never(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:

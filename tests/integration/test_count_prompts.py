@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from servers.errors import UnauthorizedError, UncountableError
 from servers.probe import ServerFacts, probe
 from servers.tokenize import connect
+from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save
-from workloads.prompts import make_prompts
 from workloads.tokenizer import load
 
 TEMPLATE = "[user] {} [assistant]"
@@ -113,7 +113,7 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
     with answering(served(engine)[kind]) as stub:
         facts = probe(stub.url, kind)
         with connect(facts, "completions" if kind == "vllm" else "generate") as server:
-            made = make_prompts(30, tokens, 0, token_ids=False, local=None, server=server)
+            made = exact_prompts(30, tokens, 0, token_ids=False, local=None, server=server)
     assert made.how == "text, counted by the server"
     encoded = [engine.encode(str(text)).ids for text in made.prompts]
     assert {len(ids) for ids in encoded} == {tokens}
@@ -138,7 +138,7 @@ def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> 
     """On chat the template counts too: content and template together have the length asked."""
     local = load(save("byte_level_with_bos", tmp_path)) if with_file else None
     with answering(served(engine)[kind]) as stub, connect(probe(stub.url, kind), "chat") as server:
-        made = make_prompts(60, 100, 0, token_ids=False, local=local, server=server)
+        made = exact_prompts(60, 100, 0, token_ids=False, local=local, server=server)
     whole = [TEMPLATE.format(text) for text in made.prompts]
     assert {len(engine.encode(text, add_special_tokens=False).ids) for text in whole} == {100}
     assert len(set(whole)) == 60
@@ -149,7 +149,7 @@ def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> 
 def test_token_ids_from_vllm(engine: Tokenizer) -> None:
     """vLLM tells the ids of common words, without its BOS; prompts are drawn from those."""
     with answering(served(engine)["vllm"]) as stub, connect(probe(stub.url, "vllm"), "completions") as server:
-        made = make_prompts(30, 512, 0, token_ids=True, local=None, server=server)
+        made = exact_prompts(30, 512, 0, token_ids=True, local=None, server=server)
     used = {token for prompt in made.prompts for token in prompt}
     assert made.how == "token ids"
     assert engine.token_to_id("<s>") not in used

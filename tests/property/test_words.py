@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.prompts import PromptError, id_prompts, text_prompts
+from tests.exact import alike_ids, alike_texts
+from workloads.prompts import PromptError
+from workloads.texts import Wanted, text_prompts
 from workloads.words import COST_LIMIT, learn
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
@@ -43,7 +46,7 @@ def test_texts(costs: list[int], added: int, tokens: int, n: int, seed: int) -> 
     prices = {f"w{number}": cost for number, cost in enumerate(costs)}
     count = counting(prices)
     try:
-        texts = text_prompts(lambda asked: [added + c for c in count(asked)], list(prices), n, tokens, seed)
+        texts = alike_texts(lambda asked: [added + c for c in count(asked)], list(prices), n, tokens, seed)
     except PromptError:
         cheap = {cost for cost in costs if cost <= COST_LIMIT}
         assert n > 1 or tokens <= added or not payable(tokens - added, cheap)
@@ -56,10 +59,45 @@ def test_texts(costs: list[int], added: int, tokens: int, n: int, seed: int) -> 
 def test_ids(alphabet: set[int], n: int, tokens: int, seed: int) -> None:
     """Id prompts are exact, from the alphabet, and different in their first block, or there are too few ids."""
     try:
-        prompts = id_prompts(sorted(alphabet), n, tokens, seed)
+        prompts = alike_ids(sorted(alphabet), n, tokens, seed)
     except PromptError:
         assert len(alphabet) ** min(tokens, 16) < n
         return
     assert {len(prompt) for prompt in prompts} == {tokens}
     assert len({prompt[:16] for prompt in prompts}) == n
     assert alphabet.issuperset(token for prompt in prompts for token in prompt)
+
+
+LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=12)
+
+
+@given(COSTS, LENGTHS, st.lists(st.integers(1, 30), max_size=3), st.integers(1, 3), st.integers())
+def test_texts_with_shared_beginnings(
+    costs: list[int], lengths: list[int], stretches: list[int], groups: int, seed: int
+) -> None:
+    """Texts of many lengths that begin with shared stretches are exact, and the stretches stand whole in those that
+    have room for them; or they cannot be made."""
+    prices = {f"w{number}": cost for number, cost in enumerate(costs)}
+    count = counting(prices)
+    wanted = [
+        Wanted(number, tokens, tuple((-1 - number % groups - 10 * place, size) for place, size in enumerate(stretches)))
+        for number, tokens in enumerate(lengths)
+    ]
+    try:
+        texts = text_prompts(count, list(prices), wanted, seed)
+    except PromptError:
+        cheap = {cost for cost in costs if cost <= COST_LIMIT}
+        own = lengths[0] - sum(stretches)
+        assert len(lengths) > 1 or own < 0 or not all(payable(amount, cheap) for amount in (*stretches, own))
+        return
+    assert count(texts) == lengths
+    cheap = {cost for cost in costs if cost <= COST_LIMIT}
+    own = [tokens - sum(stretches) for tokens in lengths]
+    whole = [text.split() for text, left in zip(texts, own, strict=True) if left >= 0 and payable(left, cheap)]
+    assert len({tuple(words[: prefix_words(words, prices, sum(stretches))]) for words in whole}) <= groups
+
+
+def prefix_words(words: list[str], prices: dict[str, int], tokens: int) -> int:
+    """How many words cost so many tokens."""
+    sums = list(accumulate((prices[word] for word in words), initial=0))
+    return sums.index(tokens)

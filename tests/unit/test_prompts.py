@@ -12,8 +12,12 @@ from functools import cache
 
 import pytest
 
+from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
-from workloads.prompts import PromptError, id_prompts, make_prompts, text_prompts
+from workloads import workload
+from workloads.lengths import Fixed, Uniform
+from workloads.material import Order, material, requests
+from workloads.prompts import PromptError, id_prompts
 from workloads.tokenizer import LocalTokenizer, load
 from workloads.words import COMMON_WORDS
 
@@ -63,10 +67,10 @@ def test_exact_with_a_tokenizer_file(tokenizer: Callable[[str], LocalTokenizer],
     n = 40 if tokens >= 16 else 5
     if (kind, tokens) in IMPOSSIBLE:
         with pytest.raises(PromptError, match=IMPOSSIBLE[kind, tokens]) as caught:
-            make_prompts(n, tokens, 0, token_ids=False, local=local, server=None)
+            exact_prompts(n, tokens, 0, token_ids=False, local=local, server=None)
         assert caught.value.hint
         return
-    prompts = make_prompts(n, tokens, 0, token_ids=False, local=local, server=None).prompts
+    prompts = exact_prompts(n, tokens, 0, token_ids=False, local=local, server=None).prompts
     encoded = [local.tokenizer.encode(str(prompt)).ids for prompt in prompts]
     assert {len(ids) for ids in encoded} == {tokens}
     assert len({tuple(ids[:16]) for ids in encoded}) == n
@@ -74,10 +78,24 @@ def test_exact_with_a_tokenizer_file(tokenizer: Callable[[str], LocalTokenizer],
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_exact_behind_a_shared_beginning(tokenizer: Callable[[str], LocalTokenizer], kind: str) -> None:
+    """Texts of drawn lengths are exact as a whole, and a group's encodings begin with all of its shared tokens."""
+    local = tokenizer(kind)
+    order = Order(workload.parse("shared-prefix:groups=2,tokens=64"), Uniform(90, 200), Fixed(1), 0, 30)
+    made = material(order, token_ids=False, local=local, server=None)
+    found = list(requests(order, made))
+    encoded = [local.tokenizer.encode(str(request.prompt)).ids for request in found]
+    assert [len(ids) for ids in encoded] == [request.input_tokens for request in found]
+    shared = 64 if kind != "across_words" else 60  # there a token may reach across the end of what is shared
+    assert len({tuple(ids[:shared]) for ids in encoded}) == 2
+    assert len({tuple(ids[: 64 + 16]) for ids in encoded}) == 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_token_ids_are_plain_text(tokenizer: Callable[[str], LocalTokenizer], kind: str) -> None:
     """Token id prompts have exactly the length asked, differ within two ids, and hold no special token."""
     local = tokenizer(kind)
-    made = make_prompts(500, 512, 3, token_ids=True, local=local, server=None)
+    made = exact_prompts(500, 512, 3, token_ids=True, local=local, server=None)
     assert made.how == "token ids"
     assert {len(prompt) for prompt in made.prompts} == {512}
     assert len({tuple(prompt[:2]) for prompt in made.prompts}) == 500
@@ -99,7 +117,7 @@ def test_token_ids_are_plain_text(tokenizer: Callable[[str], LocalTokenizer], ki
 @pytest.mark.parametrize("tokens", [33, 512])
 def test_exact_by_any_count(length: Callable[[str], int], tokens: int) -> None:
     """Whatever a server calls a token, the texts have exactly the count asked."""
-    texts = text_prompts(Counts(length).count, COMMON_WORDS, 60, tokens, 0)
+    texts = alike_texts(Counts(length).count, COMMON_WORDS, 60, tokens, 0)
     assert {length(text) for text in texts} == {tokens}
     assert len(set(texts)) == 60
 
@@ -107,7 +125,7 @@ def test_exact_by_any_count(length: Callable[[str], int], tokens: int) -> None:
 def test_each_text_is_counted_once_when_words_add_up() -> None:
     """With a server that counts words, what is asked is: each word twice, then each prompt once."""
     judge = Counts(words_in)
-    texts = text_prompts(judge.count, COMMON_WORDS, 100, 512, 0)
+    texts = alike_texts(judge.count, COMMON_WORDS, 100, 512, 0)
     assert len(judge.asked) == 2 * len(COMMON_WORDS) + 100
     assert judge.asked[-100:] == texts
 
@@ -119,29 +137,50 @@ def test_each_text_is_counted_once_when_words_add_up() -> None:
         (words_in, len(COMMON_WORDS) + 1, 1, f"make only {len(COMMON_WORDS)} different prompts of 1 tokens, not"),
         (lambda text: 2 * words_in(text), 10, 511, "different prompts of 511 tokens"),
         (lambda text: 7 * bool(text), 10, 20, "0 known words"),
-        (lambda text: words_in(text) + (words_in(text) > 2), 3, 3, "could not be brought to 3 tokens"),
+        (
+            lambda text: words_in(text) + (words_in(text) > 2),
+            3,
+            3,
+            "could not be brought to their length, the first to 3 tokens",
+        ),
     ],
 )
 def test_impossible(length: Callable[[str], int], n: int, tokens: int, reason: str) -> None:
     """Prompts that cannot be exact are an error that says why and what to do, never about as long."""
     with pytest.raises(PromptError, match=reason) as caught:
-        text_prompts(Counts(length).count, COMMON_WORDS, n, tokens, 0)
+        alike_texts(Counts(length).count, COMMON_WORDS, n, tokens, 0)
     assert caught.value.hint
 
 
 def test_too_few_ids() -> None:
     """More prompts than the ids can number is an error."""
-    assert len(set(id_prompts([5, 6], 8, 3, 0))) == 8
+    assert len(set(alike_ids([5, 6], 8, 3, 0))) == 8
     with pytest.raises(PromptError, match="2 token ids make only 8 different prompts of 3 tokens, not 9"):
-        id_prompts([5, 6], 9, 3, 0)
+        alike_ids([5, 6], 9, 3, 0)
+
+
+def test_ids_too_short_for_their_number() -> None:
+    """Where lengths are drawn, a prompt too short to hold its number is its number cut short; the others all differ."""
+    prompt = id_prompts(range(9), 0, numbers=50, shared=20)
+    assert [len(prompt(7, tokens)) for tokens in range(4)] == [0, 1, 2, 3]
+    assert len({prompt(number, 2) for number in range(-20, 50)}) == 70
+
+
+def test_stretches_are_cut_where_the_prompt_ends() -> None:
+    """A prompt begins with its stretches, whole or cut, and only what is left is its own."""
+    prompt = id_prompts(range(100), 0, numbers=9, shared=9)
+    first, second = prompt(-1, 6), prompt(-2, 6)
+    assert prompt(3, 4, [(-1, 6)]) == first[:4]
+    assert prompt(3, 8, [(-1, 6), (-2, 6)]) == (first + second)[:8]
+    assert prompt(3, 9, [(-1, 6)]) == first + prompt(3, 3)
 
 
 def test_same_seed_same_bytes() -> None:
     """A seed fixes every prompt, in any process, whatever its hash seed; another seed changes all of them."""
     code = (
-        "from workloads.prompts import id_prompts, text_prompts; from workloads.words import COMMON_WORDS as W\n"
+        "from tests.exact import alike_ids, alike_texts; from workloads.words import COMMON_WORDS as W\n"
         "count = lambda texts: [len(text.split()) for text in texts]\n"
-        "print(id_prompts(range(9), 40, 20, 7), text_prompts(count, W, 40, 20, 7))"
+        "print(alike_ids(range(9), 40, 20, 7), alike_texts(count, W, 40, 20, 7))"
     )
     printed = {
         subprocess.run(
@@ -153,16 +192,16 @@ def test_same_seed_same_bytes() -> None:
         ).stdout.strip()
         for hash_seed in ("1", "2")
     }
-    ids, texts = id_prompts(range(9), 40, 20, 7), text_prompts(Counts(words_in).count, COMMON_WORDS, 40, 20, 7)
+    ids, texts = alike_ids(range(9), 40, 20, 7), alike_texts(Counts(words_in).count, COMMON_WORDS, 40, 20, 7)
     assert printed == {f"{ids} {texts}".encode()}
-    assert not set(ids) & set(id_prompts(range(9), 40, 20, 8))
-    assert not set(texts) & set(text_prompts(Counts(words_in).count, COMMON_WORDS, 40, 20, 8))
+    assert not set(ids) & set(alike_ids(range(9), 40, 20, 8))
+    assert not set(texts) & set(alike_texts(Counts(words_in).count, COMMON_WORDS, 40, 20, 8))
 
 
 def test_bytes_of_a_seed_never_change() -> None:
     """What a seed meant in one release it means in the next, on every platform and Python."""
-    texts = "\n".join(text_prompts(Counts(words_in).count, COMMON_WORDS, 3, 600, 0))
-    assert id_prompts(range(100), 2, 5, 0) == [(36, 82, 24, 82, 30), (27, 53, 39, 86, 29)]
+    texts = "\n".join(alike_texts(Counts(words_in).count, COMMON_WORDS, 3, 600, 0))
+    assert alike_ids(range(100), 2, 5, 0) == [(36, 82, 24, 82, 30), (27, 53, 39, 86, 29)]
     assert (
         hashlib.sha256(texts.encode()).hexdigest() == "e74ca8d4e0ecd05173df6f8dc2b2f6e3b71d4a3a14506ee2a0b64c943e2e6225"
     )
@@ -170,7 +209,7 @@ def test_bytes_of_a_seed_never_change() -> None:
 
 def test_a_prefix_of_the_burst_is_the_burst() -> None:
     """Prompt i does not depend on how many prompts follow it, while the ids can still number them all."""
-    assert id_prompts(range(100), 200, 8, 1)[:150] == id_prompts(range(100), 150, 8, 1)
+    assert alike_ids(range(100), 200, 8, 1)[:150] == alike_ids(range(100), 150, 8, 1)
 
 
 FILE = Counts(words_in, words=COMMON_WORDS, known_ids=[10, 11, 12])
@@ -194,7 +233,7 @@ RUNS_IT = Counts(words_in, generates=True)
 )
 def test_order_of_preference(token_ids: bool, local: Counts | None, server: Counts | None, how: str) -> None:
     """Token ids where the API takes them and someone knows some, else the tokenizer file, else the server's count."""
-    made = make_prompts(9, 30, 0, token_ids=token_ids, local=local, server=server)
+    made = exact_prompts(9, 30, 0, token_ids=token_ids, local=local, server=server)
     assert made.how == how
     assert len(set(made.prompts)) == 9
     known = set((local or server or RUNS_IT).known_ids)
@@ -205,7 +244,7 @@ def test_order_of_preference(token_ids: bool, local: Counts | None, server: Coun
 def test_nobody_to_ask(server: Counts | None) -> None:
     """Without a tokenizer file and without a way to count, the error asks for the file."""
     with pytest.raises(PromptError) as caught:
-        make_prompts(9, 30, 0, token_ids=False, local=None, server=server)
+        exact_prompts(9, 30, 0, token_ids=False, local=None, server=server)
     assert "--tokenizer" in caught.value.hint
 
 
@@ -218,7 +257,7 @@ def templated(text: str) -> int:
 def test_template_is_measured_with_the_server(generates: bool) -> None:
     """What the server adds to the file's count is measured, and every prompt touches the template in the same way."""
     server = Counts(templated, generates=generates)
-    made = make_prompts(200, 40, 0, token_ids=False, local=FILE, server=server)
+    made = exact_prompts(200, 40, 0, token_ids=False, local=FILE, server=server)
     assert {templated(str(prompt)) for prompt in made.prompts} == {40}
     assert (made.prompts[0] in server.asked) == (not generates)
 
@@ -226,7 +265,7 @@ def test_template_is_measured_with_the_server(generates: bool) -> None:
 def test_template_of_a_server_that_counts_plain_text() -> None:
     """A server that counts text, but a whole prompt only by running it, is enough to be exact on chat."""
     server = Counts(templated, generates=True, plain=Counts(words_in))
-    made = make_prompts(200, 40, 0, token_ids=False, local=None, server=server)
+    made = exact_prompts(200, 40, 0, token_ids=False, local=None, server=server)
     assert {templated(str(prompt)) for prompt in made.prompts} == {40}
     assert made.how == "text, counted by the server, plus its chat template"
     assert len(server.asked) == 2
@@ -235,7 +274,7 @@ def test_template_of_a_server_that_counts_plain_text() -> None:
 def test_prompts_stay_out_of_the_prefix_cache() -> None:
     """A server that can only count by running a text is never given one of the prompts before the burst."""
     server = Counts(lambda text: 21 + words_in(text), generates=True)
-    made = make_prompts(9, 200, 0, token_ids=False, local=FILE, server=server)
+    made = exact_prompts(9, 200, 0, token_ids=False, local=FILE, server=server)
     assert server.asked
     assert not set(server.asked) & set(made.prompts)
 
@@ -244,7 +283,7 @@ def test_prompts_stay_out_of_the_prefix_cache() -> None:
 def test_tokenizer_of_another_model(token_ids: bool) -> None:
     """A file that counts otherwise than the server is refused before anything is sent, with both counts."""
     with pytest.raises(PromptError, match="count 3 and 106 tokens by the tokenizer file and 6 and 212 by") as caught:
-        make_prompts(9, 30, 0, token_ids=token_ids, local=FILE, server=Counts(lambda text: 2 * words_in(text)))
+        exact_prompts(9, 30, 0, token_ids=token_ids, local=FILE, server=Counts(lambda text: 2 * words_in(text)))
     assert "being served" in caught.value.hint
 
 
@@ -252,4 +291,4 @@ def test_first_prompt_is_checked_with_the_server() -> None:
     """A server that agrees on the samples and not on the first prompt is an error that names both numbers."""
     server = Counts(lambda text: words_in(text) + (words_in(text) == 30))
     with pytest.raises(PromptError, match="built to count 30 tokens and the server counts 31"):
-        make_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)
+        exact_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)

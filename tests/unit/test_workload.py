@@ -1,15 +1,16 @@
-"""What is asked: each workload as Requests, and sessions turn by turn. Prompts and counts are stand-ins."""
+"""What is asked: each workload as Requests. Prompts and counts are stand-ins."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from workloads import lengths, workload
+from workloads import lengths
+from workloads.prompts import Prompt, Stretch
 from workloads.request import Request
-from workloads.sessions import Conversation, Turn
 from workloads.syntax import WorkloadError
 from workloads.traces import BLOCK_TOKENS, Trace
 from workloads.workload import Dataset, Material, MultiTurn, SharedPrefix, Synthetic, Workload, parse, replay
@@ -18,13 +19,15 @@ DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
 
 
-def ids(number: int, input_tokens: int) -> tuple[int, ...]:
-    """Token ids that tell which prompt they belong to, and where in it they stand."""
-    return tuple(1000 * number + place for place in range(input_tokens))
+def ids(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> tuple[int, ...]:
+    """Token ids that tell which prompt or stretch they belong to, and where in it they stand."""
+    begun = [token for stretch in shared for token in ids(*stretch)][:input_tokens]
+    return (*begun, *(1000 * number + place for place in range(input_tokens - len(begun))))
 
 
-def text(number: int, input_tokens: int) -> str:
+def text(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:
     """As many words."""
+    assert not shared
     return " ".join([f"p{number}"] * input_tokens)
 
 
@@ -33,7 +36,7 @@ def count(words: str) -> int:
     return len(words.split())
 
 
-def material(prompt: workload.Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> Material:
+def material(prompt: Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> Material:
     """Six tokens in, four out."""
     return Material(prompt, count, lengths.parse(input_tokens), lengths.parse(output) if output else None, seed=3)
 
@@ -92,7 +95,7 @@ def test_requests_are_made_one_at_a_time() -> None:
     """Taking three Requests makes three prompts."""
     made: list[int] = []
 
-    def watched(number: int, input_tokens: int) -> tuple[int, ...]:
+    def watched(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> tuple[int, ...]:
         made.append(number)
         return ids(number, input_tokens)
 
@@ -109,11 +112,10 @@ def test_a_group_shares_its_prefix_and_nothing_else() -> None:
     assert {(request.input_tokens, len(request.prompt)) for request in requests} == {(6, 6)}
 
 
-@pytest.mark.parametrize(("prompt", "tokens", "problem"), [(ids, 6, "no more than the shared"), (text, 4, "token ids")])
-def test_a_shared_prefix_that_cannot_be_exact_is_refused(prompt: workload.Prompt, tokens: int, problem: str) -> None:
-    """A prefix as long as the prompt, or prompts of text, whose pieces do not add up, are errors."""
-    with pytest.raises(WorkloadError, match=problem):
-        next(SharedPrefix(2, tokens).requests(material(prompt)))
+def test_a_shared_prefix_as_long_as_the_prompt_is_refused() -> None:
+    """A request needs at least one token of its own."""
+    with pytest.raises(WorkloadError, match="request 0 has 6 tokens, no more than the shared prefix's 6"):
+        next(SharedPrefix(2, 6).requests(material()))
 
 
 def test_a_trace_brings_its_lengths_and_its_sharing() -> None:
@@ -171,55 +173,3 @@ def test_every_dataset_kind_is_read() -> None:
     """ShareGPT dialogues stand for their first question."""
     requests = list(Dataset("sharegpt", DATA / "datasets/sharegpt.json").requests(material()))
     assert [request.prompt for request in requests] == ['Name a river, "quoted" [and] {braced}.', "At the sea."]
-
-
-def test_each_turn_follows_the_answer_before_it() -> None:
-    """The next prompt begins with the prompt sent and the answer that came, unchanged; ids run on."""
-    conversation: Conversation | None = Conversation(7, (Turn("one two", 3), Turn("four", 2)), think_ns=S)
-    assert conversation is not None
-    first = conversation.request(count)
-    assert first == Request(7, "one two", 2, 3)
-    conversation = conversation.after(" three!")
-    assert conversation is not None
-    second = conversation.request(count)
-    assert second == Request(8, "one two three!\nfour", 4, 2)
-    assert str(second.prompt).startswith(f"{first.prompt} three!")
-    assert conversation.after("five") is None
-
-
-def test_a_conversation_is_a_value() -> None:
-    """Asking for a turn's Request or going on from it changes nothing, so a turn can be asked again."""
-    conversation = Conversation(0, (Turn("a", 1), Turn("b", 1)), 0)
-    assert conversation.after("x") == conversation.after("x")
-    assert conversation.after("x") != conversation.after("y")
-    assert conversation.request(count) == conversation.request(count)
-
-
-def test_a_conversation_that_outgrows_its_limit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that answers without end does not fill the memory: the session is over instead."""
-    monkeypatch.setattr("workloads.sessions.TRANSCRIPT_LIMIT", 10)
-    assert Conversation(0, (Turn("a", 1), Turn("b", 1)), 0).after("x" * 20) is None
-
-
-def test_synthetic_sessions_number_their_turns() -> None:
-    """Each session takes the next K prompts and the next K ids; the questions all differ."""
-    found = list(islice(MultiTurn(2, None, S).conversations(material(text)), 3))
-    assert [conversation.first_id for conversation in found] == [0, 2, 4]
-    assert [turn.question for turn in found[1].turns] == [text(2, 6), text(3, 6)]
-    assert {conversation.think_ns for conversation in found} == {S}
-
-
-def test_synthetic_sessions_need_text() -> None:
-    """An answer comes as text, so a transcript cannot be made of token ids."""
-    with pytest.raises(WorkloadError, match="sessions are text"):
-        next(MultiTurn(2, None).conversations(material()))
-
-
-def test_recorded_sessions_ask_what_was_asked() -> None:
-    """Each dialogue of a ShareGPT-format file is a session, each turn as long as its recorded answer."""
-    first, second = MultiTurn(None, DATA / "datasets/sharegpt.json").conversations(material(output=None))
-    assert [(turn.question, turn.output_tokens) for turn in first.turns] == [
-        ('Name a river, "quoted" [and] {braced}.', 2),
-        ("And another one?", 5),
-    ]
-    assert (second.first_id, second.turns) == (2, (Turn("At the sea.", 2),))

@@ -1,0 +1,32 @@
+"""Prompts of one length, as most tests want them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workloads.lengths import Fixed
+from workloads.material import Order, material, requests
+from workloads.prompts import Judge, Prompts, Tokenizer, id_prompts
+from workloads.texts import Wanted, text_prompts
+from workloads.words import Count
+from workloads.workload import Synthetic
+
+
+def exact_prompts(
+    n: int, tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: Judge | None
+) -> Prompts:
+    """The prompts of a run that asks for one length."""
+    order = Order(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
+    made = material(order, token_ids=token_ids, local=local, server=server)
+    return Prompts([request.prompt for request in requests(order, made)], made.how)
+
+
+def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[str | tuple[int, ...]]:
+    """Prompts 0 to n - 1."""
+    prompt = id_prompts(alphabet, seed, numbers=n, shortest=tokens)
+    return [prompt(number, tokens) for number in range(n)]
+
+
+def alike_texts(count: Count, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
+    """Texts 0 to n - 1."""
+    return text_prompts(count, words, [Wanted(number, tokens) for number in range(n)], seed)

@@ -58,7 +58,9 @@ def _prompts(run: Mapping[str, Any]) -> str:
 
 
 def _back(run: Mapping[str, Any]) -> str:
-    return "the recorded number of tokens" if run["arrivals"].startswith("trace:") else length(run["output_tokens"])
+    if run["arrivals"].startswith("trace:"):
+        return "the recorded number of tokens"
+    return "as many tokens as its answer on file" if run["output_tokens"] == "answers" else length(run["output_tokens"])
 
 
 def _name(text: str) -> str:

@@ -125,7 +125,8 @@ def _words(plan: Plan) -> str:
     how_many = "" if plan.n is None else f"{plan.n} requests, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     when = "all at once" if plan.arrivals == "burst" else plan.arrivals
-    return f"{how_many}{when}{how_long}, {plan.input_tokens} tokens in, {plan.output_tokens} out"
+    tokens_in, tokens_out = plan.lengths
+    return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 
 
 def _dialect(plan: Plan) -> Dialect:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.plan import Plan
+from loadgen.plan import ANSWERS, Plan
 from workloads.arrivals import Concurrency, due_instants, parse
 from workloads.lengths import Fixed, Uniform
 from workloads.lengths import parse as parse_lengths
@@ -63,6 +63,8 @@ def bytes_of(plan: Plan, load: Load) -> int:
 
 def longest_of(tokens: int | str) -> int:
     """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
+    if tokens == ANSWERS:
+        return 1
     named = parse_lengths(str(tokens))
     return named.length if isinstance(named, Fixed) else named.high if isinstance(named, Uniform) else 1
 

@@ -6,11 +6,14 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from loadgen.errors import PlanError
 from workloads import arrivals, lengths, workload
 from workloads.syntax import WorkloadError
+
+ANSWERS = "answers"
+"""Output lengths that are those of a dataset's own answers."""
 
 
 class Plan(BaseModel):
@@ -33,6 +36,7 @@ class Plan(BaseModel):
     input_tokens: int | str = 512
     """Prompt length: a number, or the canonical text of workloads.lengths."""
     output_tokens: int | str = 128
+    """Likewise; or `answers`, where a dataset has answers of its own."""
     warmup: int = Field(0, ge=0, le=10_000)
     """Requests sent before the clock starts; they are in no figure."""
     max_in_flight: int | None = Field(None, ge=1, le=1_000_000)
@@ -50,6 +54,14 @@ class Plan(BaseModel):
     real: bool = False
     speed: float = Field(5.0, gt=0)
     label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
+
+    @property
+    def lengths(self) -> tuple[str, str]:
+        """Prompt and output lengths in words, also where a trace or a file brings its own."""
+        if self.arrivals.startswith("trace:"):
+            return "recorded", "recorded"
+        own = not self.workload.startswith(("synthetic", "shared-prefix"))
+        return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
 
     @field_validator("url")
     @classmethod
@@ -77,7 +89,9 @@ class Plan(BaseModel):
 
     @field_validator("input_tokens", "output_tokens")
     @classmethod
-    def _lengths(cls, value: int | str) -> int | str:
+    def _lengths(cls, value: int | str, info: ValidationInfo) -> int | str:
+        if value == ANSWERS and info.field_name == "output_tokens":
+            return value
         canonical = str(_hinted(lengths.parse, str(value)))
         return int(canonical) if canonical.isdecimal() else canonical
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from workloads.lengths import Fixed
 from workloads.material import Order, material, requests
-from workloads.prompts import Judge, Prompts, Tokenizer, id_prompts
+from workloads.prompts import Judge, Tokenizer, id_prompts
 from workloads.texts import Wanted, text_prompts
 from workloads.words import Count
 from workloads.workload import Synthetic
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of exact length, in order of request id, and how their length was made exact."""
+
+    prompts: list[str | tuple[int, ...]]
+    how: str
 
 
 def exact_prompts(

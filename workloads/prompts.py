@@ -10,7 +10,6 @@ seeded with the text "seed:i", and only through `Random.random`, the one method 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from typing import Protocol, TypeVar
@@ -69,27 +68,6 @@ class Prompt(Protocol):
     def __call__(self, number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
         """Text or token ids of exactly `input_tokens`, beginning with the stretches, cut where they are longer."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """Prompts of exact length, in order of request id, and how their length was made exact."""
-
-    prompts: list[str | tuple[int, ...]]
-    how: str
-
-
-def make_prompts(
-    n: int, input_tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: Judge | None
-) -> Prompts:
-    """Make `n` prompts of one length. Raises PromptError as workloads.material.material does."""
-    from workloads.lengths import Fixed
-    from workloads.material import Order, material, requests
-    from workloads.workload import Synthetic
-
-    order = Order(Synthetic(), Fixed(input_tokens), Fixed(1), seed, n)
-    made = material(order, token_ids=token_ids, local=local, server=server)
-    return Prompts([request.prompt for request in requests(order, made)], made.how)
 
 
 def id_prompts(

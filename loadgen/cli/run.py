@@ -35,9 +35,7 @@ def run(
     ] = None,
     workload: Annotated[
         str | None,
-        Option(
-            help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, alpaca:FILE, jsonl:FILE."
-        ),
+        Option(help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, ..."),
     ] = None,
     input_tokens: Annotated[
         str | None, Option(help="Prompt lengths: a number, uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...")

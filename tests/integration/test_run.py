@@ -7,10 +7,12 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running, spawn
-from tests.command import FAST, accounted, events_sent, start, summary_of, wait_for
+from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
 from workloads import arrivals
 
@@ -145,3 +147,40 @@ def test_a_killed_worker_of_an_open_loop_loses_only_its_own_requests(tmp_path: P
     lost = [record for record in records if record.error_kind == "worker_lost"]
     assert lost
     assert {record.worker for record in lost} == {0}
+
+
+@pytest.mark.parametrize("server", ["vllm", "tgi"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["--arrivals", "trace:{data}/traces/azure-2023.csv,speed=100"],
+        ["--arrivals", "trace:{data}/traces/mooncake.jsonl,speed=100"],
+        ["--arrivals", "burst", "--n", "20", "--input-tokens", "uniform:20..90", "--output-tokens", "uniform:2..9"],
+        ["--arrivals", "burst", "--n", "20", "--workload", "shared-prefix:groups=2,tokens=40", "--output-tokens", "4"],
+        ["--arrivals", "burst", "--n", "2", "--workload", "jsonl:{prompts}", "--output-tokens", "4"],
+    ],
+    ids=["azure", "mooncake", "uniform", "shared-prefix", "jsonl"],
+)
+def test_any_workload_is_exact_as_ids_and_as_text(server: str, asked: list[str], tmp_path: Path) -> None:
+    """Traces, drawn lengths, shared prefixes and files: the server counts each prompt as it was asked."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "What is a token?"}\n{"prompt": "And what is a prompt?"}\n')
+    filled = [part.format(data=ROOT / "tests/data", prompts=prompts) for part in asked]
+    with running(SimulatedConfig(server=server, **FAST)) as simulated:
+        run(tmp_path, "--server", server, "--url", simulated.url, *filled, "--no-report")
+    records = runfile.read(tmp_path / "run").records
+    assert records
+    assert {record.state for record in records} == {"complete"}
+    assert [record.prompt_tokens for record in records] == [record.prompt_tokens_asked for record in records]
+    assert [record.output_tokens for record in records] == [record.output_tokens_asked for record in records]
+
+
+def test_a_file_with_too_few_prompts_says_how_many_there_are(tmp_path: Path) -> None:
+    """Asked for more than the file holds: exit 2 and the number to ask for."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "What is a token?"}\n')
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        asked = ["--n", "5", "--workload", f"jsonl:{prompts}"]
+        code, _, err = run(tmp_path, "--server", "tgi", "--url", simulated.url, *asked)
+    assert code == 2
+    assert "--n 1" in err

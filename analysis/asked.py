@@ -17,7 +17,8 @@ def asked(summary: Summary) -> str:
     """What was asked, in one sentence without its full stop."""
     run = summary["run"]
     what = f"{_how_many(run, summary['requests']['sent'])}{_prompts(run)}"
-    return f"{what}, {arrivals(run['arrivals'])}, {_back(run)} back from each"
+    until = f", for {run['asked_s']:g} s" if run["asked_s"] else ""
+    return f"{what}, {arrivals(run['arrivals'])}{until}, {_back(run)} back from each"
 
 
 def arrivals(text: str) -> str:
@@ -39,11 +40,9 @@ def length(value: int | str | None) -> str:
 
 
 def _how_many(run: Mapping[str, Any], sent: int) -> str:
-    if run["asked_s"]:
-        return (
-            f"Requests for {significant(run['asked_s'])} s" if not run["n"] else f"Up to {count(run['n'], 'request')}"
-        )
-    return count(run["n"] or sent, "request")
+    if not run["asked_s"]:
+        return count(run["n"] or sent, "request")
+    return f"Up to {count(run['n'], 'request')}" if run["n"] else "Requests"
 
 
 def _prompts(run: Mapping[str, Any]) -> str:

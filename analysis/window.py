@@ -55,7 +55,7 @@ def choose(frame: Frame, plan: Mapping[str, Any]) -> Window | None:
     if ends <= begins:
         return None
     if kind in RATE_CHANGES:
-        return Window(begins, ends, "auto", "the rate changes by plan, so this is from the first due to the last")
+        return _everything(begins, ends, "the rate changes by plan")
     return _plateau(frame, asked, begins, ends)
 
 
@@ -77,20 +77,27 @@ def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Windo
     inside = _between(steps, begins, ends)
     enough = np.flatnonzero(inside.levels >= PLATEAU_SHARE * level)
     if len(enough) == 0 or level == 0:
-        return _no_plateau(begins, ends, "most of the time nothing was in flight")
+        return _everything(begins, ends, "most of the time nothing was in flight")
     from_ns = float(inside.instants[enough[0]])
     to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
-    if to_ns - from_ns < STAYS_MIN * stay:
-        return _no_plateau(begins, ends, f"too short for requests that take {stay / 1e9:.3g} s")
-    middle = (from_ns + to_ns) / 2
-    early, late = _mean(_between(steps, from_ns, middle)), _mean(_between(steps, middle, to_ns))
-    if _differ(early, late):
-        return _no_plateau(begins, ends, f"{early:.3g} were in flight in the first half, {late:.3g} in the second")
+    if why := _no_plateau(steps, from_ns, to_ns, stay):
+        return _everything(begins, ends, f"no plateau ({why})")
     return Window(from_ns, to_ns, "auto", f"about {level:g} in flight")
 
 
-def _no_plateau(begins: float, ends: float, why: str) -> Window:
-    return Window(begins, ends, "auto", f"no plateau ({why}), so this is from the first due to the last")
+def _everything(begins: float, ends: float, why: str) -> Window:
+    return Window(begins, ends, "auto", f"{why}, so this is from the first due to the last")
+
+
+def _no_plateau(steps: Steps, from_ns: float, to_ns: float, stay: float) -> str:
+    """What speaks against a plateau between these instants; nothing if it is one."""
+    stays = (to_ns - from_ns) / max(1.0, stay)
+    if stays >= 1:
+        middle = (from_ns + to_ns) / 2
+        early, late = _mean(_between(steps, from_ns, middle)), _mean(_between(steps, middle, to_ns))
+        if _differ(early, late):
+            return f"{early:.3g} were in flight in its first half, {late:.3g} in its second"
+    return f"too short for requests that take {stay / 1e9:.3g} s" if stays < STAYS_MIN else ""
 
 
 def _between(steps: Steps, begins: float, ends: float) -> Steps:

@@ -1,7 +1,7 @@
 """Write a run file of any size, as a long Poisson load on a busy server would have left it.
 
-    python benchmarks/make_run.py FOLDER --n 1000000 --chunks 64
-    python benchmarks/make_run.py FOLDER --n 1000        # small enough to look at
+    python -m benchmarks.make_run FOLDER --n 1000000 --chunks 64
+    python -m benchmarks.make_run FOLDER --n 1000        # small enough to look at
 
 The same seed gives the same bytes. Requests come at 200 per second; first tokens take 50 to 400 ms, tokens come 20 ms
 apart with gamma gaps, a few in a thousand answers fail or break off, and now and then a chunk holds two tokens.

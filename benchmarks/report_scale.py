@@ -1,7 +1,7 @@
 """What `loadgen report` costs on runs of different sizes: time, peak memory, and time per request.
 
-    python benchmarks/report_scale.py
-    python benchmarks/report_scale.py --sizes 1000 10000 --chunks 16     # a taste
+    python -m benchmarks.report_scale
+    python -m benchmarks.report_scale --sizes 1000 10000 --chunks 16     # a taste
 
 Each size is one whole command in a process of its own, start-up included, on a file that make_run.py wrote. The
 per-request cost is that beyond start-up: the time of a run of one request is taken off.
@@ -19,10 +19,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks.make_run import make_run
 
-from benchmarks.make_run import make_run  # noqa: E402 - found from wherever this is started
+ROOT = Path(__file__).parents[1]
 
 
 class Cost(NamedTuple):

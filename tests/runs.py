@@ -176,3 +176,22 @@ def run_of(
 def part_of(run: Run) -> Part:
     """What a page needs of this run."""
     return Part(run, summarise(run), curves(frame_of_run(run)))
+
+
+def loop(number: int = 400, *, warmup: int = 0, rate_per_s: float = 100, stay_ms: int = 500) -> list[Record]:
+    """An even open loop on a server that takes the same time for each, after some warm-up requests one by one."""
+    gap_ns = round(1e9 / rate_per_s)
+    before = [-(warmup - index) * (stay_ms + 10) * MILLISECOND_NS for index in range(warmup)]
+    dues = [*before, *(index * gap_ns for index in range(number))]
+    return [
+        complete(
+            index - warmup,
+            [due + step * stay_ms * MILLISECOND_NS // 10 for step in range(1, 11)],
+            due_ns=due,
+            sent_ns=due + 20_000,
+            sent_end_ns=due + 26_000,
+            end_ns=due + stay_ms * MILLISECOND_NS,
+            phase="warmup" if index < warmup else "measured",
+        )
+        for index, due in enumerate(dues)
+    ]

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
 
 from analysis.report.page import render
-from tests.runs import burst, failed, healthy, part_of, run_of
+from tests.runs import burst, failed, header, healthy, loop, part_of, run_of
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -70,6 +70,13 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Written:
     records = [*burst(100, 8), *(failed(200 + i, "in_band_error", NASTY) for i in range(9))]
     telemetry = healthy(stall_ns_max=2_000_000_000)
     return _written(tmp_path_factory.mktemp("troubled"), records, simulated=True, telemetry=telemetry, model=NASTY)
+
+
+@pytest.fixture(scope="session")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The report of an open loop with warm-up, measured on its plateau."""
+    plan = header(400).plan | {"arrivals": "constant:100"}
+    return _written(tmp_path_factory.mktemp("steady"), loop(warmup=3), plan=plan)
 
 
 @pytest.fixture

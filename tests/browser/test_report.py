@@ -14,7 +14,11 @@ plain = pytest.mark.parametrize("opened", [("plain", 1280, "light")], indirect=T
 troubled = pytest.mark.parametrize("opened", [("troubled", 1280, "light")], indirect=True)
 everywhere = pytest.mark.parametrize(
     "opened",
-    [(name, width, scheme) for name in ("plain", "troubled") for width, scheme in ((360, "dark"), (1600, "light"))],
+    [
+        (name, width, scheme)
+        for name in ("plain", "troubled", "steady")
+        for width, scheme in ((360, "dark"), (1600, "light"))
+    ],
     indirect=True,
 )
 
@@ -65,6 +69,23 @@ def test_the_headline_says_what_the_summary_says(opened: Opened) -> None:
         line = opened.page.get_by_text(sentence).first
         box: Any = line.bounding_box()
         assert box["y"] + box["height"] < 900
+
+
+@pytest.mark.parametrize("opened", [("steady", 1280, "light")], indirect=True)
+def test_what_is_in_no_figure_lies_in_the_shade(opened: Opened) -> None:
+    """Over time, warm-up and filling are shaded up to where the window begins, and emptying from where it ends."""
+    shapes = opened.page.evaluate("document.querySelector('#chart-course').layout.shapes.map(({x0, x1}) => [x0, x1])")
+    window = opened.summary["window"]
+    assert [shapes[0][1], shapes[1][0]] == [window["from_s"], window["to_s"]]
+    assert shapes[0][0] == pytest.approx(-3 * 0.51, abs=0.001)
+    assert shapes[1][1] == pytest.approx(3.99 + 0.5, abs=0.1)
+    assert opened.page.locator("#chart-course .shapelayer path").count() == 2
+
+
+@plain
+def test_a_burst_without_warm_up_has_no_shade(opened: Opened) -> None:
+    """Everything is in the figures, so nothing is shaded."""
+    assert opened.page.evaluate("document.querySelector('#chart-course').layout.shapes") == []
 
 
 @troubled

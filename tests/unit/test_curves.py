@@ -9,7 +9,7 @@ from analysis.gather import frame_of
 from analysis.report.curves import course, curves, distribution, nice_step, sends
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed
+from tests.runs import burst, complete, dropped, failed, loop
 
 RECORDS = [
     complete(1, [100 * MS, 200 * MS], tokens=[1, 3], end_ns=200 * MS),
@@ -35,6 +35,14 @@ def test_a_short_dip_does_not_hide_the_most_streams() -> None:
         complete(2, [107 * MS], sent_ns=106 * MS, end_ns=160_000 * MS),
     ]
     assert max(course(frame_of(records))["in_flight"]) == 1
+
+
+def test_warm_up_is_drawn_before_zero_and_not_counted_as_sent() -> None:
+    """The course begins at the first warm-up request, at its negative instant; the sends are those that count."""
+    drawn = curves(frame_of(loop(100, warmup=2)))
+    assert drawn["course"]["start_s"][0] == pytest.approx(-1.02 + 20e-6)
+    assert drawn["course"]["in_flight"][0] == 1
+    assert drawn["sends"]["n"] == drawn["cdf"]["ttft_s"]["n"] == 100
 
 
 @pytest.mark.parametrize("records", [[], [dropped(1)], [failed(1, sent_ns=None, sent_end_ns=None, end_ns=None)]])

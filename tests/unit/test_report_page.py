@@ -13,7 +13,7 @@ import pytest
 
 from analysis import report
 from analysis.report.page import Part, render
-from tests.runs import burst, failed, part_of, run_of
+from tests.runs import burst, failed, header, loop, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"
 
@@ -115,6 +115,25 @@ def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
         assert f'id="{title}"' in page
         assert f'id="{text}"' in page
         assert f'data-csv="{name}"' in page
+
+
+def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
+    """The page says what was delivered, what was measured and what was warm-up, and has no burst in its words."""
+    plan = header(400).plan | {"arrivals": "constant:100", "label": "run"}
+    page = render([part_of(run_of(tmp_path / "run", loop(warmup=3), plan=plan, command=["loadgen", "run"]))])
+    text = re.sub(r"<script.*?</script>|<style>.*?</style>|<dl class=.definitions.*?</dl>", "", page, flags=re.S)
+    assert "burst" not in text.lower()
+    for words in (
+        "400 of 400 requests sent, 100.0 per second (100.0 named)",
+        "3 warm-up requests came before 0 and are in no figure.",
+        "Measured from 0.390 s to 3.99 s of the run (about 50 in flight); 360 requests were due within.",
+        "Complete requests only, of those due inside the window.",
+    ):
+        assert words in text
+    cells = dict(re.findall(r'<th scope="row">([^<]*)</th><td class="number">([^<]*)</td></tr>', text))
+    assert cells["Requests due"] == cells["Requests sent"] == "400"
+    assert cells["Requests per second, as named"] == cells["Requests per second, as sent"] == "100.0"
+    assert cells["Sent late, p99"] == "20.0 µs"
 
 
 def test_a_run_without_a_sample_makes_a_page(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis import words
 from analysis.metrics import summarise
 from loadgen.runfile import read
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, footer, header, healthy, run_of, write
+from tests.runs import burst, complete, dropped, footer, header, healthy, run_of, write
 
 
 def summary_of(folder: Path, records: list[Any], **changes: Any) -> words.Summary:
@@ -96,3 +98,70 @@ def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
 def test_the_start_is_shown_in_utc(tmp_path: Path, stored: str, shown: str) -> None:
     """Whatever the zone it was written in; what is not a time stays as it is."""
     assert words.started(summary_of(tmp_path, [], started_at=stored)) == shown
+
+
+def poisson(folder: Path, *, rate: float = 200, named: float = 200, late_ms: float = 0.05) -> words.Summary:
+    """A Poisson load of 4,000 requests that stay for a quarter of a second."""
+    random = np.random.default_rng(1)
+    due_ns = np.cumsum(random.exponential(1000 * MS / rate, 4000)).astype(np.int64).tolist()
+    late_ns = round(late_ms * MS)
+    records = [
+        complete(
+            number,
+            [due + 100 * MS, due + 250 * MS],
+            due_ns=due,
+            sent_ns=due + late_ns,
+            sent_end_ns=due + late_ns,
+            end_ns=due + 250 * MS,
+        )
+        for number, due in enumerate(due_ns)
+    ]
+    return summary_of(folder, records, plan=header(4000).plan | {"arrivals": f"poisson:{named:g}"})
+
+
+def test_a_load_that_went_out_as_named_is_said_to_have(tmp_path: Path) -> None:
+    """Number, rate and variation beside those named, the check of the gaps, and lateness, in one sentence."""
+    summary = poisson(tmp_path)
+    assert words.delivered(summary)
+    sentence = words.delivery(summary)
+    assert re.fullmatch(
+        r"4,000 of 4,000 requests sent, \d{3}\.\d per second \(200\.0 named\), gaps of variation \d\.\d\d+ "
+        r"\(1\.00 named\), fitting the name \(Kolmogorov-Smirnov p = 0\.\d+\), 99 % at most 50\.0 µs late\.",
+        sentence,
+    )
+
+
+def test_a_load_of_another_rate_is_found_out(tmp_path: Path) -> None:
+    """Half the rate that was named: not delivered, and the sentence says that the gaps are not of the name."""
+    summary = poisson(tmp_path, rate=100, named=200)
+    assert not words.delivered(summary)
+    assert "not of the name" in words.delivery(summary)
+
+
+def test_a_burst_that_was_sent_says_how_late(tmp_path: Path) -> None:
+    """All due at once have no rate to name: number and lateness are all there is to say."""
+    summary = summary_of(tmp_path, burst(12, 4))
+    assert words.delivered(summary)
+    assert words.delivery(summary) == "12 of 12 requests sent, 99 % at most 98.0 µs late."
+
+
+def test_dropped_requests_are_not_delivered(tmp_path: Path) -> None:
+    """What was never sent is missing from the count, and the load was not the one named."""
+    summary = summary_of(tmp_path, [*burst(3, 4), dropped(7)])
+    assert not words.delivered(summary)
+    assert words.delivery(summary).startswith("3 of 4 requests sent,")
+
+
+def test_a_run_of_nothing_says_nothing_of_delivery(tmp_path: Path) -> None:
+    """Nothing was asked, so nothing was or was not delivered."""
+    assert words.delivery(summary_of(tmp_path, [])) == ""
+
+
+def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:
+    """From where to where, why, and how many requests it holds; of a whole run there is nothing to say."""
+    sentence = words.window(poisson(tmp_path / "poisson"))
+    assert re.fullmatch(
+        r"Measured from 0\.\d+ s to \d\d\.\d s of the run \(about \d\d in flight\); 3,\d{3} requests were due within\.",
+        sentence,
+    )
+    assert words.window(summary_of(tmp_path / "burst", burst(3, 4))) == ""

@@ -9,7 +9,7 @@ import pytest
 from analysis import words
 from analysis.metrics import summarise
 from analysis.text import render
-from tests.runs import burst, failed, healthy, run_of
+from tests.runs import burst, failed, header, healthy, loop, run_of
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,16 @@ def test_what_limits_belief_is_said(simulated: words.Summary) -> None:
     assert "100 of 103 requests were complete; 3 failed." in text
     assert "The client, not the server, may have been the limit" in text
     assert "Longest stall 2.00 s, limit 200 ms" in text
+
+
+def test_an_open_loop_says_what_was_delivered_and_measured(tmp_path: Path) -> None:
+    """No burst skew; one line on delivery and one on the window, and the rate in the title."""
+    plan = header(400).plan | {"arrivals": "constant:100"}
+    text = " ".join(render(summarise(run_of(tmp_path / "run", loop(), plan=plan))).split())
+    assert "Burst skew" not in text
+    assert "100 per second, evenly" in text
+    assert "400 of 400 requests sent, 100.0 per second (100.0 named), 99 % at most 20.0 µs late." in text
+    assert "(about 50 in flight)" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""What was asked, in words, for every way to ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.asked import arrivals, asked, length
+from analysis.metrics import summarise
+from loadgen.plan import Plan
+from tests.runs import burst, run_of
+from workloads import arrivals as known_arrivals
+from workloads import lengths as known_lengths
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        ({"n": 1000, "output_tokens": 64}, "1,000 requests of 512 tokens, all at once, 64 tokens back from each"),
+        (
+            {"arrivals": "poisson:20", "duration_s": 60},
+            "Requests of 512 tokens, 20 per second (Poisson), for 60 s, 128 tokens back from each",
+        ),
+        (
+            {"arrivals": "closed:8,think=2s", "n": 200, "input_tokens": "uniform:128..384"},
+            "200 requests of 128 to 384 tokens, from 8 clients that wait for each answer and think for 2s, "
+            "128 tokens back from each",
+        ),
+        (
+            {"arrivals": "constant:5", "n": 50, "duration_s": 10, "workload": "shared-prefix:groups=4,tokens=100"},
+            "Up to 50 requests of 512 tokens (shared-prefix: groups=4, tokens=100), "
+            "5 per second, evenly, for 10 s, 128 tokens back from each",
+        ),
+        (
+            {"arrivals": "closed:1", "n": 9, "workload": "sharegpt:data/talk.json"},
+            "9 requests from sharegpt talk.json, from 1 client that waits for each answer, 128 tokens back from each",
+        ),
+        (
+            {"arrivals": "trace:data/azure.csv,speed=2"},
+            "12 requests of the recorded lengths, as recorded in azure.csv,speed=2, "
+            "the recorded number of tokens back from each",
+        ),
+    ],
+)
+def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], sentence: str) -> None:
+    """Number, length, arrivals and answers, of plans as they are stored in a run."""
+    stored = Plan(server="tgi", **plan).model_dump(mode="json")
+    assert asked(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored))) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("burst", "all at once"),
+        ("burst:50/10s", "50 at once every 10s"),
+        ("gamma:20,cv=2", "20 per second (gamma gaps, variation 2)"),
+        ("ramp:1..50/60s", "1 to 50 per second within 60s"),
+        ("steps:5@10s,50@20s", "5 per second for 10s, 50 per second for 20s"),
+    ],
+)
+def test_arrivals_have_words(text: str, words: str) -> None:
+    """Every kind of arrivals, from its canonical text."""
+    assert str(known_arrivals.parse(text)) == text
+    assert arrivals(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1", "1 token"),
+        ("lognormal:mean=512,cv=0.5", "about 512 tokens (lognormal)"),
+        ("exponential:mean=128", "about 128 tokens (exponential)"),
+    ],
+)
+def test_lengths_have_words(text: str, words: str) -> None:
+    """A number, or a distribution with its mean, from the canonical text."""
+    assert str(known_lengths.parse(text)) == text
+    assert length(text) == words
+
+
+def test_lengths_from_a_file_name_the_file() -> None:
+    """Without its folders."""
+    assert length("empirical:data/azure.csv,column=ContextTokens") == (
+        "as many tokens as azure.csv,column=ContextTokens says"
+    )
+
+
+def test_a_plan_of_another_time_reads_as_it_stands() -> None:
+    """Arrivals and lengths that are not known are quoted."""
+    assert arrivals("lunar:3") == "arriving as lunar:3"
+    assert length("zipf:3") == "zipf:3 tokens"

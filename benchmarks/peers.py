@@ -51,7 +51,7 @@ CLIENTS = {
         baseline.CLIENT,
     )
 }
-ENVIRONMENTS = Path("~/.cache/llm-loadgen/peers").expanduser()
+ENVIRONMENTS = Path("~/.cache/llm-loadgen-peers").expanduser()
 MEMORY_TURN = 0
 FEW = 10
 FEW_TOKENS = 8
@@ -163,15 +163,17 @@ def _turn(
     rows: dict[str, list[table.Row] | str],
     options: argparse.Namespace,
 ) -> None:
-    """Adds a row to the client's, or puts the reason why there is none."""
-    found = rows.setdefault(client.name, [])
-    if folder is None or isinstance(found, str):
+    """Adds a row to the client's. Only a client without any has the reason of its failure there."""
+    if folder is None:
         return
     try:
-        found.append(drive.quietest(partial(measure, client, folder, setting, turn), options.tries, options.patience_s))
+        row = drive.quietest(partial(measure, client, folder, setting, turn), options.tries, options.patience_s)
     except drive.FailedError as problem:
-        rows[client.name] = f"failed: {problem}"
-        _say(f"{client.name} {rows[client.name]}")
+        _say(f"{client.name} failed: {problem}")
+        rows.setdefault(client.name, f"failed: {problem}")
+        return
+    found = rows.get(client.name)
+    rows[client.name] = [*found, row] if isinstance(found, list) else [row]
 
 
 def _folder(client: Client, environments: Path, rows: dict[str, list[table.Row] | str]) -> Path | None:

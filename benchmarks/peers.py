@@ -51,13 +51,14 @@ CLIENTS = {
         baseline.CLIENT,
     )
 }
-ENVIRONMENTS = Path("~/.cache/llm-loadgen/peers").expanduser()
+ENVIRONMENTS = Path("~/.cache/llm-loadgen-peers").expanduser()
 MEMORY_TURN = 0
 FEW = 10
 FEW_TOKENS = 8
 """The small run shows how long a tool takes to begin; what follows is of no interest."""
 
 RATE, WALL, BEGIN, BEGIN_FEW = "events per CPU-s", "wall, s", "first byte, s", f"first byte of {FEW}, s"
+RUNS = "runs"
 PEAK, SKEW = "peak memory, MB", "burst skew, ms"
 TTFT, TTFT_ERROR, TPOT, TPOT_ERROR = "TTFT, ms", "TTFT error, ms", "TPOT, ms", "TPOT error, ms"
 COLUMNS = (
@@ -72,10 +73,11 @@ COLUMNS = (
     table.Column(TPOT, 3),
     table.Column(TPOT_ERROR, 3, abs, signed=True),
     table.Column(drive.OTHERS, 2),
+    table.Column(RUNS, 0),
 )
 NOTES = """\
-Medians of {repeats} runs; {n} requests of {input_tokens} tokens at once, {output_tokens} tokens each. Bold: the best of
-the column, C aside.
+{n} requests of {input_tokens} tokens at once, {output_tokens} tokens each; medians over the runs. Bold: the best of the
+column, C aside.
 
 - events per CPU-s: token events that the server sent, by CPU time of the client's process tree, start-up included.
 - first byte: from the start of the command to the arrival of its first request for tokens; of {few}, and of {n}.
@@ -119,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for turn in (*range(1, options.repeats + 1), MEMORY_TURN):
                 for client in clients:
                     _turn(client, folders[client.name], setting, turn, rows, options)
-    shown = {_title(CLIENTS[name]): row if isinstance(row, str) else table.medians(row) for name, row in rows.items()}
+    shown = {
+        _title(CLIENTS[name]): found if isinstance(found, str) else _summed_up(found) for name, found in rows.items()
+    }
     print(table.markdown(COLUMNS, shown, floor=_title(baseline.CLIENT)), end="\n\n")
     print(NOTES.format(few=FEW, seen=SEEN_BY["kernel" if wire.permitted() else "server"], **vars(options)))
 
@@ -147,6 +151,10 @@ def measure(client: Client, folder: Path, setting: drive.Setting, turn: int) -> 
         return row | {BEGIN_FEW: outcome.first_byte_s}
 
 
+def _summed_up(found: list[table.Row]) -> table.Row:
+    return {**table.medians(found), RUNS: sum(RATE in row for row in found)}
+
+
 def _turn(
     client: Client,
     folder: Path | None,
@@ -155,15 +163,17 @@ def _turn(
     rows: dict[str, list[table.Row] | str],
     options: argparse.Namespace,
 ) -> None:
-    """Adds a row to the client's, or puts the reason why there is none."""
-    found = rows.setdefault(client.name, [])
-    if folder is None or isinstance(found, str):
+    """Adds a row to the client's. Only a client without any has the reason of its failure there."""
+    if folder is None:
         return
     try:
-        found.append(drive.quietest(partial(measure, client, folder, setting, turn), options.tries, options.patience_s))
+        row = drive.quietest(partial(measure, client, folder, setting, turn), options.tries, options.patience_s)
     except drive.FailedError as problem:
-        rows[client.name] = f"failed: {problem}"
-        _say(f"{client.name} {rows[client.name]}")
+        _say(f"{client.name} failed: {problem}")
+        rows.setdefault(client.name, f"failed: {problem}")
+        return
+    found = rows.get(client.name)
+    rows[client.name] = [*found, row] if isinstance(found, list) else [row]
 
 
 def _folder(client: Client, environments: Path, rows: dict[str, list[table.Row] | str]) -> Path | None:

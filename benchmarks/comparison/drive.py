@@ -130,7 +130,7 @@ def _kept(client: Client, command: list[str], scratch: Path, setting: Setting, *
         text=True,
     )
     if kept.returncode:
-        raise FailedError(kept.stderr.strip()[-_LAST_WORDS:])
+        raise FailedError(_end_of(kept.stderr))
     usage: dict[str, Any] = json.loads(result.read_text("utf-8"))
     if usage["timed_out"]:
         raise FailedError(f"not done after {setting.limit_s:g} s")
@@ -168,4 +168,9 @@ def _outcome(
 
 
 def _last_words(scratch: Path) -> str:
-    return " ".join((scratch / "output.txt").read_text("utf-8", "replace").split())[-_LAST_WORDS:]
+    return _end_of((scratch / "output.txt").read_text("utf-8", "replace"))
+
+
+def _end_of(text: str) -> str:
+    """On one line, without what would end a cell of a table."""
+    return " ".join(text.replace("|", "/").split())[-_LAST_WORDS:]

@@ -44,8 +44,7 @@ def run(
     warmup: Annotated[int | None, Option(help="Requests to send before the clock starts; in no figure.")] = None,
     max_in_flight: Annotated[int | None, Option(help="Past it a request that is due is dropped, and counted.")] = None,
     window_s: Annotated[
-        Any,
-        Option("--window", parser=span, metavar="T..T", help="What the figures are of; else chosen."),
+        Any, Option("--window", parser=span, metavar="T..T", help="What the figures are of; else chosen.")
     ] = None,
     url: Annotated[str | None, Option(help="Where the server is; found as `loadgen burst` does otherwise.")] = None,
     endpoint: Annotated[str | None, Option(help="completions, chat or generate.")] = None,
@@ -81,8 +80,7 @@ def run(
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
-    asked = plan_of(**settings)
-    drive(asked, out, output, report=report)
+    drive(plan_of(**settings), out, output, report=report)
 
 
 def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoReturn:

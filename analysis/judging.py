@@ -3,7 +3,8 @@
 An objective on a percentile, a mean or a share speaks of the server, of which a run is a sample: it passes when the
 whole interval around the figure keeps to the bound, fails when the whole interval breaks it, and cannot be told
 otherwise. Counts, extremes, rates and the skew speak of this one run: the figure itself is held against the bound, as
-is a share against 0 % or 100 %, which no sample could prove.
+is a share against 0 % or 100 %, which no sample could prove. Latencies and rates are those of the measuring
+window, counts and shares those of the whole run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Verdict:
     requests: int
     """Those it rests on: for a latency the complete ones, else all."""
     left_out: int
-    """For a latency, the requests that were not complete."""
+    """For a latency, the requests that were due in the window and not complete."""
     requests_needed: int | None
     """When it cannot be told, about how many requests would tell if they went on like these; None: no such number."""
     said: str
@@ -67,12 +68,13 @@ class _Evidence:
 def judge(objectives: Iterable[Objective], frame: Frame, summary: words.Summary) -> list[dict[str, Any]]:
     """One Verdict for each objective, as the entries of `objectives` in summary.json.
 
-    `frame` holds the measured requests of the run and `summary` its summary.json.
+    `frame` is the run's, with its window, and `summary` its summary.json.
     """
-    return [asdict(_verdict(objective, _evidence(objective, frame, summary), summary)) for objective in objectives]
+    lost = int((frame.inside & ~frame.complete).sum()) + summary["requests"]["unrecorded"]
+    return [asdict(_verdict(objective, _evidence(objective, frame, summary), lost)) for objective in objectives]
 
 
-def _verdict(objective: Objective, found: _Evidence | None, summary: words.Summary) -> Verdict:
+def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> Verdict:
     verdict: Outcome = "fail" if found is None else _side(objective, found)
     return Verdict(
         objective=objective.text,
@@ -83,7 +85,7 @@ def _verdict(objective: Objective, found: _Evidence | None, summary: words.Summa
         measured=None if found is None else _finite(found.measured),
         ci95=None if found is None or found.exact else (_finite(found.low), _finite(found.high)),
         requests=0 if found is None else found.requests,
-        left_out=_asked(summary) - summary["requests"]["complete"] if objective.figure in LATENCIES else 0,
+        left_out=lost if objective.figure in LATENCIES else 0,
         requests_needed=found.requests_needed if found and verdict == "cannot tell" else None,
         said=_said(objective, found, verdict),
     )
@@ -174,7 +176,7 @@ def _finite(value: float) -> float | None:
 def _said(objective: Objective, found: _Evidence | None, verdict: Outcome) -> str:
     latency = objective.figure in LATENCIES
     if found is None:
-        return "no complete request has one" if latency else "nothing was measured"
+        return "no complete request has one" if latency else "the run has no such figure"
     said = _figures(objective, found)
     if verdict != "cannot tell":
         return said

@@ -132,6 +132,22 @@ def test_latencies_say_what_they_leave_out(judged: Judge) -> None:
     assert (count["requests"], count["left_out"]) == (1000, 0)
 
 
+def test_a_window_is_of_latencies_and_rates(tmp_path: Path) -> None:
+    """Half of a run is measured: latencies and what they leave out are of that half, endings of the whole run; and
+    where requests are not due at once there is no skew to keep."""
+    records = [*rising(100), *(failed(place) for place in range(100, 110))]
+    for record in records:
+        record.due_ns = record.id * MILLISECOND_NS
+    plan = header(110).plan | {"arrivals": "constant:1000", "window_s": [0.0, 0.0495]}
+    run = run_of(tmp_path / "run", records, plan=plan)
+    asked = ["ttft.max <= 50ms", "complete >= 100", "requests_per_s > 900", "skew < 1000s"]
+    latency, share, rate, skew = judge(parse(asked), frame_of_run(run), summarise(run))
+    assert (latency["verdict"], latency["requests"], latency["left_out"]) == ("pass", 50, 0)
+    assert (share["verdict"], share["requests"]) == ("pass", 110)
+    assert rate["measured"] == pytest.approx(49 / 0.0495, rel=0.05)
+    assert (skew["verdict"], skew["said"]) == ("fail", "the run has no such figure")
+
+
 def test_requests_without_a_record_count(judged: Judge) -> None:
     """A run that was killed half-way has not completed what it left no record of."""
     share, latency = judged(rising(500), "complete >= 90%", "ttft.p50 < 1s", n=1000)
@@ -155,7 +171,7 @@ def test_a_latency_that_no_answer_has_fails(judged: Judge) -> None:
 def test_a_run_without_anything_fails_its_rates(judged: Judge) -> None:
     """No request was sent: there is no rate, no skew and no share, and no bound on them is kept."""
     found = judged([], "requests_per_s >= 0", "skew < 1s", "complete >= 0.1%")
-    assert [(each["verdict"], each["said"]) for each in found] == [("fail", "nothing was measured")] * 3
+    assert [(each["verdict"], each["said"]) for each in found] == [("fail", "the run has no such figure")] * 3
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,12 @@ def doze(burst: Burst) -> None:
 
 
 def starve(burst: Burst) -> None:
-    """The worker's core is another process's as well, and the scheduler gives the worker a seventieth of it."""
+    """The worker's core is another process's as well, and the worker gets what that leaves: SCHED_IDLE, sched(7)."""
     burst.until_sent(2 * N)
-    core = max(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
+    core = max(cores)
     os.sched_setaffinity(burst.worker.pid, {core})
-    burst.worker.nice(19)
+    os.sched_setscheduler(burst.worker.pid, os.SCHED_IDLE, os.sched_param(0))
     with subprocess.Popen([sys.executable, "-c", BURN, str(core)], stdout=subprocess.PIPE) as burner:
         assert burner.stdout is not None
         try:
@@ -81,14 +82,15 @@ def starve(burst: Burst) -> None:
                 time.sleep(0.02)
         finally:
             burner.kill()
+            os.sched_setaffinity(burst.worker.pid, cores)
 
 
 @pytest.mark.parametrize(
     ("hold", "itl_s", "output_tokens", "causes"),
     [
         (stop, 2.0, 2, ("Longest stall",)),
-        (doze, 0.02, 60, ("Late reads of several tokens",)),
-        (starve, 0.005, 200, ("Late reads of several tokens", "Reads late", "Longest stall")),
+        (doze, 0.03, 40, ("Late reads of several tokens",)),
+        (starve, 0.03, 40, ("Late reads of several tokens", "Reads late", "Longest stall")),
     ],
 )
 def test_figures_stay_right_and_the_verdict_names_the_cause(

@@ -15,6 +15,7 @@ import numpy as np
 from analysis.distributions import Floats, gamma_cdf, kolmogorov_survival
 
 NS_PER_S = 1e9
+DECIMALS = 9
 GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
 
@@ -120,16 +121,16 @@ def _gaps_s(instants_ns: Floats) -> Floats:
 
 
 def _rate_per_s(gaps_s: Floats) -> float | None:
-    return float(1 / gaps_s.mean()) if len(gaps_s) and gaps_s.any() else None
+    return round(float(1 / gaps_s.mean()), DECIMALS) if len(gaps_s) and gaps_s.any() else None
 
 
 def _cv(gaps_s: Floats) -> float | None:
     """Needs two gaps, and requests that did not all come at once."""
-    return float(gaps_s.std(ddof=1) / gaps_s.mean()) if len(gaps_s) > 1 and gaps_s.any() else None
+    return round(float(gaps_s.std(ddof=1) / gaps_s.mean()), DECIMALS) if len(gaps_s) > 1 and gaps_s.any() else None
 
 
 def _late_s(late_ns: Floats) -> dict[str, float] | None:
     if not len(late_ns):
         return None
-    p50, p90, p99 = np.percentile(late_ns, [50, 90, 99]) / NS_PER_S
-    return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "max": float(late_ns.max() / NS_PER_S)}
+    figures = zip(("p50", "p90", "p99", "max"), np.percentile(late_ns, [50, 90, 99, 100]), strict=True)
+    return {name: round(float(late) / NS_PER_S, DECIMALS) for name, late in figures}

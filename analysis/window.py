@@ -9,8 +9,9 @@ when no more requests come:
                 |  /  |    window    |  \\         to:    last such instant before the last request is due
                 +------------------------- time
 
-The plateau is believed when the window holds two stays (the median time that a request is in flight) and the mean
-number in flight of its halves differs by a quarter at most, or by no more than chance explains.
+The window begins one stay (the median time that a request is in flight) after the first request was due if that is
+later: from then on answers end as often as requests come. The plateau is believed when the window holds two stays and
+the mean number in flight of its halves differs by a quarter at most, or by no more than chance explains.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Windo
     enough = np.flatnonzero(inside.levels >= PLATEAU_SHARE * level)
     if len(enough) == 0 or level == 0:
         return _everything(begins, ends, "most of the time nothing was in flight")
-    from_ns = float(inside.instants[enough[0]])
+    from_ns = max(float(inside.instants[enough[0]]), begins + stay)
     to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
     if why := _no_plateau(steps, from_ns, to_ns, stay):
         return _everything(begins, ends, f"no plateau ({why})")

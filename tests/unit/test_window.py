@@ -44,11 +44,26 @@ def window_of(records: Sequence[Record], arrivals: str, **plan: object) -> Windo
 
 
 def test_an_even_load_is_measured_on_its_plateau() -> None:
-    """100 per second that stay for 1 s: 80 of 100 are in flight from the eightieth on, until the last is due."""
+    """100 per second that stay for 1 s: from the instant the first one leaves until the last is due."""
     window = window_of(asked_at(evenly(1000, 10), 1000), "constant:100")
     assert window is not None
-    assert (window.from_ns, window.to_ns) == (79 * 10 * MS, 999 * 10 * MS)
+    assert (window.from_ns, window.to_ns) == (1 * S, 9990 * MS)
     assert (window.chosen, window.reason) == ("auto", "about 100 in flight")
+
+
+def test_a_server_that_fills_slowly_is_measured_once_it_is_full() -> None:
+    """Where the first tenth is answered at once, the window begins when 80 of 100 are in flight."""
+    window = window_of(asked_at(evenly(2000, 10), [1.0] * 200 + [1000.0] * 1800), "constant:100")
+    assert window is not None
+    assert window.from_ns == (2000 + 79 * 10) * MS
+
+
+def test_rates_of_an_even_load_are_those_of_its_arrivals(tmp_path: Path) -> None:
+    """On the plateau answers end as often as requests come, and tokens arrive as they are asked for."""
+    plan = header(1000).plan | {"arrivals": "constant:100"}
+    figures = summarise(run_of(tmp_path / "run", asked_at(evenly(1000, 10), 1000), plan=plan))["throughput"]
+    assert figures["requests_per_s"] == pytest.approx(100, rel=0.002)
+    assert figures["output_tokens_per_s"] == pytest.approx(200, rel=0.002)
 
 
 def test_a_server_that_empties_early_ends_the_window() -> None:

@@ -16,6 +16,8 @@ from analysis.distributions import Floats, gamma_cdf, kolmogorov_survival
 
 NS_PER_S = 1e9
 DECIMALS = 9
+RESOLUTION_MAX = 0.1
+"""Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
 GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
 
@@ -47,7 +49,8 @@ def delivery(due_ns: Sequence[int] | Floats, sent_ns: Sequence[int | None] | Flo
 
     The test takes each gap as known to within `resolution_s`: due instants are whole nanoseconds, and send instants
     are late by what `late_s` says (its p99 is taken). Without it, clumps of requests that are due within the same
-    microsecond, of which gamma arrivals are full, would look like another distribution.
+    microsecond, of which gamma arrivals are full, would look like another distribution. Where that is more than a
+    tenth of the mean gap there is no test: it would pass whatever was sent.
 
     Closed loops have no due instants, hence neither lateness nor figures of `due`. Raises ValueError when the two
     sequences differ in length.
@@ -105,6 +108,8 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
 
 def _check(gaps_s: Floats, named: Named, resolution_s: float) -> dict[str, float] | None:
     if not named.stochastic or named.rate_per_s is None or not named.cv or len(gaps_s) < GAPS_FOR_CHECK:
+        return None
+    if resolution_s * named.rate_per_s > RESOLUTION_MAX:
         return None
     shape = 1 / named.cv**2
     scale = named.rate_per_s * shape

@@ -9,8 +9,8 @@ from typing import Any
 Summary = Mapping[str, Any]
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
-UNLIKELY = 0.01
-"""A p-value below which a load is said to be another than the one named: a right one is so once in a hundred runs."""
+UNLIKELY = 0.001
+"""A p-value below which a load is said to be another than the one named: one such run in a thousand is chance."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 NAMES = {
     "ttft_s": "TTFT",
@@ -160,6 +160,8 @@ def delivery(summary: Summary) -> str:
     if check is not None:
         fit = "fitting the name" if check["p_value"] >= UNLIKELY else "not of the name"
         parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check['p_value'], 2)})")
+    elif sent["ks"]["due"] is not None:
+        parts.append("too late for a check of their distribution")
     if sent["late_s"] is not None:
         parts.append(f"99 % at most {duration(sent['late_s']['p99'])} late")
     return f"{', '.join(parts)}."

@@ -138,6 +138,13 @@ def test_a_load_of_another_rate_is_found_out(tmp_path: Path) -> None:
     assert "not of the name" in words.delivery(summary)
 
 
+def test_a_load_sent_too_late_is_not_said_to_fit(tmp_path: Path) -> None:
+    """Late by more than a tenth of the mean gap: any gaps would pass, so the sentence claims nothing."""
+    summary = poisson(tmp_path, late_ms=0.6)
+    assert summary["delivery"]["ks"]["sent"] is None
+    assert "too late for a check of their distribution, 99 % at most 600 µs late" in words.delivery(summary)
+
+
 def test_a_burst_that_was_sent_says_how_late(tmp_path: Path) -> None:
     """All due at once have no rate to name: number and lateness are all there is to say."""
     summary = summary_of(tmp_path, burst(12, 4))

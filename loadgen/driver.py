@@ -27,8 +27,10 @@ from servers.dialects.base import Dialect
 from servers.pool import Pool
 from servers.transport import Exchange
 
-TICK_S = 0.25
-TICKS_PER_SAMPLE = 4
+TICK_S = 0.05
+"""A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
+TICKS_PER_LOOK = 5
+TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
 NOT_SENT = ("cancelled", "not sent, the run was interrupted")
@@ -252,7 +254,7 @@ class Driver:
     # Beside it all.
 
     async def _tick(self) -> None:
-        """Housekeeping, four times a second: time limits, health, progress, spare connections."""
+        """Housekeeping: stalls at every tick, time limits and progress four times a second, health once."""
         ticks = 0
         while True:
             before_ns = self._clock.now_ns()
@@ -260,12 +262,16 @@ class Driver:
             now_ns = self._clock.now_ns()
             self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
             ticks += 1
-            self._expire(now_ns)
+            if ticks % TICKS_PER_LOOK == 0:
+                self._look(now_ns)
             if ticks % TICKS_PER_SAMPLE == 0:
                 self._recorder.sample(now_ns)
-            self._recorder.watch(self._in_flight)
-            if self._feed.more:
-                self._wire.pool.top_up()
+
+    def _look(self, now_ns: int) -> None:
+        self._expire(now_ns)
+        self._recorder.watch(self._in_flight)
+        if self._feed.more:
+            self._wire.pool.top_up()
 
     def _expire(self, now_ns: int) -> None:
         limit_ns = now_ns - int(self._limits.timeout_s * 1e9)

@@ -65,7 +65,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     coalesced_reads: int = 0
     """Reads that held more than one event: the later stamp stands for all of them."""
     first_token_merged: bool = False
-    """The read with the first token held other events too: TTFT is bounded by `late_ns_max`, not exact."""
+    """The read with the first token held later ones too, and has the stamp of the last: TTFT is an upper bound, too
+    large by no more than this process was away."""
     reopened: int = 0
     """Pre-opened connections that the server had closed and that were opened again."""
 

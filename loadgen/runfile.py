@@ -118,7 +118,10 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
-            keep(item)
+            if len(item.chunk_ns) == len(item.chunk_tokens):
+                keep(item)
+            else:
+                run.damaged_lines += 1
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from loadgen.record import Record
-from loadgen.runfile import Footer, Header, RunFileError, Telemetry, read
+from loadgen.runfile import Footer, Header, RunFileError, Telemetry, read, scan
 
 HEADER = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=5, plan={"n": 3}, server={"name": "tgi"})
 RECORDS = [Record(id=i, state="complete", chunk_ns=[1, 2], chunk_tokens=[1, 1], sent_ns=0) for i in range(3)]
@@ -61,6 +61,26 @@ def test_damaged_lines_are_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
     run = read(tmp_path)
     assert run.records == RECORDS[:2]
     assert run.damaged_lines == 4
+
+
+def test_a_record_that_contradicts_itself_is_damaged(tmp_path: Path) -> None:
+    """Chunks and their token counts go together; a line in which they do not is left out and counted."""
+    (tmp_path / "run.jsonl").write_bytes(
+        lines(HEADER, RECORDS[0])
+        + b'{"type":"request","id":7,"state":"complete","chunk_ns":[1,2],"chunk_tokens":[1]}\n'
+    )
+    run = read(tmp_path)
+    assert (run.records, run.damaged_lines) == (RECORDS[:1], 1)
+
+
+def test_scanning_gives_each_record_once_and_keeps_none(tmp_path: Path) -> None:
+    """Records go to whoever takes them, in the order of the file; the rest of the Run is as it is read."""
+    (tmp_path / "run.jsonl").write_bytes(lines(HEADER, *RECORDS, SAMPLE))
+    (tmp_path / "part-0.jsonl").write_bytes(lines(RECORDS[2]))
+    taken: list[Record] = []
+    run = scan(tmp_path, taken.append)
+    assert taken == RECORDS
+    assert (run.records, run.header, run.telemetry) == ([], HEADER, [SAMPLE])
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:

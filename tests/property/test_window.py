@@ -1,0 +1,64 @@
+"""Whatever a load looked like, it has a window, and figures inside it."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.gather import frame_of
+from analysis.metrics import METRICS
+from analysis.window import choose, windowed
+from loadgen.record import Record
+
+INSTANTS = st.integers(0, 10**10)
+REQUESTS = st.lists(
+    st.tuples(INSTANTS, st.integers(0, 10**9), st.lists(st.integers(0, 10**9), max_size=4)), max_size=40
+)
+
+
+def record(number: int, due_ns: int, late_ns: int, gaps_ns: list[int]) -> Record:
+    """Sent late, complete if anything came back, else dropped."""
+    sent_ns = due_ns + late_ns
+    chunk_ns = [sent_ns + sum(gaps_ns[: place + 1]) for place in range(len(gaps_ns))]
+    if not chunk_ns:
+        return Record(id=number, state="dropped", due_ns=due_ns)
+    return Record(
+        id=number,
+        state="complete",
+        due_ns=due_ns,
+        sent_ns=sent_ns,
+        sent_end_ns=sent_ns,
+        chunk_ns=chunk_ns,
+        chunk_tokens=[1] * len(chunk_ns),
+        end_ns=chunk_ns[-1],
+    )
+
+
+@given(REQUESTS, st.sampled_from(["poisson:3", "closed:4", "ramp:1..2/3s", "burst:2/1s"]))
+def test_any_load_has_a_window_within_what_was_due(requests: list[tuple[int, int, list[int]]], arrivals: str) -> None:
+    """It begins no earlier than the first request was due, ends with the last one at the latest, and goes forward."""
+    records = [record(number, *request) for number, request in enumerate(requests)]
+    window = choose(frame_of(records), {"arrivals": arrivals})
+    dues = [each.due_ns for each in records if each.sent_ns is not None]
+    if window is None:
+        assert arrivals.startswith("burst") or len(set(dues)) < 2
+    else:
+        assert min(dues) <= window.from_ns < window.to_ns <= max(dues)
+
+
+@given(REQUESTS, st.integers(0, 10**10), st.integers(1, 10**10))
+def test_no_figure_is_more_than_that_of_the_whole_run(
+    requests: list[tuple[int, int, list[int]]], from_ns: int, length_ns: int
+) -> None:
+    """A window holds at most as many samples, answers and tokens as there are, and every figure is a number."""
+    frame = frame_of([record(number, *request) for number, request in enumerate(requests)])
+    inside = windowed(frame, {"window_s": [from_ns / 1e9, (from_ns + length_ns) / 1e9]})
+    for metric in METRICS.values():
+        values = metric.values(inside)
+        assert all(map(math.isfinite, values.tolist()))
+        if metric.per != "run":
+            assert len(values) <= len(metric.values(frame))
+    tokens = METRICS["output_tokens_per_s"].values(inside)
+    assert not len(tokens) or tokens[0] * length_ns / 1e9 <= frame.arrived_tokens.sum() * (1 + 1e-6)

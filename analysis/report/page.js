@@ -102,7 +102,7 @@
     });
   }
 
-  // What no figure is of: warm-up, and whatever lies outside the window. Several runs would shade each other.
+  // Warm-up, and whatever lies outside the window. Several runs would shade each other.
   function shades() {
     const [{ course, window: measured }] = data.runs;
     if (several || !course.start_s.length) return [];

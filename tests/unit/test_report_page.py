@@ -127,6 +127,7 @@ def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
         "400 of 400 requests sent, 100.0 per second (100.0 named)",
         "3 warm-up requests came before 0 and are in no figure.",
         "Measured from 0.500 s to 3.99 s of the run (about 50 in flight); 350 requests were due within.",
+        "What lies outside is shaded.",
         "Complete requests only, of those due inside the window.",
     ):
         assert words in text

@@ -78,7 +78,7 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
     with _server(plan, load, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
         asked = _asked(plan, load, facts, dialect, access)
-        say(f"{asked.how} for {facts.model}")
+        say(f"{asked.what} ({asked.how}) for {facts.model}")
         yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
 
 

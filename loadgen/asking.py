@@ -27,8 +27,10 @@ class Asked:
     """Draws them anew, the same ones each time."""
     warmup: Sequence[Request]
     """Other Requests of the same kind, with ids below zero."""
+    what: str
+    """How many, and how long."""
     how: str
-    """How many, how long, and how that was made exact."""
+    """How the length was made exact."""
 
 
 def asked_of(plan: Plan, load: Load, dialect: Dialect, server: ServerTokenizer) -> Asked:
@@ -48,7 +50,7 @@ def asked_of(plan: Plan, load: Load, dialect: Dialect, server: ServerTokenizer) 
                 f"Ask for fewer: --n {there}",
             )
     count = "prompts" if load.count is None else f"{load.count} prompts"
-    return Asked(draw, tuple(warm_up(order, made)), f"{count} of {plan.lengths[0]} tokens ({made.how})")
+    return Asked(draw, tuple(warm_up(order, made)), f"{count} of {plan.lengths[0]} tokens", made.how)
 
 
 def _order(plan: Plan, load: Load) -> Order:

@@ -11,6 +11,7 @@ from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
 from loadgen.cli.report import report
 from loadgen.cli.run import run
+from loadgen.cli.servers import servers
 from loadgen.cli.sim import sim
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
@@ -27,6 +28,7 @@ app.command()(run)
 app.command()(report)
 app.command()(calibrate)
 app.command()(sim)
+app.add_typer(servers, name="servers")
 
 
 def main() -> None:
@@ -40,6 +42,8 @@ def main() -> None:
         code = _exit_code(error)
         if code is None:
             raise
+        for line in getattr(error, "log_tail", "").splitlines():
+            print(f"  | {line}", file=sys.stderr)
         print(f"loadgen: {error}", file=sys.stderr)
         if hint := getattr(error, "hint", ""):
             print(f"  {hint}", file=sys.stderr)

@@ -6,7 +6,6 @@ own health route from here, because a port that is published on the wrong addres
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -105,9 +104,9 @@ def logs(wanted: Wanted, *, lines: int) -> str:
 
 
 def url_of(server: str, host: Host) -> str:
-    """Where the server of docker-compose.yml is reached from here."""
+    """Where the server of docker-compose.yml is reached from here. VLLM_PORT and the like in `env` move it."""
     address = f"[{host.address}]" if ":" in host.address else host.address
-    return f"http://{address}:{PORTS[server]}"
+    return f"http://{address}:{host.env.get(f'{server.upper()}_PORT', PORTS[server])}"
 
 
 def compose_file(named: str | Path | None = None) -> Path:
@@ -146,12 +145,11 @@ def _env(wanted: Wanted) -> dict[str, str]:
 
 def _bind(address: str) -> str:
     """The address that ports are published on: the one under which the host is reached, and no other."""
-    with suppress(ValueError):
-        return str(ipaddress.ip_address(address))
     try:
-        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as problem:
         raise LaunchError(f"{address}: no such host", "check `address` in the hosts file") from problem
+    return f"[{found}]" if ":" in found else found
 
 
 def _make_volume(host: Host) -> None:

@@ -22,6 +22,10 @@ class Finding(NamedTuple):
     """What to do."""
 
 
+_TAKEN = (
+    "`ss -ltnp` there says by whom: end it (loadgen servers down), or move the server with VLLM_PORT, TGI_PORT or "
+    "LIGHTLLM_PORT in the host's env"
+)
 DOCKER = (
     Finding(
         r"unknown command: docker compose|'compose' is not a docker command|unknown shorthand flag: '\w+' in -\w"
@@ -77,12 +81,12 @@ DOCKER = (
         r"((?:\d+\.){3}\d+:\d+|\[[0-9a-f:]+\]:\d+).*?"
         r"(?:port is already allocated|address already in use)",
         "the port {0} is taken on that host",
-        "`ss -ltnp` there says by whom; end it, or take our own server down: loadgen servers down",
+        _TAKEN,
     ),
     Finding(
         r"port is already allocated|address already in use",
         "the port is taken on that host",
-        "`ss -ltnp` there says by whom; end it, or take our own server down: loadgen servers down",
+        _TAKEN,
     ),
     Finding(
         r"cannot assign requested address",

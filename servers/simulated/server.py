@@ -132,8 +132,8 @@ def running(config: SimulatedConfig) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def spawn(config: SimulatedConfig) -> Iterator[str]:
-    """A simulated server in a process of its own; yields its URL.
+def spawn(config: SimulatedConfig, *, started: Callable[[int], object] | None = None) -> Iterator[str]:
+    """A simulated server in a process of its own; yields its URL. `started` gets its process id.
 
     It is in a session of its own, so Ctrl-C does not reach it, and ends when its standard input does, which is when
     this process dies, of whatever. Raises StartError when it does not come up.
@@ -149,7 +149,10 @@ def spawn(config: SimulatedConfig) -> Iterator[str]:
             text=True,
         )
         try:
-            yield _url_of(child, complaints)
+            url = _url_of(child, complaints)
+            if started is not None:
+                started(child.pid)
+            yield url
         finally:
             _end(child)
 

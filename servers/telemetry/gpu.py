@@ -27,7 +27,7 @@ class Nvml:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """See Source: `gpus`, one entry each; what a GPU does not support is left out, a lost one is a gap of its own."""
+        """See Source: `gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
         if not self._handles:
             self._open()
         gpus = [self._figures(index, handle) for index, handle in enumerate(self._handles)]

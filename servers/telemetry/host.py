@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from servers.telemetry.source import EXTRA, NotMeasuredError
+
+
+def on_this_machine(url: str) -> bool:
+    """Whether the address behind `url` is one of this machine's: a socket can be bound to it. False when unknown."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 class HostMemory:
     """The host and the processes `pids`. See Source."""
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
-        """Raises NotMeasuredError where psutil is not installed."""
+        """Raises NotMeasuredError where psutil is not installed, or one of the processes does not exist."""
         try:
             self._psutil: Any = importlib.import_module("psutil")
         except ImportError:
             raise NotMeasuredError(f"psutil is not installed: {EXTRA}") from None
         self._pids = tuple(pids)
+        if gone := [str(pid) for pid in self._pids if not self._psutil.pid_exists(pid)]:
+            raise NotMeasuredError(f"there is no process {', '.join(gone)}")
         self.facts: Mapping[str, Any] = {
             "memory_total_bytes": int(self._psutil.virtual_memory().total),
             "processes": [{"pid": pid, "name": self._name(pid)} for pid in self._pids],

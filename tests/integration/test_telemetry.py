@@ -18,7 +18,7 @@ from servers.simulated import lightllm, tgi, vllm
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import Running, running
 from servers.simulated.wire import Reply, Site, Wire
-from tests.command import FAST, accounted, burst, events_sent, start, summary_of, wait_for
+from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.contract.recorded import response
 from tests.raw_server import page, serving
 
@@ -173,6 +173,24 @@ def test_gpus_of_another_machine_by_their_exporter(tmp_path: Path) -> None:
     assert [each["of"] for each in memory["gpus"]] == ["GPU 0", "GPU 1:3", "GPU 1:5"]
     assert memory["gpus"][0]["idle_bytes"] == 73_216 << 20
     assert set(exporter.paths()) == {"/metrics"}
+
+
+def test_without_the_extra_the_run_goes_on(tmp_path: Path) -> None:
+    """Where the libraries are not installed, the header says so and how to get them; asking by name is refused."""
+    for name in ("prometheus_client", "psutil", "pynvml"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)\n")
+    bare = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        common = options("tgi", simulated, "--n", "4", "--output-tokens", "4")
+        code, _, err = burst(tmp_path, *common, "--gpu", **bare)
+        assert code == 2
+        assert "--gpu: nvidia-ml-py is not installed: pip install 'llm-loadgen[telemetry]'" in " ".join(err.split())
+        code, _, _ = burst(tmp_path, *common, **bare)
+    assert code in (0, 5)
+    assert accounted(tmp_path, 4) == {"complete": 4}
+    missing: Any = summary_of(tmp_path)["memory"]["not_measured"]
+    assert missing["server"] == "prometheus-client is not installed: pip install 'llm-loadgen[telemetry]'"
+    assert missing["host"] == "psutil is not installed: pip install 'llm-loadgen[telemetry]'"
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,11 @@ def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: 
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
+        sampler = _sampler(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
         header.client["calibration"] = calibration.recall(header.host, say)
-        return coordinator.run(shares, header, folder, on_progress, _sampler(plan, header))
+        return coordinator.run(shares, header, folder, on_progress, sampler)
 
 
 @contextlib.contextmanager

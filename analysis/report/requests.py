@@ -16,7 +16,7 @@ POINTS_MAX = 1500
 ROWS_MAX = 1000
 SLOWEST = 100
 BAD_MOST = 100
-PARTS_MAX = 40
+PARTS_MAX = 24
 PART_LEAST = 25
 CHUNKS_MAX = 130_000
 """Token instants kept for the timeline: about four bytes each in the page."""

@@ -87,8 +87,8 @@ def csv_tables(folder: Path) -> Iterator[Put]:
 @contextmanager
 def parquet_tables(folder: Path) -> Iterator[Put]:
     """Parquet with zstd, one row group per block."""
-    import pyarrow
-    from pyarrow import parquet
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet  # type: ignore[import-untyped]
 
     schemas = {
         name: pyarrow.schema([pyarrow.field(column.name, getattr(pyarrow, ARROW[column.kind])()) for column in columns])

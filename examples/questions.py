@@ -46,7 +46,9 @@ by_duckdb = sql.sql("""
     group by all order by longest.gap_ns desc
 """).df()
 print("\n2. Longest gaps, ms, and the streams that were between two chunks when each began")
-print(pd.DataFrame({"gap": longest.gap_ns.to_numpy() / 1e6, "pandas": waiting, "DuckDB": by_duckdb.waiting}).to_string())
+print(
+    pd.DataFrame({"gap": longest.gap_ns.to_numpy() / 1e6, "pandas": waiting, "DuckDB": by_duckdb.waiting}).to_string()
+)
 
 # %% 3. How many tokens came in each second?
 second = chunks.at_ns // 1_000_000_000

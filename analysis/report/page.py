@@ -140,7 +140,7 @@ def _data(parts: Sequence[Part]) -> dict[str, Any]:
         dash = DASHES[colours.count(colour) % len(DASHES)]
         colours.append(colour)
         look = {"name": name, "colour": colour, "dash": dash, "window": part.summary["window"]}
-        drawn.append(look | part.curves | {"series": panels(part.series)})
+        drawn.append({**look, **part.curves, "series": panels(part.series)})
     if len(drawn) > RUNS_WITH_TOKENS:
         drawn = [each | {"timeline": each["timeline"] | {"tokens": None}} for each in drawn]
     charts = [_chart(name, summaries) for name in CDF_METRICS]

@@ -1,7 +1,7 @@
 """Single requests on the page: TTFT against prompt length and against place in the queue, and the timeline of each.
 
-Of many requests some are drawn. Which ones is a rule that the page states: every k-th in the order sent, and beside them
-the slowest and those that failed, so that nothing remarkable is thinned away. Lines through the points are of all.
+Of many requests some are drawn. Which ones is a rule that the page states: every k-th in the order sent, and beside
+them the slowest and those that failed, so that nothing remarkable is thinned away. Lines through the points are of all.
 """
 
 from __future__ import annotations

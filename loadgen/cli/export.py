@@ -41,4 +41,6 @@ def _export(run: Path, folder: Path, form: str) -> list[Path]:
     try:
         return written(run, folder, form)
     except OSError as error:
-        raise OutputError(f"{error.filename or folder}: {error.strerror}", "Name a folder that can be written.") from error
+        raise OutputError(
+            f"{error.filename or folder}: {error.strerror}", "Name a folder that can be written."
+        ) from error

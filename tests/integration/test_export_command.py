@@ -38,7 +38,9 @@ def test_parquet_holds_every_record(run: Run, tmp_path: Path) -> None:
     export(run.path, parquet=tmp_path / "tables", quiet=True)
     ask = duckdb.connect()
     tables = {name: f"'{tmp_path / 'tables' / name}.parquet'" for name in TABLES}
-    found = ask.sql(f"select request, state, sent_ns, error_detail from {tables['requests']} order by request").fetchall()
+    found = ask.sql(
+        f"select request, state, sent_ns, error_detail from {tables['requests']} order by request"
+    ).fetchall()
     assert found == [(each.id, each.state, each.sent_ns, each.error_detail or None) for each in RECORDS]
     chunks = ask.sql(f"select token, tokens, at_ns, gap_ns from {tables['chunks']} where request = 40").fetchall()
     assert chunks == [(1, 2, 30 * MS, None), (3, 1, 90 * MS, 60 * MS), (4, 3, 95 * MS, 5 * MS)]

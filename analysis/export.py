@@ -88,7 +88,7 @@ def csv_tables(folder: Path) -> Iterator[Put]:
 def parquet_tables(folder: Path) -> Iterator[Put]:
     """Parquet with zstd, one row group per block."""
     import pyarrow  # type: ignore[import-untyped]
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     schemas = {
         name: pyarrow.schema([pyarrow.field(column.name, getattr(pyarrow, ARROW[column.kind])()) for column in columns])

@@ -58,7 +58,7 @@ def per_second(points: Points) -> Points:
 
 
 def since_first(points: Points) -> Points:
-    """A counter of rare events: what it has grown by since the first reading, whatever was before a new beginning kept."""
+    """A counter of rare events: its growth since the first reading, kept where the server begins to count anew."""
     total, before, grown = 0.0, None, []
     for at_s, now in points:
         if now is not None:

@@ -126,8 +126,9 @@ def test_it_prints_on_a_few_white_pages_with_its_charts(fresh: Opened) -> None:
     "opened", [("plain", width, scheme) for width, scheme in ((360, "dark"), (1600, "light"))], indirect=True
 )
 def test_every_view_can_be_looked_at(opened: Opened, tmp_path: Path) -> None:
-    """A picture of each section, into the folder that LOADGEN_PICTURES names, or one of the test's own."""
-    folder = Path(os.environ.get("LOADGEN_PICTURES", tmp_path))
+    """A picture of each section, into the folder that REPORT_PICTURES names, or one of the test's own."""
+    folder = Path(os.environ.get("REPORT_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
     width = opened.page.viewport_size["width"] if opened.page.viewport_size else 0
     sections = opened.page.locator("main > section")
     for index in range(sections.count()):

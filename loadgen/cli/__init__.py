@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.export import export
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.servers import servers
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(burst)
 app.command()(run)
 app.command()(report)
+app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
 app.add_typer(servers, name="servers")

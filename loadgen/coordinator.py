@@ -68,33 +68,47 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
     The first interrupt ends the run and keeps what came; the second kills the workers too.
     Raises OutputError when the run file cannot be written.
     """
+
+    def begin(stamps: str) -> int:
+        clocks = ClockPairs()
+        header.start_ns = time.monotonic_ns() + START_LEAD_NS
+        header.start_realtime_ns = clocks.to_realtime(header.start_ns)
+        header.client["stamps"] = stamps
+        append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+        return header.start_ns
+
     interrupts = Interrupts()
     with interrupts.watched():
-        workers: list[Worker] = []
-        try:
-            for share in shares:
-                workers.append(_fork(share, [worker.pipe for worker in workers]))
-            _until(
-                workers,
-                lambda worker: bool(worker.stamps),
-                interrupts,
-                lambda: on_progress("connecting", _counts(workers)),
-            )
-            clocks = ClockPairs()
-            header.start_ns = time.monotonic_ns() + START_LEAD_NS
-            header.start_realtime_ns = clocks.to_realtime(header.start_ns)
-            header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
-            append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-            _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
-            _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _counts(workers)))
-        finally:
-            for worker in workers:
-                worker.process.join(1 if worker.done else 0)
-                worker.process.kill()
-                worker.process.join()
-        on_progress("ended", _counts(workers))
-        outcomes = [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
+        outcomes = drive(shares, begin, interrupts, lambda phase, workers: on_progress(phase, _counts(workers)))
         return gather(outcomes, header, folder / "run.jsonl", interrupted=interrupts.count > 0)
+
+
+def drive(
+    shares: Sequence[Share],
+    begin: Callable[[str], int | None],
+    interrupts: Interrupts,
+    on_progress: Callable[[str, Sequence[Worker]], None],
+) -> list[Outcome]:
+    """Fork a worker per share, let them connect, start them together, and wait for their ends.
+
+    `begin` gets the kind of stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or
+    None when there is to be no start.
+    """
+    workers: list[Worker] = []
+    try:
+        for share in shares:
+            workers.append(_fork(share, [worker.pipe for worker in workers]))
+        _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
+        start_ns = begin("kernel" if all(worker.stamps == "kernel" for worker in workers) else "user")
+        _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
+        _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
+    finally:
+        for worker in workers:
+            worker.process.join(1 if worker.done else 0)
+            worker.process.kill()
+            worker.process.join()
+    on_progress("ended", workers)
+    return [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
 
 
 def _fork(share: Share, others: Sequence[Pipe]) -> Worker:

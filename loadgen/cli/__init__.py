@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.distributed import worker
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.sim import sim
@@ -27,6 +28,7 @@ app.command()(run)
 app.command()(report)
 app.command()(calibrate)
 app.command()(sim)
+app.command()(worker)
 
 
 def main() -> None:

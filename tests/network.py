@@ -4,7 +4,8 @@
     master 10.77.9.1 ──── delay.py ────────── worker a      5 ms each way
     master 10.77.9.1 ──── delay.py ────────── worker b     20 ms each way
 
-All of it lives in one network and mount namespace that ends with a process of ours; without root, in a user namespace too.
+All of it lives in one network and mount namespace that ends with a process of ours; without root, in a user namespace
+too.
 A machine's clock is moved with a time namespace (time_namespaces(7)): what runs there reads another CLOCK_MONOTONIC.
 """
 

@@ -263,8 +263,8 @@ class Master:
             yield msgspec.json.encode(Telemetry(source="clock", at_ns=at_ns, worker=workers[0], values=values)) + b"\n"
 
     def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
-        """How each of its workers ended. Of a lost machine every request of an open loop counts as due: the plan gave it
-        to that machine, and nobody else sends it."""
+        """How each of its workers ended. Of a lost machine every request of an open loop counts as due: the plan gave
+        it to that machine, and nobody else sends it."""
         offset = machine.offset(self._header.start_ns)
         shares = self._shares_of(machine)
         convert = partial(converted, offset, self._header.start_ns, closed=shares[0].due_ns is None)

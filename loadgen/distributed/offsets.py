@@ -72,7 +72,8 @@ class Offset:
 
 def offset_of(samples: Iterable[Sample], start_ns: int) -> Offset:
     """The best exchange before the start and the best after it. Raises ValueError when there is none before."""
-    before, after = [], []
+    before: list[Sample] = []
+    after: list[Sample] = []
     for sample in samples:
         (before if sample.at_ns <= start_ns else after).append(sample)
     best = min(before, key=lambda sample: sample.round_trip_ns)

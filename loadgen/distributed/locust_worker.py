@@ -134,6 +134,7 @@ def main(host: str, port: int, fd: int) -> None:
     gevent.spawn(_until_left, runner, frames, obeying)
     obeying.join()
     environment.events.quitting.fire(environment=environment)  # type: ignore[no-untyped-call] # tells the master
+    runner.greenlet.kill(block=True)  # or it would read from a closed socket for ever
     runner.client.close(linger=1000)  # type: ignore[no-untyped-call]
 
 

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
+import zmq
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
@@ -66,6 +68,21 @@ class Machines:
         return process
 
 
+def shout(port: str) -> None:
+    """What a stranger may send to the master's port: bytes that are no message, and Locust's own messages."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, b"a_stranger")
+    socket.connect(f"tcp://127.0.0.1:{port}")
+    nonce, words = {"step": "hello", "nonce": b"1234"}, {"step": "words", "number": 1, "body": b"", "code": b""}
+    said = [("locustfile", None, "a_stranger"), ("quit", None, "somebody_else"), ("stats", {}, "a_stranger")]
+    said += [("loadgen", each, "a_stranger") for each in (nonce, words, {"step": "proof"}, {"step": []}, "hello", None)]
+    for message in (b"", b"\xc1", b"\x93\xa1", msgpack.dumps(7), msgpack.dumps((1, 2)), *map(msgpack.dumps, said)):
+        socket.send(message)
+    socket.close(linger=2000)
+    context.term()
+
+
 def end_of(process: Process) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=60)
     assert "Traceback" not in err, err
@@ -73,11 +90,12 @@ def end_of(process: Process) -> tuple[int, str, str]:
 
 
 def test_a_wrong_token_is_refused_and_a_late_machine_is_told(tmp_path: Path, started: list[Process]) -> None:
-    """Whoever has another token gets exit code 2 and a reason, and the master says so; the run is that of the others.
-    Who comes after the start is told, and has nothing to do. An interrupt at the master ends the run everywhere: what
+    """Whoever sends nonsense is not heard. Whoever has another token gets exit code 2 and a reason, and the master says
+    so; the run is that of the others. Who comes after the start is told, and has nothing to do. An interrupt at the master ends the run everywhere: what
     came is kept, and every request has a Record."""
     with running(SimulatedConfig(server="tgi", **SLOW)) as simulated:
         machines = Machines(tmp_path, started, simulated.url, 2, "--n", "12", "--workers", "2")
+        shout(machines.port)
         stranger = machines.worker("stranger", token="another token entirely")
         machines.until("LOADGEN_TOKEN is not ours")
         code, _, err = end_of(stranger)

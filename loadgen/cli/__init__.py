@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.distributed import worker
 from loadgen.cli.export import export
 from loadgen.cli.report import report
 from loadgen.cli.run import run
@@ -30,6 +31,7 @@ app.command()(report)
 app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
+app.command()(worker)
 app.add_typer(servers, name="servers")
 
 

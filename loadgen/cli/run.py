@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds, span
 from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 if TYPE_CHECKING:
+    from loadgen.distributed.master import Asked
     from loadgen.plan import Plan
 
 SERVERS = "vllm, tgi, lightllm or openai"
@@ -67,6 +69,10 @@ def run(
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
+    distributed: Distributed = False,
+    expect_workers: ExpectWorkers = 0,
+    bind: Bind = BIND,
+    join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
     junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
@@ -85,16 +91,23 @@ def run(
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
-    drive(plan_of(**settings), out, output, report=report)
+    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
+    drive(plan_of(**settings), out, output, report=report, spread=spread)
 
 
-def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoReturn:
-    """Run a plan, write and print its results, and exit as they ask."""
+def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Asked | None = None) -> NoReturn:
+    """Run a plan, here or spread over machines, write and print its results, and exit as they ask."""
     from loadgen import api
 
     folder = out or api.default_folder(asked)
+    command = ["loadgen", *sys.argv[1:]]
     with output.progress(asked.n) as display:
-        api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
+        if spread is None:
+            api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+        else:
+            from loadgen.distributed import master
+
+            master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)
     raise Exit(finish(output, folder, report=report))
 
 

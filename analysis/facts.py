@@ -44,6 +44,7 @@ def server_facts(run: Run) -> dict[str, Any]:
         "name": server.get("name") or run.header.plan.get("server"),
         "version": server.get("version"),
         "model": server.get("model"),
+        "platform": run.header.plan.get("platform") or "",
         "url": server.get("url") or run.header.plan.get("url"),
         "endpoint": server.get("endpoint") or run.header.plan.get("endpoint"),
         "simulated": bool(server.get("simulated", False)),

@@ -72,9 +72,10 @@ def simulated(summary: Summary) -> str:
 
 
 def who(summary: Summary) -> str:
-    """The server, its version and its model."""
+    """The server, its version, and what it runs on where that was said."""
     server = summary["server"]
-    return " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    name = " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    return f"{name} on {platform}" if (platform := server.get("platform")) else name
 
 
 def started(summary: Summary) -> str:

@@ -61,6 +61,7 @@ def run(
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
+    platform: Annotated[str | None, Option(help="What the server runs on, such as A800: shown beside its name.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
     assertions: Assertions = None,
     junit: Junit = None,
@@ -74,7 +75,7 @@ def run(
     not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
     """
     given = locals()
-    from loadgen.plan import Plan, plan_of, read_plan
+    from loadgen.plan import Plan, from_catalog, plan_of, read_plan
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
     settings = {} if catalog is None else from_catalog(catalog)
@@ -91,18 +92,3 @@ def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoR
     with output.progress(asked.n) as display:
         api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
     raise Exit(finish(output, folder, report=report))
-
-
-def from_catalog(name: str) -> dict[str, Any]:
-    """The plan settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    from workloads.catalog import load
-
-    named = load(name)
-    return {
-        "n": named.requests,
-        "arrivals": str(named.arrivals),
-        "workload": str(named.workload),
-        "input_tokens": str(named.input_tokens),
-        "output_tokens": str(named.output_tokens),
-        "label": named.name,
-    }

@@ -147,5 +147,5 @@ def _options(plan: MatrixPlan, server: Server, host: HostChoice, model: Model) -
 
 def _modelled(host: HostChoice, model: Model) -> dict[str, Any]:
     """What a simulated server takes from the words of the plan."""
-    named = {"gpu": host.gpu, "model_shape": model.shape, "model": model.name}
+    named = {"gpu": host.gpu, "model_shape": model.shape}
     return {"clock": "batching"} | {name: value for name, value in named.items() if value}

@@ -66,6 +66,16 @@ def total_s(plan: MatrixPlan, found: Sequence[Start], lines: Sequence[Line], don
     return seconds
 
 
+def in_words(seconds: float) -> str:
+    """`about 40 s`, `about 12 min`, `about 7 h 30 min`."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"about {minutes} min"
+    return f"about {minutes // 60} h {minutes % 60 // 10 * 10} min"
+
+
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
     if run.duration_s is not None and run.arrivals != "burst":

@@ -135,7 +135,7 @@ def _block(records: Sequence[Record]) -> Block:
         "output_reported": _instants(records, "output_tokens"),
         "first_token_merged": np.fromiter((record.first_token_merged for record in records), np.bool_, len(records)),
         **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns")},
-        **{name: _numbers(records, name) for name in ("late_ns_max", "reads", "coalesced_reads", "reopened")},
+        **{name: _numbers(records, name) for name in ("id", "late_ns_max", "reads", "coalesced_reads", "reopened")},
     }
 
 

@@ -50,12 +50,13 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import LimitError, ServerError
+    from servers.errors import HostsError, LimitError, ServerError
     from servers.simulated.errors import SimulatedError
     from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
-    if isinstance(error, LoadgenError | RunFileError | PromptError | WorkloadError | LimitError | SimulatedError):
+    ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
+    if isinstance(error, ours | HostsError | LimitError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.matrix import matrix
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.sim import sim
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(burst)
 app.command()(run)
+app.command()(matrix)
 app.command()(report)
 app.command()(calibrate)
 app.command()(sim)

@@ -43,11 +43,11 @@ class Output:
         if not self._quiet:
             print(line, file=self._stream, flush=True)
 
-    def progress(self, requests: int | None) -> Display:
-        """A display of the run's progress, on stderr."""
+    def progress(self, requests: int | None, *, plain: bool = True) -> Display:
+        """A display of the run's progress, on stderr; `plain`: also where that is no terminal."""
         from loadgen.progress import Display
 
-        return Display(requests, quiet=self._quiet)
+        return Display(requests, quiet=self._quiet or not (plain or sys.stderr.isatty()))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""

@@ -93,7 +93,7 @@ class MatrixPlan(_Strict):
 
     name: str = Field(pattern=WORD)
     servers: list[Server] = Field(min_length=1)
-    hosts: list[HostChoice] = Field(default=[HostChoice(name="local", platform="this machine")], min_length=1)
+    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice(name="local")], min_length=1)
     models: list[Model] = Field(min_length=1)
     workloads: list[dict[str, Any]] = Field(min_length=1)
     """`name`, `catalog` where it starts from a named workload, and settings of a run."""
@@ -154,7 +154,7 @@ def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
     from servers.hosts import LOCAL, read_hosts
 
     known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
-    missing = [each.name for each in plan.hosts if each.name not in known and not each.platform]
+    missing = [each.name for each in plan.hosts if not (each.name in known or each.platform or each.name == LOCAL.name)]
     if missing:
         file = plan.hosts_file or "no hosts_file is named"
         raise PlanError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -48,6 +48,13 @@ class Output:
         from loadgen.progress import Display
 
         return Display(requests, quiet=self._quiet or not (plain or sys.stderr.isatty()))
+
+    def document(self, as_json: str, as_text: Callable[[], str]) -> None:
+        """A result in the form that was asked for."""
+        if self._as_json:
+            print(as_json, end="")
+        elif not self._quiet:
+            print(as_text())
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""

@@ -241,4 +241,6 @@ def _plain(host: Host) -> dict[str, Any]:
     from types import MappingProxyType
 
     values = {name: getattr(host, name) for name in host.__slots__}
-    return {name: dict(value) if isinstance(value, MappingProxyType | dict) else value for name, value in values.items()}
+    return {
+        name: dict(value) if isinstance(value, MappingProxyType | dict) else value for name, value in values.items()
+    }

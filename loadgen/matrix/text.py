@@ -64,7 +64,9 @@ def _table(plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], don
     for start in starts:
         up = estimate.of_start(start, lines)
         left = [repeat for repeat in start.repeats if repeat not in done]
-        take = f"{sum(runs[repeat.cell].seconds for repeat in left):,.0f} s {_hows(runs[each.cell].how for each in left)}"
+        take = (
+            f"{sum(runs[repeat.cell].seconds for repeat in left):,.0f} s {_hows(runs[each.cell].how for each in left)}"
+        )
         table.add_row(
             str(start.number),
             f"{start.server.name} ({start.launch})",
@@ -77,9 +79,7 @@ def _table(plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], don
     return table
 
 
-def _below(
-    plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], done: frozenset[Repeat]
-) -> Iterator[str]:
+def _below(plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], done: frozenset[Repeat]) -> Iterator[str]:
     for cell, reason in skipped(plan).items():
         yield f"Not measured: {cell}: {reason}."
     yield ""

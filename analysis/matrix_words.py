@@ -1,0 +1,281 @@
+"""A matrix in words: one wording for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis import words
+from analysis.asked import length
+from analysis.matrix import FIGURES
+
+Found = Mapping[str, Any]
+
+TITLES = {"vllm": "vLLM", "tgi": "TGI", "lightllm": "LightLLM", "openai": "OpenAI-style"}
+BY_NAME = {figure.name: figure for figure in FIGURES}
+MAIN = "output_tokens_per_s"
+
+
+def title(found: Found) -> str:
+    """What was measured, in one line."""
+    return (
+        f"{found['name']}: {words.count(len(found['servers']), 'server')} on {words.count(len(found['hosts']), 'platform')}"
+        f", {words.count(len(found['models']), 'model')}, {words.count(len(found['workloads']), 'workload')}, "
+        f"{words.count(found['repeats'], 'repeat')} each"
+    )
+
+
+def mark(found: Found) -> str:
+    """SIMULATED if any cell was, with the speed of the clock."""
+    speeds = sorted({cell["speed"] for cell in found["cells"] if cell["simulated"] and cell["speed"] not in (None, 1)})
+    if not found["simulated"]:
+        return ""
+    return f"SIMULATED at {' and '.join(f'{speed:g}' for speed in speeds)} times speed" if speeds else "SIMULATED"
+
+
+def server_title(server: Mapping[str, str]) -> str:
+    """A server's own name in its usual spelling, or the name that the plan gives it."""
+    return TITLES[server["server"]] if server["name"] == server["server"] else server["name"]
+
+
+def server_of(found: Found, name: str) -> str:
+    """The title of the server of this name."""
+    return next(server_title(each) for each in found["servers"] if each["name"] == name)
+
+
+def platform_of(found: Found, host: str) -> str:
+    """The title of the host of this name."""
+    return next(str(each["title"]) for each in found["hosts"] if each["name"] == host)
+
+
+def group_title(found: Found, group: tuple[str, str]) -> str:
+    """A model and a workload; the workload only where there are several."""
+    return f"{group[0]}, {group[1]}" if len(found["workloads"]) > 1 else group[0]
+
+
+def cell_of(found: Found, cell: Found) -> str:
+    """A cell's name."""
+    return (
+        f"{server_of(found, cell['server'])} on {platform_of(found, cell['host'])}, {cell['model']}, {cell['workload']}"
+    )
+
+
+def figure(name: str, figures: Found) -> str:
+    """A figure over the repeats: its mean, and the interval of the mean where there is one."""
+    each = figures[name]
+    if each["mean"] is None:
+        return words.UNKNOWN
+    factor, unit = words.scale_of(each["mean"]) if BY_NAME[name].unit == "s" else (1.0, BY_NAME[name].unit)
+    return f"{words.significant(each['mean'] * factor, 4)} {unit}"
+
+
+def interval(name: str, figures: Found) -> str:
+    """The interval of a figure's mean, in the unit that `figure` writes; empty where there is none."""
+    each = figures[name]
+    low, high = each["ci95"]
+    if each["mean"] is None or low is None or high is None:
+        return ""
+    factor, _ = words.scale_of(each["mean"]) if BY_NAME[name].unit == "s" else (1.0, "")
+    return f"{words.significant(max(0.0, low) * factor, 4)} to {words.significant(high * factor, 4)}"
+
+
+def sentences_of_all(found: Found) -> list[str]:
+    """`sentences` of every model and workload, each named where there are several."""
+    groups = list(dict.fromkeys((cell["model"], cell["workload"]) for cell in found["cells"] if cell["runs"]))
+    return [
+        f"{group_title(found, group)}, {line}" if len(groups) > 1 else line
+        for group in groups
+        for line in sentences(found, group)
+    ]
+
+
+def sentences(found: Found, group: tuple[str, str]) -> list[str]:
+    """On each platform the server with the largest output throughput, and whether that is more than noise."""
+    lines = []
+    for host in found["hosts"]:
+        cells = [
+            cell
+            for cell in found["cells"]
+            if (cell["model"], cell["workload"]) == group and cell["host"] == host["name"] and _rate(cell) is not None
+        ]
+        ordered = sorted(cells, key=lambda cell: -(_rate(cell) or 0))
+        if len(ordered) > 1:
+            lines.append(_sentence(found, host["title"], ordered))
+        elif ordered:
+            only = ordered[0]
+            lines.append(f"{host['title']}: only {server_of(found, only['server'])}, {figure(MAIN, only['figures'])}.")
+    return lines
+
+
+def _rate(cell: Found) -> float | None:
+    rate: float | None = cell["figures"][MAIN]["mean"]
+    return rate
+
+
+def _sentence(found: Found, platform: str, ordered: Sequence[Found]) -> str:
+    first, second = ordered[:2]
+    others = ", ".join(f"{server_of(found, cell['server'])} {figure(MAIN, cell['figures'])}" for cell in ordered[1:])
+    text = f"{platform}: {server_of(found, first['server'])} {figure(MAIN, first['figures'])}; {others}."
+    told = next(
+        (
+            each["verdict"]
+            for each in found.get("differences", ())
+            if each["figure"] == MAIN and {each["a"], each["b"]} == {_name(first), _name(second)}
+        ),
+        None,
+    )
+    names = f"{server_of(found, first['server'])} and {server_of(found, second['server'])}"
+    if told == "no difference seen":
+        return f"{text} Between {names} the difference is no larger than the noise between runs."
+    return f"{text} The lead of the first is larger than the noise between runs." if told == "different" else text
+
+
+def _name(cell: Found) -> str:
+    return "/".join(cell[part] for part in ("server", "host", "model", "workload"))
+
+
+def chart_text(found: Found, cells: Sequence[Found], kind: str) -> list[str]:
+    """What a chart of end-to-end latencies says, one line per curve."""
+    lines = []
+    for cell in cells:
+        name = server_of(found, cell["server"]) if kind == "host" else platform_of(found, cell["host"])
+        half, most = (figure(which, cell["figures"]) for which in ("e2e_p50_s", "e2e_p99_s"))
+        lines.append(f"{name}: half within {half}, 99 % within {most}.")
+    return lines
+
+
+def beliefs(found: Found) -> list[dict[str, Any]]:
+    """Whether to believe it: sentences, each good or not."""
+    cells = found["cells"]
+    states = Counter(cell["state"] for cell in cells)
+    runs = sum(len(cell["runs"]) for cell in cells)
+    planned = sum(cell["planned"] for cell in cells)
+    whole = states["measured"] == len(cells)
+    missing = ", ".join(f"{number} {state}" for state, number in states.items() if state != "measured")
+    measured = f"{states['measured']} of {words.count(len(cells), 'cell')} measured, {runs} of {planned} runs"
+    lines = [{"good": whole, "text": f"{measured}{'; ' + missing if missing else ''}."}]
+    requests = sum((Counter(cell["requests"]) for cell in cells), Counter[str]())
+    ended = ", ".join(f"{requests[state]:,} {state}" for state in ("truncated", "failed", "dropped") if requests[state])
+    complete = requests["complete"] == requests["sent"] + requests["dropped"]
+    lines.append(
+        {
+            "good": complete and runs > 0,
+            "text": f"{requests['complete']:,} of {requests['sent'] + requests['dropped']:,} requests complete"
+            f"{'; ' + ended if ended else ''}.",
+        }
+    )
+    limited = sum(cell["verdicts"].get("limited", 0) for cell in cells)
+    text = f"In {limited} of {runs} runs the client, not the server, may have been the limit." if limited else ""
+    lines.append({"good": not limited, "text": text or f"The client kept up in all {runs} runs."})
+    differ = [cell for cell in cells if cell["lengths"]["differ"]]
+    if differ:
+        names = ", ".join(dict.fromkeys(server_of(found, cell["server"]) for cell in differ))
+        lines.append({"good": False, "text": f"Answers of {names} had other lengths than asked: see Lengths."})
+    if found["interrupted"]:
+        lines.append({"good": False, "text": "The matrix was interrupted; --resume goes on with it."})
+    return lines
+
+
+def order(found: Found) -> list[str]:
+    """How the runs were spread over time, and what that is good for."""
+    rounds = found["starts"]
+    lines = [
+        f"Each server was started {words.count(rounds, 'time')} per host and model, and its runs were shuffled within a "
+        f"start (seed {found['seed']}); repeat k of every cell has the same prompts."
+    ]
+    if rounds > 1:
+        lines.append(
+            "The starts went in rounds, each with every server once in random order, so whatever drifted over time fell "
+            "on all of them alike, and what differs from start to start is in the intervals."
+        )
+    else:
+        lines.append(
+            "One start per server: its repeats followed one another, so a drift over time, or what differs from start to "
+            "start, is not in the intervals. More starts per cell (starts in the plan) would show it."
+        )
+    lines.append("The first run after a start is cold: the server has served nothing but the warm-up requests.")
+    if found["equal_work"]:
+        lines.append(
+            f"Because of equal work, {server_of(found, found['equal_work']['server'])} came first in each round."
+        )
+    return lines
+
+
+def equal_work(found: Found) -> str:
+    """That the others were given one server's output lengths; empty where they were not."""
+    if not found["equal_work"]:
+        return ""
+    leader = server_of(found, found["equal_work"]["server"])
+    return (
+        f"Equal work: {leader} was measured first, and the other servers were asked for output lengths drawn from those "
+        f"that its complete answers had, on the same host with the same model under the same workload."
+    )
+
+
+def figure_row(found: Found, cell: Found, shown: Sequence[str]) -> dict[str, Any]:
+    """A cell of the table of all figures."""
+    return _labels(found, cell) | {
+        "n": len(cell["runs"]),
+        "figures": [
+            {"name": name, "text": figure(name, cell["figures"]), "interval": interval(name, cell["figures"])}
+            for name in shown
+        ],
+    }
+
+
+def length_row(found: Found, cell: Found) -> dict[str, Any]:
+    """What was asked of a cell and how long its answers were."""
+    lengths = cell["lengths"]
+    asked = list(dict.fromkeys(length(run["output_tokens_asked"]) for run in cell["runs"]))
+    ends = [
+        words.UNKNOWN if lengths[name] is None else f"{lengths[name]:,.0f}" for name in ("min", "p50", "p90", "max")
+    ]
+    mean = words.UNKNOWN if lengths["mean"] is None else f"{lengths['mean']:,.1f}"
+    asked_text = " or ".join(asked)
+    return _labels(found, cell) | {"asked": asked_text, "mean": mean, "ends": ends, "differ": f"{lengths['differ']:,}"}
+
+
+def ending_row(found: Found, cell: Found) -> dict[str, Any]:
+    """How the requests of a cell ended."""
+    texts = [f"{cell['requests'][state]:,}" for state in ("sent", "complete", "truncated", "failed", "dropped")]
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in cell["errors"].items())
+    return _labels(found, cell) | {"state": cell["state"], "texts": texts, "kinds": kinds}
+
+
+def failure_row(found: Found, line: Found) -> dict[str, Any]:
+    """A run that could not be made, and why."""
+    kept = {name: str(line.get(name, "")) for name in ("kind", "reason", "hint", "log")}
+    return _labels(found, line["cell"]) | {"repeat": line["repeat"], **kept}
+
+
+def run_row(found: Found, cell: Found, run: Found) -> dict[str, Any]:
+    """One run, with where it lies."""
+    rate = words.UNKNOWN if run[MAIN] is None else words.significant(run[MAIN], 4)
+    cold = words.UNKNOWN if run["cold"] is None else "cold" if run["cold"] else "warm"
+    place = words.UNKNOWN if run["start"] is None else str(run["start"])
+    return _labels(found, cell) | {
+        **{name: run[name] for name in ("repeat", "folder", "seed", "verdict")},
+        **{"start": place, "cold": cold, "rate": rate, "began": str(run["started_at"])[:19].replace("T", " ")},
+    }
+
+
+def difference_rows(found: Found) -> list[dict[str, Any]]:
+    """Pairs of cells and what differs between them."""
+    return [dict(each) for each in found.get("differences", ())]
+
+
+def memory_rows(found: Found) -> list[dict[str, Any]]:
+    """What each cell is known to have taken."""
+    return []
+
+
+def _labels(found: Found, cell: Found) -> dict[str, Any]:
+    kind = next(each["server"] for each in found["servers"] if each["name"] == cell["server"])
+    return {
+        "server": server_of(found, cell["server"]),
+        "colour": kind,
+        "platform": platform_of(found, cell["host"]),
+        "model": cell["model"],
+        "workload": cell["workload"],
+    }

@@ -58,10 +58,8 @@ def render(found: Found, *, width: int = 100, colour: bool = False) -> str:
     console.print()
     for line in found["failures"]:
         row = said.failure_row(found, line)
-        text = (
-            f"failed: {row['server']} on {row['platform']}, {row['model']}, {row['workload']}, repeat {row['repeat']}: "
-        )
-        console.print(Text(f"{text}{_plain(row['reason'])}", style="red"))
+        cell = said.cell_of(found, line["cell"])
+        console.print(Text(_plain(f"failed: {cell}, repeat {row['repeat']}: {row['reason']}"), style="red"))
     for belief in said.beliefs(found):
         console.print(Text(belief["text"], style="green" if belief["good"] else "yellow"))
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis import words
 from analysis.asked import length
-from analysis.matrix import FIGURES
+from analysis.matrix import FIGURES, LENGTH_SHARES
 
 Found = Mapping[str, Any]
 
@@ -19,11 +19,12 @@ MAIN = "output_tokens_per_s"
 
 def title(found: Found) -> str:
     """What was measured, in one line."""
-    return (
-        f"{found['name']}: {words.count(len(found['servers']), 'server')} on {words.count(len(found['hosts']), 'platform')}"
-        f", {words.count(len(found['models']), 'model')}, {words.count(len(found['workloads']), 'workload')}, "
-        f"{words.count(found['repeats'], 'repeat')} each"
+    servers, platforms, models, workloads = (
+        words.count(len(found[f"{kind}s"]), {"host": "platform"}.get(kind, kind))
+        for kind in ("server", "host", "model", "workload")
     )
+    repeats = words.count(found["repeats"], "repeat")
+    return f"{found['name']}: {servers} on {platforms}, {models}, {workloads}, {repeats} each"
 
 
 def mark(found: Found) -> str:
@@ -181,24 +182,23 @@ def order(found: Found) -> list[str]:
     """How the runs were spread over time, and what that is good for."""
     rounds = found["starts"]
     lines = [
-        f"Each server was started {words.count(rounds, 'time')} per host and model, and its runs were shuffled within a "
-        f"start (seed {found['seed']}); repeat k of every cell has the same prompts."
+        f"Each server was started {words.count(rounds, 'time')} per host and model, and its runs were shuffled within "
+        f"a start (seed {found['seed']}); repeat k of every cell has the same prompts."
     ]
     if rounds > 1:
         lines.append(
-            "The starts went in rounds, each with every server once in random order, so whatever drifted over time fell "
-            "on all of them alike, and what differs from start to start is in the intervals."
+            "The starts went in rounds, each with every server once in random order, so whatever drifted over time "
+            "fell on all of them alike, and what differs from start to start is in the intervals."
         )
     else:
         lines.append(
-            "One start per server: its repeats followed one another, so a drift over time, or what differs from start to "
-            "start, is not in the intervals. More starts per cell (starts in the plan) would show it."
+            "One start per server: its repeats followed one another, so a drift over time, or what differs from start "
+            "to start, is not in the intervals. More starts (starts in the plan) would show it."
         )
     lines.append("The first run after a start is cold: the server has served nothing but the warm-up requests.")
     if found["equal_work"]:
-        lines.append(
-            f"Because of equal work, {server_of(found, found['equal_work']['server'])} came first in each round."
-        )
+        leader = server_of(found, found["equal_work"]["server"])
+        lines.append(f"Because of equal work, {leader} came first in each round.")
     return lines
 
 
@@ -208,8 +208,8 @@ def equal_work(found: Found) -> str:
         return ""
     leader = server_of(found, found["equal_work"]["server"])
     return (
-        f"Equal work: {leader} was measured first, and the other servers were asked for output lengths drawn from those "
-        f"that its complete answers had, on the same host with the same model under the same workload."
+        f"Equal work: {leader} was measured first, and the other servers were asked for output lengths drawn from "
+        f"those that its complete answers had, on the same host with the same model under the same workload."
     )
 
 
@@ -228,9 +228,8 @@ def length_row(found: Found, cell: Found) -> dict[str, Any]:
     """What was asked of a cell and how long its answers were."""
     lengths = cell["lengths"]
     asked = list(dict.fromkeys(length(run["output_tokens_asked"]) for run in cell["runs"]))
-    ends = [
-        words.UNKNOWN if lengths[name] is None else f"{lengths[name]:,.0f}" for name in ("min", "p50", "p90", "max")
-    ]
+    shares = [lengths[name] for name in LENGTH_SHARES]
+    ends = [words.UNKNOWN if value is None else f"{value:,.0f}" for value in shares]
     mean = words.UNKNOWN if lengths["mean"] is None else f"{lengths['mean']:,.1f}"
     asked_text = " or ".join(asked)
     return _labels(found, cell) | {"asked": asked_text, "mean": mean, "ends": ends, "differ": f"{lengths['differ']:,}"}

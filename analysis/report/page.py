@@ -90,7 +90,7 @@ def render(parts: Sequence[Part], *, extras: Sequence[Extra] = ()) -> str:
 
 
 def assembled(template: str, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """Another page with this one's looks and rules: its template, scripts (files of analysis/report/) and their data."""
+    """Another page with this one's looks and rules: its template, its scripts (in analysis/report/), their data."""
     texts = [_file(name) for name in scripts]
     return (
         _environment()

@@ -47,7 +47,7 @@ def burst(
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
-    platform: Annotated[str, Option(help="What the server runs on, such as A800: shown beside its name.")] = "",
+    platform: Annotated[str, Option(help="What the server runs on, such as A800; stands by its name.")] = "",
     out: Annotated[
         Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
     ] = None,

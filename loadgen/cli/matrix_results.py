@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from analysis.matrix import Kept, Measured
     from loadgen.cli.output import Output
     from loadgen.matrix.cells import Cell, Repeat
-    from loadgen.matrix.plan import MatrixPlan
     from loadgen.matrix.state import Line
 
 Found = Mapping[str, Any]
@@ -101,7 +100,7 @@ def _read(folder: Path) -> tuple[Kept, list[Measured]]:
 
 def _stopped(lines: Sequence[Line]) -> bool:
     """Whether runs are missing because nobody made them, not because they failed."""
-    return lines[-1]["type"] != "down" and lines[-1]["type"] != "failure"
+    return str(lines[-1]["type"]) not in ("down", "failure")
 
 
 def _measured(folder: Path, repeat: Repeat, began: Line | None) -> Measured:

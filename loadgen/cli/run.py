@@ -61,9 +61,7 @@ def run(
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
-    platform: Annotated[
-        str | None, Option(help="What the server runs on, such as A800: shown beside its name.")
-    ] = None,
+    platform: Annotated[str | None, Option(help="What the server runs on, such as A800; stands by its name.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
     assertions: Assertions = None,
     junit: Junit = None,

@@ -138,8 +138,9 @@ def _cases(plan: MatrixPlan, server: Server, host: HostChoice, model: Model) -> 
 def _options(plan: MatrixPlan, server: Server, host: HostChoice, model: Model) -> dict[str, Any]:
     """The options of this start, the more particular ones winning."""
     found: dict[str, Any] = {}
-    for each in (plan, server, host, model, *_cases(plan, server, host, model)):
-        found |= each.options
+    cases = [case.options for case in _cases(plan, server, host, model)]
+    for options in (plan.options, server.options, host.options, model.options, *cases):
+        found |= options
     if (server.launch or plan.launch) == "simulated":
         found = _modelled(host, model) | found
     return found

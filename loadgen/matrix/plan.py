@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, from_catalog, plan_of, read_plan
@@ -93,7 +93,7 @@ class MatrixPlan(_Strict):
 
     name: str = Field(pattern=WORD)
     servers: list[Server] = Field(min_length=1)
-    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice(name="local")], min_length=1)
+    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice(name="local", platform="")], min_length=1)
     models: list[Model] = Field(min_length=1)
     workloads: list[dict[str, Any]] = Field(min_length=1)
     """`name`, `catalog` where it starts from a named workload, and settings of a run."""
@@ -114,7 +114,7 @@ class MatrixPlan(_Strict):
 
     @field_validator("servers", "hosts", "models", "workloads")
     @classmethod
-    def _different(cls, items: list[Any], info: ValidationInfo) -> list[Any]:
+    def _different(cls, items: list[Any]) -> list[Any]:
         names = [item.get("name") if isinstance(item, dict) else item.name for item in items]
         if twice := sorted({str(name) for name in names if names.count(name) > 1}):
             raise ValueError(f"{', '.join(twice)} stands there twice")
@@ -226,8 +226,11 @@ def _owned(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _names(plan: MatrixPlan) -> dict[str, list[str]]:
-    kinds = {"server": plan.servers, "host": plan.hosts, "model": plan.models}
-    return {kind: [each.name for each in items] for kind, items in kinds.items()}
+    return {
+        "server": [each.name for each in plan.servers],
+        "host": [each.name for each in plan.hosts],
+        "model": [each.name for each in plan.models],
+    }
 
 
 def _mistake(item: Any) -> list[str]:

@@ -240,7 +240,5 @@ def _plain(host: Host) -> dict[str, Any]:
     """A host as matrix.jsonl keeps it."""
     from types import MappingProxyType
 
-    values = {name: getattr(host, name) for name in host.__slots__}
-    return {
-        name: dict(value) if isinstance(value, MappingProxyType | dict) else value for name, value in values.items()
-    }
+    values = [(name, getattr(host, name)) for name in host.__slots__]
+    return {name: dict(value) if isinstance(value, MappingProxyType | dict) else value for name, value in values}

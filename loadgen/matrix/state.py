@@ -45,7 +45,7 @@ class Journal:
         self.lines = list(lines)
         """All lines, those of earlier sittings included."""
 
-    def write(self, kind: str, **values: Any) -> None:
+    def write(self, kind: str, /, **values: Any) -> None:
         """Append one line. Raises OutputError."""
         line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
         try:

@@ -64,9 +64,8 @@ def _table(plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], don
     for start in starts:
         up = estimate.of_start(start, lines)
         left = [repeat for repeat in start.repeats if repeat not in done]
-        take = (
-            f"{sum(runs[repeat.cell].seconds for repeat in left):,.0f} s {_hows(runs[each.cell].how for each in left)}"
-        )
+        found = [runs[repeat.cell] for repeat in left]
+        take = f"{sum(each.seconds for each in found):,.0f} s {_hows(each.how for each in found)}"
         table.add_row(
             str(start.number),
             f"{start.server.name} ({start.launch})",

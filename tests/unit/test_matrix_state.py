@@ -55,7 +55,10 @@ def test_a_journal_goes_on_only_when_asked_to(tmp_path: Path) -> None:
     """A folder with a matrix is not begun again, and one with something else is not used."""
     with journal(tmp_path / "m", PLAN, resume=False) as book:
         book.write("up", start=1)
-    with pytest.raises(OutputError, match="holds a matrix already") as caught, journal(tmp_path / "m", PLAN, resume=False):
+    with (
+        pytest.raises(OutputError, match="holds a matrix already") as caught,
+        journal(tmp_path / "m", PLAN, resume=False),
+    ):
         pass
     assert "--resume" in caught.value.hint
     with journal(tmp_path / "m", PLAN, resume=True) as book:

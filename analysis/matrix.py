@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.frame import Floats, Frame
+from analysis.matrix_memory import memory
 from analysis.metrics import METRICS
+from analysis.repeats import figures, over_runs
 from analysis.stats import DECIMALS, percentile
 
 FORMAT = 1
@@ -26,37 +28,26 @@ Summary = Mapping[str, Any]
 Key = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure that every run of a cell has, and where it stands in the run's summary."""
+class Figure(NamedTuple):
+    """A figure of a run by which cells are compared; its name is that of analysis.repeats and of --assert."""
 
     name: str
     title: str
     unit: str
     better: str
-    part: str
-    metric: str
-    of: str = ""
-
-    def value(self, summary: Summary) -> float | None:
-        """None where the run has none."""
-        found = summary[self.part][self.metric]
-        value = found.get(self.of) if self.of else found
-        return None if value is None else float(value)
 
 
 FIGURES = (
-    Figure("output_tokens_per_s", "Output throughput", "tokens/s", "higher", "throughput", "output_tokens_per_s"),
-    Figure("total_tokens_per_s", "Total throughput", "tokens/s", "higher", "throughput", "total_tokens_per_s"),
-    Figure("requests_per_s", "Requests", "requests/s", "higher", "throughput", "requests_per_s"),
-    Figure("ttft_p50_s", "TTFT, median", "s", "lower", "latency", "ttft_s", "p50"),
-    Figure("ttft_p99_s", "TTFT, p99", "s", "lower", "latency", "ttft_s", "p99"),
-    Figure("tpot_p50_s", "TPOT, median", "s", "lower", "latency", "tpot_s", "p50"),
-    Figure("e2e_p50_s", "E2E, median", "s", "lower", "latency", "e2e_s", "p50"),
-    Figure("e2e_p99_s", "E2E, p99", "s", "lower", "latency", "e2e_s", "p99"),
-    Figure("normalised_mean_s", "Normalised, mean", "s", "lower", "latency", "normalised_s", "mean"),
+    Figure("output_tokens_per_s", "Output throughput", "tokens/s", "higher"),
+    Figure("total_tokens_per_s", "Total throughput", "tokens/s", "higher"),
+    Figure("requests_per_s", "Requests", "requests/s", "higher"),
+    Figure("ttft.p50", "TTFT, median", "s", "lower"),
+    Figure("ttft.p99", "TTFT, p99", "s", "lower"),
+    Figure("tpot.p50", "TPOT, median", "s", "lower"),
+    Figure("e2e.p50", "E2E, median", "s", "lower"),
+    Figure("e2e.p99", "E2E, p99", "s", "lower"),
+    Figure("normalised.mean", "Normalised, mean", "s", "lower"),
 )
-"""What is compared between cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +144,7 @@ def _cell(kept: Kept, cell: Key, runs: Sequence[Measured], failures: int) -> dic
         "served": sorted({str(run.summary["server"]["model"] or "") for run in runs}),
         "simulated": any(run.summary["server"]["simulated"] for run in runs),
         "speed": next((run.summary["server"]["speed"] for run in runs), None),
-        "figures": figures(runs),
+        "figures": over_repeats(runs),
         "lengths": lengths(runs),
         "requests": {
             state: sum(run.summary["requests"][state] for run in runs)
@@ -161,7 +152,7 @@ def _cell(kept: Kept, cell: Key, runs: Sequence[Measured], failures: int) -> dic
         },
         "errors": dict(sum((Counter(run.summary["requests"]["errors"]) for run in runs), Counter[str]()).most_common()),
         "verdicts": dict(Counter(run.summary["client"]["verdict"] for run in runs)),
-        "memory": [dict(run.summary["memory"]) for run in runs],
+        "memory": memory([run.summary["memory"] for run in runs]),
         "runs": [_run(run) for run in runs],
     }
 
@@ -178,18 +169,14 @@ def _run(run: Measured) -> dict[str, Any]:
         "duration_s": run.summary["run"]["duration_s"],
         "verdict": run.summary["client"]["verdict"],
         "output_tokens_asked": run.summary["run"]["output_tokens"],
-        **{figure.name: figure.value(run.summary) for figure in FIGURES},
+        "output_tokens_per_s": run.summary["throughput"]["output_tokens_per_s"],
     }
 
 
-def figures(runs: Sequence[Measured]) -> dict[str, dict[str, Any]]:
-    """Each figure over the repeats."""
-    found = {}
-    for figure in FIGURES:
-        values = [value for run in runs if (value := figure.value(run.summary)) is not None]
-        mean = round(float(np.mean(values)), DECIMALS) if values else None
-        found[figure.name] = {"n": len(values), "mean": mean, "ci95": [None, None], "values": values}
-    return found
+def over_repeats(runs: Sequence[Measured]) -> dict[str, dict[str, Any]]:
+    """Each figure over the repeats: its mean, the interval of that, and each run's value."""
+    values = [figures(run.summary) for run in runs]
+    return {figure.name: over_runs([each[figure.name] for each in values]) for figure in FIGURES}
 
 
 def lengths(runs: Sequence[Measured]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from analysis import matrix_words as said
 from analysis import words
 
-SHOWN = ("output_tokens_per_s", "ttft_p50_s", "tpot_p50_s", "e2e_p50_s", "e2e_p99_s")
+SHOWN = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 TITLES = ("output", "TTFT p50", "TPOT p50", "E2E p50", "E2E p99")
 
 Found = Mapping[str, Any]
@@ -57,9 +57,8 @@ def render(found: Found, *, width: int = 100, colour: bool = False) -> str:
         console.print(Text(line))
     console.print()
     for line in found["failures"]:
-        row = said.failure_row(found, line)
         cell = said.cell_of(found, line["cell"])
-        console.print(Text(_plain(f"failed: {cell}, repeat {row['repeat']}: {row['reason']}"), style="red"))
+        console.print(Text(_plain(f"failed: {cell}, repeat {line['repeat']}: {line['reason']}"), style="red"))
     for belief in said.beliefs(found):
         console.print(Text(belief["text"], style="green" if belief["good"] else "yellow"))
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

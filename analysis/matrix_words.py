@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import words
-from analysis.asked import length
-from analysis.matrix import FIGURES, LENGTH_SHARES
+from analysis.matrix import FIGURES
 
 Found = Mapping[str, Any]
 
@@ -74,9 +73,9 @@ def figure(name: str, figures: Found) -> str:
 def interval(name: str, figures: Found) -> str:
     """The interval of a figure's mean, in the unit that `figure` writes; empty where there is none."""
     each = figures[name]
-    low, high = each["ci95"]
-    if each["mean"] is None or low is None or high is None:
+    if each["mean"] is None or each["ci95"] is None:
         return ""
+    low, high = each["ci95"]
     factor, _ = words.scale_of(each["mean"]) if BY_NAME[name].unit == "s" else (1.0, "")
     return f"{words.significant(max(0.0, low) * factor, 4)} to {words.significant(high * factor, 4)}"
 
@@ -141,7 +140,7 @@ def chart_text(found: Found, cells: Sequence[Found], kind: str) -> list[str]:
     lines = []
     for cell in cells:
         name = server_of(found, cell["server"]) if kind == "host" else platform_of(found, cell["host"])
-        half, most = (figure(which, cell["figures"]) for which in ("e2e_p50_s", "e2e_p99_s"))
+        half, most = (figure(which, cell["figures"]) for which in ("e2e.p50", "e2e.p99"))
         lines.append(f"{name}: half within {half}, 99 % within {most}.")
     return lines
 
@@ -211,70 +210,3 @@ def equal_work(found: Found) -> str:
         f"Equal work: {leader} was measured first, and the other servers were asked for output lengths drawn from "
         f"those that its complete answers had, on the same host with the same model under the same workload."
     )
-
-
-def figure_row(found: Found, cell: Found, shown: Sequence[str]) -> dict[str, Any]:
-    """A cell of the table of all figures."""
-    return _labels(found, cell) | {
-        "n": len(cell["runs"]),
-        "figures": [
-            {"name": name, "text": figure(name, cell["figures"]), "interval": interval(name, cell["figures"])}
-            for name in shown
-        ],
-    }
-
-
-def length_row(found: Found, cell: Found) -> dict[str, Any]:
-    """What was asked of a cell and how long its answers were."""
-    lengths = cell["lengths"]
-    asked = list(dict.fromkeys(length(run["output_tokens_asked"]) for run in cell["runs"]))
-    shares = [lengths[name] for name in LENGTH_SHARES]
-    ends = [words.UNKNOWN if value is None else f"{value:,.0f}" for value in shares]
-    mean = words.UNKNOWN if lengths["mean"] is None else f"{lengths['mean']:,.1f}"
-    asked_text = " or ".join(asked)
-    return _labels(found, cell) | {"asked": asked_text, "mean": mean, "ends": ends, "differ": f"{lengths['differ']:,}"}
-
-
-def ending_row(found: Found, cell: Found) -> dict[str, Any]:
-    """How the requests of a cell ended."""
-    texts = [f"{cell['requests'][state]:,}" for state in ("sent", "complete", "truncated", "failed", "dropped")]
-    kinds = ", ".join(f"{number:,} {kind}" for kind, number in cell["errors"].items())
-    return _labels(found, cell) | {"state": cell["state"], "texts": texts, "kinds": kinds}
-
-
-def failure_row(found: Found, line: Found) -> dict[str, Any]:
-    """A run that could not be made, and why."""
-    kept = {name: str(line.get(name, "")) for name in ("kind", "reason", "hint", "log")}
-    return _labels(found, line["cell"]) | {"repeat": line["repeat"], **kept}
-
-
-def run_row(found: Found, cell: Found, run: Found) -> dict[str, Any]:
-    """One run, with where it lies."""
-    rate = words.UNKNOWN if run[MAIN] is None else words.significant(run[MAIN], 4)
-    cold = words.UNKNOWN if run["cold"] is None else "cold" if run["cold"] else "warm"
-    place = words.UNKNOWN if run["start"] is None else str(run["start"])
-    return _labels(found, cell) | {
-        **{name: run[name] for name in ("repeat", "folder", "seed", "verdict")},
-        **{"start": place, "cold": cold, "rate": rate, "began": str(run["started_at"])[:19].replace("T", " ")},
-    }
-
-
-def difference_rows(found: Found) -> list[dict[str, Any]]:
-    """Pairs of cells and what differs between them."""
-    return [dict(each) for each in found.get("differences", ())]
-
-
-def memory_rows(found: Found) -> list[dict[str, Any]]:
-    """What each cell is known to have taken."""
-    return []
-
-
-def _labels(found: Found, cell: Found) -> dict[str, Any]:
-    kind = next(each["server"] for each in found["servers"] if each["name"] == cell["server"])
-    return {
-        "server": server_of(found, cell["server"]),
-        "colour": kind,
-        "platform": platform_of(found, cell["host"]),
-        "model": cell["model"],
-        "workload": cell["workload"],
-    }

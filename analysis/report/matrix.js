@@ -19,8 +19,8 @@
         .filter((cell) => cell && cell.figures[figure.name].mean !== null);
       if (!own.length) continue;
       const values = own.map((cell) => cell.figures[figure.name]);
-      const ends = (side) => values.map((each) => each.ci95[side] === null ? 0 : Math.abs(each.ci95[side] - each.mean) * figure.factor);
-      const known = values.some((each) => each.ci95[0] !== null);
+      const ends = (side) => values.map((each) => each.ci95 === null ? 0 : Math.abs(each.ci95[side] - each.mean) * figure.factor);
+      const known = values.some((each) => each.ci95 !== null);
       const means = values.map((each) => each.mean * figure.factor);
       const name = plain(server);
       traces.push({ type: "bar", name, offsetgroup: name, legendgroup: name, x: own.map((cell) => plain(cell.platform)), y: means,
@@ -44,7 +44,7 @@
       ...cellsOf(group).map((cell) => {
         const { mean, ci95, values } = cell.figures[figure.name];
         const scaled = (value) => value === null ? null : value * figure.factor;
-        return [cell.server, cell.platform, figure.name, figure.unit, scaled(mean), scaled(ci95[0]), scaled(ci95[1]), values.length];
+        return [cell.server, cell.platform, figure.name, figure.unit, scaled(mean), scaled(ci95?.[0] ?? null), scaled(ci95?.[1] ?? null), values.length];
       })];
   }
 

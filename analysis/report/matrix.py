@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import matrix_tables as tables
 from analysis import matrix_words as said
 from analysis import words
 from analysis.frame import Floats
@@ -22,7 +23,7 @@ from analysis.report.tables import SERVERS
 
 SCRIPTS = ("plotly-basic.min.js", "charts.js", "matrix.js")
 POINTS_OF_A_RUN = 120
-SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p50_s", "e2e_p99_s")
+SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
 """Figures that the table of cells has columns for; matrix.json has all."""
 
 Found = Mapping[str, Any]
@@ -47,13 +48,14 @@ def render(found: Found, measured: Sequence[Measured]) -> str:
         order=said.order(found),
         equal_work=said.equal_work(found),
         figures=[figure for figure in FIGURES if figure.name in SHOWN],
-        figure_rows=[said.figure_row(found, cell, SHOWN) for cell in _met(found)],
-        differences=said.difference_rows(found),
-        memory=said.memory_rows(found),
-        length_rows=[said.length_row(found, cell) for cell in _met(found)],
-        failure_rows=[said.failure_row(found, line) for line in found["failures"]],
-        ending_rows=[said.ending_row(found, cell) for cell in found["cells"]],
-        runs=[said.run_row(found, cell, run) for cell in found["cells"] for run in cell["runs"]],
+        figure_rows=[tables.figure_row(found, cell, SHOWN) for cell in _met(found)],
+        differences=tables.difference_rows(found),
+        memory=tables.memory_rows(found),
+        memory_notes=tables.memory_notes(found),
+        length_rows=[tables.length_row(found, cell) for cell in _met(found)],
+        failure_rows=[tables.failure_row(found, line) for line in found["failures"]],
+        ending_rows=[tables.ending_row(found, cell) for cell in found["cells"]],
+        runs=[tables.run_row(found, cell, run) for cell in found["cells"] for run in cell["runs"]],
     )
 
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Launch = Literal["compose", "process", "simulated", "running"]
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""
-OWNED = ("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats")
+OWNED = (
+    *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
+    *("server_pid", "dcgm_url"),
+)
 """Settings of a run that the matrix makes itself."""
 
 
@@ -53,6 +56,8 @@ class HostChoice(_Strict):
     """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
     gpu: str = ""
     """The card's name in servers/simulated/data/gpu_specs.csv: for the estimate, and what a simulated server models."""
+    dcgm_url: str | None = None
+    """A DCGM exporter on that host, which tells of its GPUs."""
     options: dict[str, Any] = {}
 
     @model_validator(mode="before")

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,8 @@ class Serving:
         }
         if start.server.endpoint:
             owned["endpoint"] = start.server.endpoint
+        if start.host.dcgm_url:
+            owned["dcgm_url"] = start.host.dcgm_url
         try:
             if matrix.plan.equal_work not in (None, start.server.name):
                 owned["output_tokens"] = f"empirical:{lengths.given(matrix.plan, matrix.folder, repeat.cell)}"
@@ -170,11 +173,12 @@ class Serving:
         try:
             with self._watcher.progress(plan.n) as on_progress:
                 footer = api.run(
-                    plan.model_copy(update={"url": server.url}),
+                    plan.model_copy(update={"url": server.url, "server_pid": _watched(server.pids)}),
                     folder,
                     command=matrix.command,
                     say=_nobody,
                     on_progress=on_progress,
+                    launch=server.facts,
                 )
             if footer.interrupted:
                 return True
@@ -230,6 +234,11 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _watched(pids: tuple[int, ...]) -> tuple[int, ...]:
+    """Processes whose memory is read; none where the library for it is not installed: nobody asked for it by name."""
+    return pids if find_spec("psutil") else ()
 
 
 def _nobody(_line: str) -> None:

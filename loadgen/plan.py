@@ -53,6 +53,10 @@ class Plan(BaseModel):
     stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
     speed: float = Field(5.0, gt=0)
+    repeats: int = Field(1, ge=1, le=1000)
+    """How often the plan is run."""
+    repeat: int = Field(0, ge=0)
+    """Which of the repeats this run is, from 1; 0 for a run by itself."""
     label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
 
     @property

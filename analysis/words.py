@@ -113,6 +113,23 @@ def endings(summary: Summary) -> str:
     return f"{requests['complete']:,} of {total:,} requests were complete; {', '.join(parts)}."
 
 
+def all_complete(summary: Summary) -> bool:
+    """Whether every request asked for was sent and came back whole."""
+    requests = summary["requests"]
+    return bool(requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"])
+
+
+def unit_of(figure: str, value: float | None) -> tuple[float, str]:
+    """Factor and unit in which a figure reads best, by its name as --assert knows it."""
+    if figure.partition(".")[0] == "goodput":
+        return 1.0, "requests/s"
+    if figure in ("complete", "attainment") or figure.endswith("_share"):
+        return 100.0, "%"
+    if figure.endswith("_per_s"):
+        return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
+    return scale_of(value)
+
+
 def lengths(summary: Summary) -> str:
     """Whether prompts and answers had the lengths asked for, by the server's own count."""
     tokens = summary["tokens"]

@@ -61,6 +61,10 @@ class Plan(BaseModel):
     """Whether to read this machine's GPUs; None: when the server is on it."""
     server_pid: tuple[int, ...] = ()
     """Server processes on this machine, whose memory is read."""
+    repeats: int = Field(1, ge=1, le=1000)
+    """How often the plan is run."""
+    repeat: int = Field(0, ge=0)
+    """Which of the repeats this run is, from 1; 0 for a run by itself."""
     label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
     platform: str = Field("", max_length=60)
     """What the server runs on, such as A800: shown beside its name."""

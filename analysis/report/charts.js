@@ -38,10 +38,12 @@ const Report = (() => {
   }
 
   function draw(name) {
-    const { traces, layout: changes = {} } = charts.get(name).draw();
+    const { draw: drawing, refine } = charts.get(name);
     const place = element(name);
+    const { traces, layout: changes = {} } = drawing(place);
     if (traces.some((trace) => trace.x.length)) {
-      Plotly.react(place, traces, layout(changes), { displayModeBar: false, responsive: true, showTips: false, doubleClickDelay: 400 });
+      Plotly.react(place, traces, layout(changes), { displayModeBar: false, responsive: true, showTips: false });
+      refine?.();
     } else {
       place.classList.add("empty");
       place.removeAttribute("tabindex");
@@ -49,11 +51,13 @@ const Report = (() => {
     }
   }
 
-  // `draw` gives traces and changes to the layout, again and again; `rows` gives the chart's data, its header first.
-  function chart(name, { draw: drawing, rows, after }) {
-    if (!element(name)) return;
-    charts.set(name, { draw: drawing, rows });
-    waiting.push(() => { draw(name); after?.(element(name)); });
+  // `draw` gives traces and changes to the layout, each time anew; `rows` gives the chart's data, its header first;
+  // `refine`, if there is one, looks at what is in view, after each drawing and each zoom.
+  function chart(name, { draw: drawing, rows, refine }) {
+    const place = element(name);
+    if (!place) return;
+    charts.set(name, { draw: drawing, rows, refine });
+    waiting.push(() => { draw(name); if (refine && place.on) place.on("plotly_relayout", refine); });
     if (waiting.length === 1) setTimeout(next, 0);
   }
 
@@ -144,7 +148,7 @@ const Report = (() => {
       "+": () => moved(place, both, 0.5, 0), "=": () => moved(place, both, 0.5, 0), "-": () => moved(place, both, 2, 0),
       ArrowLeft: () => moved(place, axes.filter((name) => name[0] === "x"), 1, -0.25),
       ArrowRight: () => moved(place, axes.filter((name) => name[0] === "x"), 1, 0.25),
-      ...(place.dataset.zoom === "both" ? { ArrowUp: () => moved(place, down, 1, -0.25), ArrowDown: () => moved(place, down, 1, 0.25) } : {}),
+      ...(place.dataset.zoom === "both" ? { ArrowUp: () => moved(place, down, 1, 0.25), ArrowDown: () => moved(place, down, 1, -0.25) } : {}),
       0: () => draw(place.id.slice("chart-".length)),
     };
     known[key]?.();

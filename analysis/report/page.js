@@ -52,42 +52,6 @@
     return { traces, layout: { xaxis, yaxis } };
   }
 
-  // Warm-up, and whatever lies outside the window. Several runs would shade each other.
-  function shades() {
-    const [{ course, window: measured }] = DATA.runs;
-    if (several || !course.start_s.length) return [];
-    const first = course.start_s[0];
-    const last = course.start_s.at(-1) + course.bin_s;
-    const whole = measured.chosen === "whole";
-    return [[first, whole ? 0 : measured.from_s], [whole ? last : measured.to_s, last]].filter(([from, to]) => to > from)
-      .map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, layer: "below",
-        fillcolor: fade(colour("quiet")), line: { width: 0 } }));
-  }
-
-  function course() {
-    const traces = DATA.runs.flatMap((run) => {
-      const { course } = run;
-      const stepped = (values) => [...values, ...values.slice(-1)];
-      const x = course.start_s.length ? [...course.start_s, course.start_s.at(-1) + course.bin_s] : [];
-      const tail = `<extra>${several ? plain(run.name) : ""}</extra>`;
-      const shape = { shape: "hv" };
-      return [
-        line(run, x, stepped(course.tokens_per_s), { line: shape, showlegend: several, fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)),
-          hovertemplate: `%{y:,.0f} tokens/s from %{x:.4~g} s${tail}` }),
-        line(run, x, stepped(course.in_flight), { line: shape, yaxis: "y2", showlegend: !several, name: "in flight",
-          hovertemplate: `%{y:,} in flight from %{x:.4~g} s${tail}` }),
-        line(run, x, stepped(course.receiving), { line: { ...shape, dash: "dot", width: 1.5 }, yaxis: "y2", showlegend: !several, name: "receiving tokens",
-          hovertemplate: `%{y:,} receiving from %{x:.4~g} s${tail}` }),
-      ];
-    });
-    return { traces, layout: {
-      showlegend: true, margin: { l: 48, r: 14, t: 34, b: 44 }, shapes: shades(),
-      xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: "y2" },
-      yaxis: { domain: [0.54, 1], title: { text: "output tokens/s" }, rangemode: "tozero" },
-      yaxis2: { domain: [0, 0.46], title: { text: "streams" }, rangemode: "tozero" },
-    } };
-  }
-
   function sends() {
     const { factor, unit } = DATA.sends;
     const traces = DATA.runs.map((run) =>
@@ -103,12 +67,7 @@
     const curve = curveOf(run);
     return curve.x.map((value, index) => [run.name, value, curve.y[index]]);
   })];
-  const courseRows = () => [["run", "from_s", "output_tokens_per_s", "in_flight", "receiving"],
-    ...DATA.runs.flatMap(({ name, course: { start_s, tokens_per_s, in_flight, receiving } }) =>
-      start_s.map((start, index) => [name, start, tokens_per_s[index], in_flight[index], receiving[index]]))];
-
   DATA.charts.forEach((each) => chart(each.name, { draw: () => distribution(each), rows: curveRows([each.name, "share"], (run) => run.cdf[each.name]) }));
-  chart("course", { draw: course, rows: courseRows });
   chart("sends", { draw: sends, rows: curveRows(["sent_after_s", "requests"], (run) => run.sends) });
   document.querySelectorAll("input[name=axis]").forEach((input) =>
     input.addEventListener("change", () => DATA.charts.forEach(({ name }) => draw(name))));

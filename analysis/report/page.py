@@ -17,15 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from analysis import words
 from analysis.asked import asked
 from analysis.metrics import METRICS
-from analysis.report import tables
+from analysis.report import said, tables
 from analysis.report.curves import CDF_METRICS
+from analysis.report.panels import panels
+from analysis.telemetry import Series
 from loadgen.runfile import Run
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 HERE = Path(__file__).parent
-SCRIPTS = ("plotly-basic.min.js", "charts.js", "page.js")
+SCRIPTS = ("plotly-basic.min.js", "charts.js", "page.js", "course.js", "requests.js", "tables.js")
+RUNS_WITH_TOKENS = 3
+"""A page of more runs has no room for the instant of each token in the timelines."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -36,8 +40,8 @@ class Part(NamedTuple):
     summary: Mapping[str, Any]
     curves: Mapping[str, Any]
     """As analysis.report.curves draws them."""
-    series: Sequence[Any] = ()
-    """What changed during the run, beside the requests: analysis.telemetry.Series."""
+    series: Sequence[Series] = ()
+    """What the server, the GPUs and the host said during the run."""
 
 
 class Extra(NamedTuple):
@@ -79,6 +83,11 @@ def render(parts: Sequence[Part], *, extras: Sequence[Extra] = ()) -> str:
         data=_json(data),
         extras=[(extra, environment.get_template(extra.template).render(**shared, **extra.values)) for extra in extras],
         charts=data["charts"],
+        runs_with_tokens=RUNS_WITH_TOKENS,
+        measured=any(part.series for part in parts),
+        prompts_differ=any(len(set(part.curves["first"]["prompts"])) > 1 for part in parts),
+        longest_rows=said.longest_rows([part.curves for part in parts]),
+        objectives=tables.objective_rows(summaries),
         asked=asked(summaries[0]),
         percentile_rows=tables.percentile_rows(summaries),
         adjusted_rows=tables.percentile_rows(summaries, "latency_adjusted"),
@@ -120,6 +129,8 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "summary": summary,
         "headline": tables.headline(summary),
         "beliefs": tables.beliefs(summary),
+        "trust": tables.trust(summary),
+        "said": said.captions(part.curves),
         "window": words.window(summary),
         "sending": words.delivery(summary),
         "failures": tables.failure_rows(summary),
@@ -138,11 +149,22 @@ def _data(parts: Sequence[Part]) -> dict[str, Any]:
         colour = tables.colour_of(part.summary)
         dash = DASHES[colours.count(colour) % len(DASHES)]
         colours.append(colour)
-        drawn.append({"name": name, "colour": colour, "dash": dash, "window": part.summary["window"], **part.curves})
+        look = {"name": name, "colour": colour, "dash": dash, "window": part.summary["window"]}
+        drawn.append(look | part.curves | {"series": panels(part.series)})
+    if len(drawn) > RUNS_WITH_TOKENS:
+        drawn = [each | {"timeline": each["timeline"] | {"tokens": None}} for each in drawn]
     charts = [_chart(name, summaries) for name in CDF_METRICS]
     longest_s = max((each["sends"]["x"][-1] for each in drawn if each["sends"]["x"]), default=0)
     factor, unit = words.scale_of(longest_s)
-    return {"runs": drawn, "charts": charts, "sends": {"factor": factor, "unit": unit}}
+    sends = {"factor": factor, "unit": unit}
+    return {"runs": drawn, "charts": charts, "sends": sends, "gaps": _gap_unit(drawn)}
+
+
+def _gap_unit(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The unit in which the typical gap between tokens reads best."""
+    known = [value for each in drawn for value in each["lifetime"]["p50"] + each["lifetime"]["max"] if value]
+    factor, unit = words.scale_of(known[0] if known else None)
+    return {"factor": factor, "unit": unit}
 
 
 def _chart(name: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

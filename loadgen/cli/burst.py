@@ -36,6 +36,7 @@ def burst(
         float, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
     ] = 600.0,
     warmup: Annotated[int, Option(help="Requests to send before the clock starts; in no figure.")] = 0,
+    repeats: Annotated[int, Option(help="Run it so often, each time with the next seed: see docs.")] = 1,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[
         str, Option(help="Environment variable that holds the API key, where one is needed.")

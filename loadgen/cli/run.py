@@ -15,6 +15,7 @@ from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
+    from loadgen.runfile import Footer
 
 SERVERS = "vllm, tgi, lightllm or openai"
 
@@ -55,6 +56,7 @@ def run(
     timeout_s: Annotated[
         float | None, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
     ] = None,
+    repeats: Annotated[int | None, Option(help="Run it so often, each time with the next seed: see docs.")] = None,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[str | None, Option(help="Environment variable that holds the API key.")] = None,
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
@@ -90,10 +92,32 @@ def run(
 
 
 def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoReturn:
-    """Run a plan, write and print its results, and exit as they ask."""
+    """Run a plan, as often as it says, write and print its results, and exit as they ask."""
     from loadgen import api
 
     folder = out or api.default_folder(asked)
-    with output.progress(asked.n) as display:
-        api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
+    if asked.repeats == 1:
+        _run(asked, folder, output)
+        raise Exit(finish(output, folder, report=report))
+    for plan in repeats_of(asked):
+        output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
+        if _run(plan, folder / f"repeat-{plan.repeat}", output).interrupted:
+            break
     raise Exit(finish(output, folder, report=report))
+
+
+def repeats_of(asked: Plan) -> list[Plan]:
+    """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already, and
+    chance in lengths and gaps would be the same each time."""
+    return [
+        asked.model_copy(update={"repeat": place, "seed": asked.seed + place - 1})
+        for place in range(1, asked.repeats + 1)
+    ]
+
+
+def _run(asked: Plan, folder: Path, output: Output) -> Footer:
+    from loadgen import api
+
+    command = ["loadgen", *sys.argv[1:]]
+    with output.progress(asked.n) as display:
+        return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)

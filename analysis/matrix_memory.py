@@ -44,7 +44,11 @@ def _name(each: Memory) -> str:
     """A GPU by index and name; a process by what it is, not by an id that differs from start to start."""
     of = str(each["of"])
     if of.startswith("process"):
-        return f"process {each['name']} on {each['on']}".replace("  ", " ") if each.get("name") else f"process on {each['on']}"
+        return (
+            f"process {each['name']} on {each['on']}".replace("  ", " ")
+            if each.get("name")
+            else f"process on {each['on']}"
+        )
     return f"{of} {each['name']}" if each.get("name") else of
 
 

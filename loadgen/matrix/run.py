@@ -147,6 +147,8 @@ class Serving:
             "server": start.server.server,
             "platform": matrix.hosts[start.host.name].platform,
             "seed": matrix.plan.seed + repeat.number - 1,
+            "repeat": repeat.number,
+            "repeats": matrix.plan.repeats,
         }
         if start.server.endpoint:
             owned["endpoint"] = start.server.endpoint

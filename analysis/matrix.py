@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.frame import Floats, Frame
+from analysis.matrix_differences import differences
 from analysis.matrix_memory import memory
 from analysis.metrics import METRICS
 from analysis.repeats import figures, over_runs
-from analysis.stats import DECIMALS, percentile
+from analysis.stats import percentile
 
 FORMAT = 1
 CELL = ("server", "host", "model", "workload")
@@ -98,6 +99,7 @@ def matrix(kept: Kept, measured: Sequence[Measured]) -> dict[str, Any]:
     by_cell = {cell: [run for run in measured if run.cell == cell] for cell in kept.cells}
     failures = Counter(_key(line["cell"]) for line in kept.failures)
     plan = kept.plan
+    cells = [_cell(kept, cell, runs, failures[cell]) for cell, runs in by_cell.items()]
     return {
         "format": FORMAT,
         "name": plan["name"],
@@ -114,7 +116,8 @@ def matrix(kept: Kept, measured: Sequence[Measured]) -> dict[str, Any]:
         "seed": plan["seed"],
         "equal_work": _equal_work(plan, by_cell),
         "references": plan.get("references", []),
-        "cells": [_cell(kept, cell, runs, failures[cell]) for cell, runs in by_cell.items()],
+        "cells": cells,
+        "differences": differences(cells),
         "skipped": [{"cell": cell, "reason": reason} for cell, reason in kept.skipped.items()],
         "failures": [dict(line) for line in kept.failures],
         "server_starts": [dict(line) for line in kept.starts],

@@ -60,8 +60,27 @@ def run_row(found: Found, cell: Found, run: Found) -> dict[str, Any]:
 
 
 def difference_rows(found: Found) -> list[dict[str, Any]]:
-    """Pairs of cells and what differs between them."""
-    return [dict(each) for each in found.get("differences", ())]
+    """One row per pair of cells, with a ratio, its interval and a verdict for each figure that is compared."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for each in found["differences"]:
+        a, b, by = each["a"], each["b"], each["by"]
+        name = server_of if by == "server" else platform_of
+        where = [platform_of(found, a["host"]) if by == "server" else server_of(found, a["server"])]
+        where += [a[kind] for kind in ("model", "workload") if len(found[f"{kind}s"]) > 1]
+        key = (by, a["server"], a["host"], a["model"], a["workload"], b["server"], b["host"])
+        row = rows.setdefault(
+            key,
+            {"pair": f"{name(found, a[by])} / {name(found, b[by])}", "where": ", ".join(where), "cells": [], "by": by},
+        )
+        row["equal_work"] = each["equal_work"]
+        row["cells"].append(_ratio(each))
+    return list(rows.values())
+
+
+def _ratio(each: Found) -> dict[str, str]:
+    text = words.UNKNOWN if each["ratio"] is None else words.significant(each["ratio"], 3)
+    ends = "" if each["ci95"] is None else " to ".join(words.significant(end, 3) for end in each["ci95"])
+    return {"figure": each["figure"], "text": text, "interval": ends, "verdict": each["verdict"]}
 
 
 def memory_rows(found: Found) -> list[dict[str, Any]]:

@@ -118,21 +118,23 @@ def _sentence(found: Found, platform: str, ordered: Sequence[Found]) -> str:
     others = ", ".join(f"{server_of(found, cell['server'])} {figure(MAIN, cell['figures'])}" for cell in ordered[1:])
     text = f"{platform}: {server_of(found, first['server'])} {figure(MAIN, first['figures'])}; {others}."
     told = next(
-        (
-            each["verdict"]
-            for each in found.get("differences", ())
-            if each["figure"] == MAIN and {each["a"], each["b"]} == {_name(first), _name(second)}
-        ),
-        None,
+        (each for each in found["differences"] if each["figure"] == MAIN and _is_of(each, first, second)),
+        {"verdict": "cannot tell", "equal_work": True},
     )
     names = f"{server_of(found, first['server'])} and {server_of(found, second['server'])}"
-    if told == "no difference seen":
-        return f"{text} Between {names} the difference is no larger than the noise between runs."
-    return f"{text} The lead of the first is larger than the noise between runs." if told == "different" else text
+    if told["verdict"] == "no difference seen":
+        text += f" Between {names} the difference is no larger than the noise between runs."
+    if told["verdict"] == "different":
+        text += f" The lead of {server_of(found, first['server'])} is larger than the noise between runs."
+    if not told["equal_work"]:
+        text += f" {names} did unequal work: their answers are not of the same length."
+    return text
 
 
-def _name(cell: Found) -> str:
-    return "/".join(cell[part] for part in ("server", "host", "model", "workload"))
+def _is_of(difference: Found, one: Found, other: Found) -> bool:
+    """Whether a difference is that between these two cells."""
+    cells = (difference["a"], difference["b"])
+    return all(any(all(each[part] == cell[part] for part in each) for each in cells) for cell in (one, other))
 
 
 def chart_text(found: Found, cells: Sequence[Found], kind: str) -> list[str]:
@@ -141,7 +143,8 @@ def chart_text(found: Found, cells: Sequence[Found], kind: str) -> list[str]:
     for cell in cells:
         name = server_of(found, cell["server"]) if kind == "host" else platform_of(found, cell["host"])
         half, most = (figure(which, cell["figures"]) for which in ("e2e.p50", "e2e.p99"))
-        lines.append(f"{name}: half within {half}, 99 % within {most}.")
+        beyond = "too few requests for p99" if most == words.UNKNOWN else f"99 % within {most}"
+        lines.append(f"{name}: E2E of half within {half}, {beyond}.")
     return lines
 
 

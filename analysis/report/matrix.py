@@ -16,6 +16,8 @@ from analysis import matrix_words as said
 from analysis import words
 from analysis.frame import Floats
 from analysis.matrix import FIGURES, SAMPLED, Measured, pooled
+from analysis.matrix_differences import COMPARED
+from analysis.matrix_words import BY_NAME
 from analysis.metrics import METRICS
 from analysis.report.curves import distribution, drawn_ranks
 from analysis.report.page import DASHES, assembled
@@ -50,6 +52,7 @@ def render(found: Found, measured: Sequence[Measured]) -> str:
         figures=[figure for figure in FIGURES if figure.name in SHOWN],
         figure_rows=[tables.figure_row(found, cell, SHOWN) for cell in _met(found)],
         differences=tables.difference_rows(found),
+        compared=[BY_NAME[name] for name in COMPARED],
         memory=tables.memory_rows(found),
         memory_notes=tables.memory_notes(found),
         length_rows=[tables.length_row(found, cell) for cell in _met(found)],

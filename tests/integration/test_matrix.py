@@ -1,4 +1,4 @@
-"""`loadgen matrix` on simulated servers: whole, killed and resumed, interrupted, with cells that fail, with equal work."""
+"""`loadgen matrix` on simulated servers: whole, killed and resumed, interrupted, failing in part, with equal work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +106,11 @@ def wait_in_a_run(folder: Path, process: subprocess.Popen[str], runs_before: int
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int, str]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     """A matrix that nobody disturbed: its folder, exit code and output."""
     folder = tmp_path_factory.mktemp("whole")
     code, out, _ = matrix(folder, PLAN)
-    yield folder, code, out
+    return folder, code, out
 
 
 def test_every_cell_is_measured_and_reported(whole: tuple[Path, int, str]) -> None:

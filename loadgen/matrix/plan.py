@@ -93,6 +93,14 @@ class Case(_Strict):
     """Why these cells are not measured."""
 
 
+class Reference(_Strict):
+    """Something published elsewhere, which the report quotes as such: it is not drawn beside what was measured."""
+
+    of: str
+    says: str
+    source: str
+
+
 class MatrixPlan(_Strict):
     """The whole file. `run` and each workload hold settings of a run, under the names of loadgen.plan.Plan."""
 
@@ -103,6 +111,7 @@ class MatrixPlan(_Strict):
     workloads: list[dict[str, Any]] = Field(min_length=1)
     """`name`, `catalog` where it starts from a named workload, and settings of a run."""
     cases: list[Case] = []
+    references: list[Reference] = []
     launch: Launch = "compose"
     hosts_file: Path | None = None
     """Relative to the plan's own folder."""

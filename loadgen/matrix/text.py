@@ -14,10 +14,11 @@ from loadgen.matrix.state import Line
 
 HOW = {
     estimate.MEASURED: "the mean of what this matrix has measured so far",
-    estimate.MODELLED: "the simulated server's model of that server and card (a run of a given duration: that), "
-    f"and {estimate.PREPARED_S:g} s",
-    estimate.GUESSED: f"{estimate.TOKENS_PER_S:,.0f} output tokens/s; until a server is up "
-    + ", ".join(f"{seconds:g} s ({launch})" for launch, seconds in estimate.START_S.items()),
+    estimate.MODELLED: "what the simulated server makes of this server, card and model, "
+    f"and {estimate.PREPARED_S:g} s; a run of a given duration takes that",
+    estimate.GUESSED: "until a server is up "
+    + ", ".join(f"{seconds:g} s ({launch})" for launch, seconds in estimate.START_S.items())
+    + f"; a run at {estimate.TOKENS_PER_S:,.0f} output tokens/s",
 }
 
 

@@ -12,6 +12,7 @@ from loadgen.cli.calibrate import calibrate
 from loadgen.cli.matrix import matrix
 from loadgen.cli.report import report
 from loadgen.cli.run import run
+from loadgen.cli.servers import servers
 from loadgen.cli.sim import sim
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
@@ -29,6 +30,7 @@ app.command()(matrix)
 app.command()(report)
 app.command()(calibrate)
 app.command()(sim)
+app.add_typer(servers, name="servers")
 
 
 def main() -> None:
@@ -42,6 +44,8 @@ def main() -> None:
         code = _exit_code(error)
         if code is None:
             raise
+        for line in getattr(error, "log_tail", "").splitlines():
+            print(f"  | {line}", file=sys.stderr)
         print(f"loadgen: {error}", file=sys.stderr)
         if hint := getattr(error, "hint", ""):
             print(f"  {hint}", file=sys.stderr)

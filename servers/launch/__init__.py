@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from servers.launch import running, simulated
+from servers.launch import compose, process, running, simulated
 from servers.launch.base import How, Launched, Say, Wanted
 
 __all__ = ["LAUNCHERS", "How", "Launched", "Say", "Wanted", "launched"]
 
 LAUNCHERS: Mapping[str, Callable[[Wanted, Say], AbstractContextManager[Launched]]] = {
+    "compose": compose.launched,
+    "process": process.launched,
     "simulated": simulated.launched,
     "running": running.launched,
 }

@@ -39,11 +39,15 @@ def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: An
     resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     with journal(folder, resolved, resume=False) as book:
         for start in starts(asked):
-            book.write("up", start=start.number, server=start.server.name, model=start.model.name, seconds=1.5, facts={})
+            book.write(
+                "up", start=start.number, server=start.server.name, model=start.model.name, seconds=1.5, facts={}
+            )
             for place, repeat in enumerate(start.repeats):
                 key = {"cell": key_of(repeat.cell), "repeat": repeat.number}
                 if repeat.cell.server == failing:
-                    book.write("failure", **key, kind="LaunchError", reason=f"out of memory {nasty}", hint="", log=nasty)
+                    book.write(
+                        "failure", **key, kind="LaunchError", reason=f"out of memory {nasty}", hint="", log=nasty
+                    )
                     continue
                 book.write("begin", **key, start=start.number, place=place)
                 _run(folder, repeat, asked)

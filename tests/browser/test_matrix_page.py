@@ -74,14 +74,18 @@ def test_the_bars_are_the_means_of_matrix_json(opened: Opened) -> None:
         "document.querySelector('#chart-bars-0').data.filter(({mode}) => mode === 'markers').map(({y}) => y.length)"
     )
     assert dots == [4, 4]
-    assert opened.page.evaluate(f"{bars}.every(({{error_y}}) => error_y.visible && error_y.array.every((each) => each > 0))")
+    assert opened.page.evaluate(
+        f"{bars}.every(({{error_y}}) => error_y.visible && error_y.array.every((each) => each > 0))"
+    )
     opened.page.select_option("#figure", "e2e.p50")
     unit = opened.page.evaluate("document.querySelector('#chart-bars-0').layout.yaxis.title.text").rpartition(" ")[2]
     assert drawn(opened, bars) == pytest.approx(expected(opened, "e2e.p50", {"s": 1.0, "ms": 1e3}[unit]))
 
 
 def drawn(opened: Opened, bars: str) -> dict[str, float]:
-    pairs = opened.page.evaluate(f"{bars}.flatMap(({{name, x, y}}) => x.map((at, place) => [name + ' ' + at, y[place]]))")
+    pairs = opened.page.evaluate(
+        f"{bars}.flatMap(({{name, x, y}}) => x.map((at, place) => [name + ' ' + at, y[place]]))"
+    )
     return dict(pairs)
 
 
@@ -98,7 +102,9 @@ def expected(opened: Opened, figure: str, factor: float) -> dict[str, float]:
 def test_distributions_stand_per_platform_and_per_server(opened: Opened) -> None:
     """Per platform the servers in their colours, per server the platforms in dashes; both switches redraw them all."""
     charts = "[...document.querySelectorAll('#latency .chart')]"
-    names = f"{charts}.map((each) => each.data.filter(({{showlegend}}) => showlegend !== false).map(({{name}}) => name))"
+    names = (
+        f"{charts}.map((each) => each.data.filter(({{showlegend}}) => showlegend !== false).map(({{name}}) => name))"
+    )
     assert opened.page.evaluate(names) == [["vLLM", "TGI"]] * 2 + [["A800", "RTX4090"]] * 2
     looks = f"{charts}.map((each) => each.data.filter(({{showlegend}}) => showlegend !== false)"
     colours = opened.page.evaluate(f"{looks}.map(({{line}}) => line.color))")

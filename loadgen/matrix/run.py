@@ -17,13 +17,13 @@ from loadgen.errors import LoadgenError, OutputError
 from loadgen.matrix import estimate, lengths
 from loadgen.matrix.cells import Repeat, Start, repeats, starts
 from loadgen.matrix.plan import MatrixPlan, hosts_of, run_settings
-from loadgen.matrix.state import Journal, finished, key_of, make_way
+from loadgen.matrix.state import Journal, Line, finished, key_of, make_way
 
 if TYPE_CHECKING:
     from loadgen.api import OnProgress
     from loadgen.plan import Plan
     from servers.hosts import Host
-    from servers.launch import Launched
+    from servers.launch import Launched, Wanted
 
 LOG_LINES = 40
 """Of a server that did not come up."""
@@ -80,6 +80,7 @@ def run(matrix: Matrix, book: Journal, watcher: Watcher) -> bool:
     """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
     with _terminated_like_interrupted():
         try:
+            take_down_left(matrix, book, watcher.say)
             for start in matrix.starts:
                 left = [repeat for repeat in start.repeats if not finished(matrix.folder, repeat)]
                 if left and Serving(matrix, book, watcher, start).serve(left):
@@ -90,6 +91,32 @@ def run(matrix: Matrix, book: Journal, watcher: Watcher) -> bool:
             pass
     book.write("interrupted")
     return True
+
+
+def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
+    """End a server that an earlier sitting was killed beside: it would be in the way, and no longer cold."""
+    from servers.launch import compose, process, state
+
+    left: Line | None = None
+    for line in book.lines:
+        left = line if line["type"] == "up" else None if line["type"] == "down" else left
+    start = next((each for each in matrix.starts if left and each.number == left["start"]), None)
+    if left is None or start is None:
+        return
+    kept = state.read(start.server.server)
+    if start.launch == "process" and kept is not None and kept.pid == left["facts"].get("pid"):
+        process.down(kept)
+        say(f"{start} was left running: taken down")
+    elif start.launch == "compose" and compose.is_there(wanted := _wanted(matrix, start)):
+        compose.down(wanted)
+        say(f"{start} was left running: taken down")
+
+
+def _wanted(matrix: Matrix, start: Start) -> Wanted:
+    from servers.launch import Wanted
+
+    model = start.model.path or start.model.name
+    return Wanted(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
 
 
 class Serving:
@@ -122,13 +149,11 @@ class Serving:
             return False
 
     def _served(self, runs: dict[Repeat, Plan]) -> bool:
-        from servers.launch import Wanted, launched
+        from servers.launch import launched
 
         start = self._start
-        model = start.model.path or start.model.name
-        host = self._matrix.hosts[start.host.name]
         began_s = time.monotonic()
-        with launched(Wanted(start.server.server, host, model, start.launch, start.options), self._quietly) as server:
+        with launched(_wanted(self._matrix, start), self._quietly) as server:
             seconds = time.monotonic() - began_s
             named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
             facts = dict(server.facts)

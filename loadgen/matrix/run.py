@@ -251,16 +251,20 @@ class Serving:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM between two runs takes the server down too, as Ctrl-C does; within a run the coordinator counts both."""
+    """SIGTERM, and SIGHUP of a terminal that is gone, take the server down as Ctrl-C does.
+
+    Within a run the coordinator counts the first two, so that what came until then is kept.
+    """
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _watched(pids: tuple[int, ...]) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def _headline(summary: words.Summary) -> Table:
     took = f"in {words.duration(run['duration_s'])}"
     table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)
     if summary["run"]["arrivals"] == "burst":
-        table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), "from the first byte sent to the last")
+        table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), words.skew(summary))
     return table
 
 
@@ -137,6 +137,8 @@ def _verdict(summary: words.Summary) -> list[Text]:
     ]
     if sent := words.delivery(summary):
         lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
+    if machines := words.machines(summary):
+        lines.append(Text(_plain(machines)))
     if window := words.window(summary):
         lines.append(Text(window))
     if counted := words.counters(summary):

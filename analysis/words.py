@@ -56,6 +56,21 @@ def duration(seconds: float | None, digits: int = 3) -> str:
     return f"{significant(seconds * factor, digits)} {unit}"
 
 
+def skew(summary: Summary) -> str:
+    """What a burst's skew is, and what the clocks of several machines leave open of it."""
+    if bounds := summary["burst"].get("skew_range_s"):
+        return f"{duration(bounds[0])} to {duration(bounds[1])}, as clocks agree"
+    return "from the first byte sent to the last"
+
+
+def machines(summary: Summary) -> str:
+    """Over which machines a run was spread, and how well their clocks are known; empty for one machine."""
+    if not (spread := summary.get("machines")):
+        return ""
+    each = ", ".join(f"{machine['name']} ±{duration(machine['uncertainty_s'])}" for machine in spread)
+    return f"{count(len(spread), 'machine')}, clocks known to: {each}."
+
+
 def share(value: float | None) -> str:
     """A share as a percentage."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"

@@ -70,11 +70,12 @@ def run(
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
+        sampler = _sampler(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = calibration.recall(header.host, say)
-        return coordinator.run(shares, header, folder, on_progress, _sampler(plan, header))
+        return coordinator.run(shares, header, folder, on_progress, sampler)
 
 
 @contextlib.contextmanager
@@ -128,7 +129,7 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
     from servers.probe import probe
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn
+    from servers.simulated.server import spawn_process
 
     host.allow_open_files(load.in_flight)  # the child inherits the limit
     config = SimulatedConfig(
@@ -139,9 +140,8 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
         max_model_len=max_model_len,
         seed=plan.seed,
     )
-    pids: list[int] = []
-    with spawn(config, started=pids.append) as url:
-        yield replace(probe(url, plan.server), pids=tuple(pids))
+    with spawn_process(config) as (url, pid):
+        yield replace(probe(url, plan.server), pids=(pid,))
 
 
 def _words(plan: Plan) -> str:

@@ -13,6 +13,8 @@ HANG = b"HANG"
 """In place of an answer: nothing, and the connection stays open."""
 DRIP = b"DRIP"
 """At the start of an answer: the rest comes a byte at a time, for as long as anybody listens."""
+CLOSE = b"CLOSE"
+"""At the start of an answer: the connection is closed behind the rest."""
 
 
 @dataclass
@@ -80,7 +82,9 @@ def _talk(connection: socket.socket, answer: Callable[[str], bytes], raw: Raw, s
                 stopped.wait()
             if not said:
                 return
-            _say(connection, said, stopped)
+            _say(connection, said.removeprefix(CLOSE), stopped)
+            if said.startswith(CLOSE):
+                return
 
 
 def _say(connection: socket.socket, said: bytes, stopped: threading.Event) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output
 from loadgen.cli.quantities import seconds
 from loadgen.cli.run import SERVERS, drive
@@ -57,6 +58,10 @@ def burst(
     out: Annotated[
         Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
     ] = None,
+    distributed: Distributed = False,
+    expect_workers: ExpectWorkers = 0,
+    bind: Bind = BIND,
+    join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
     junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
@@ -73,4 +78,5 @@ def burst(
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
-    drive(plan, out, output, report=report)
+    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
+    drive(plan, out, output, report=report, spread=spread)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds, span
 from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 if TYPE_CHECKING:
+    from loadgen.distributed.master import Asked
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
@@ -70,6 +72,10 @@ def run(
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
     platform: Annotated[str | None, Option(help="What the server runs on, such as A800; stands by its name.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
+    distributed: Distributed = False,
+    expect_workers: ExpectWorkers = 0,
+    bind: Bind = BIND,
+    join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
     junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
@@ -88,20 +94,21 @@ def run(
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
-    drive(plan_of(**settings), out, output, report=report)
+    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
+    drive(plan_of(**settings), out, output, report=report, spread=spread)
 
 
-def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoReturn:
-    """Run a plan, as often as it says, write and print its results, and exit as they ask."""
+def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Asked | None = None) -> NoReturn:
+    """Run a plan, as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import api
 
     folder = out or api.default_folder(asked)
     if asked.repeats == 1:
-        _run(asked, folder, output)
+        _run(asked, folder, output, spread)
         raise Exit(finish(output, folder, report=report))
     for plan in repeats_of(asked):
         output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
-        if _run(plan, folder / f"repeat-{plan.repeat}", output).interrupted:
+        if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
             break
     raise Exit(finish(output, folder, report=report))
 
@@ -115,9 +122,13 @@ def repeats_of(asked: Plan) -> list[Plan]:
     ]
 
 
-def _run(asked: Plan, folder: Path, output: Output) -> Footer:
+def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Footer:
     from loadgen import api
 
     command = ["loadgen", *sys.argv[1:]]
     with output.progress(asked.n) as display:
-        return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+        if spread is None:
+            return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+        from loadgen.distributed import master
+
+        return master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)

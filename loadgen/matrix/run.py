@@ -259,7 +259,8 @@ def _terminated_like_interrupted() -> Iterator[None]:
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+    previous = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

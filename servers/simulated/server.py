@@ -132,11 +132,9 @@ def running(config: SimulatedConfig) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def spawn(config: SimulatedConfig, *, started: Callable[[int], object] | None = None) -> Iterator[str]:
-    """A simulated server in a process of its own, as `spawn_process`; yields its URL. `started` gets its process id."""
-    with spawn_process(config) as (url, pid):
-        if started is not None:
-            started(pid)
+def spawn(config: SimulatedConfig) -> Iterator[str]:
+    """A simulated server in a process of its own, as `spawn_process`; yields its URL."""
+    with spawn_process(config) as (url, _):
         yield url
 
 

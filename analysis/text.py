@@ -138,7 +138,7 @@ def _verdict(summary: words.Summary) -> list[Text]:
     if sent := words.delivery(summary):
         lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
     if machines := words.machines(summary):
-        lines.append(Text(_plain(machines)))
+        lines.append(Text(plain(machines)))
     if window := words.window(summary):
         lines.append(Text(window))
     if counted := words.counters(summary):

@@ -149,8 +149,8 @@ def test_the_faster_card_is_faster(whole: tuple[Path, int, str]) -> None:
 
 
 def test_killed_and_resumed_it_is_the_same_matrix(whole: tuple[Path, int, str], tmp_path: Path) -> None:
-    """SIGKILL in the middle of a run, then --resume: no finished run is touched or repeated, what the killed one left is
-    kept aside, and all is as if nothing had happened, but for the timings."""
+    """SIGKILL in the middle of a run, then --resume: no finished run is touched or repeated, what the killed one left
+    is kept aside, and all is as if nothing had happened, but for the timings."""
     killed_in_the_middle(tmp_path, runs_before=4)
     finished = {
         file: file.read_bytes() for file in (tmp_path / "run").rglob("run.jsonl") if b'"footer"' in file.read_bytes()
@@ -248,7 +248,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_equal_work_gives_the_others_the_lengths_of_the_first(tmp_path: Path) -> None:
-    """TGI's answers end by themselves; the other server is asked for lengths drawn from those, and the report says so."""
+    """TGI's answers end by themselves; the other is asked for lengths drawn from those, and the report says so."""
     text = (
         PLAN.replace('["vllm", "lightllm", "tgi"]', '["vllm", {name = "tgi", options = {eos_mean_tokens = 8}}]')
         .replace("repeats = 2\nstarts = 2", 'repeats = 1\nequal_work = "tgi"')

@@ -99,9 +99,10 @@ def simulated(summary: Summary) -> str:
 
 
 def who(summary: Summary) -> str:
-    """The server, its version and its model."""
+    """The server, its version, and what it runs on where that was said."""
     server = summary["server"]
-    return " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    name = " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    return f"{name} on {platform}" if (platform := server.get("platform")) else name
 
 
 def started(summary: Summary) -> str:
@@ -125,6 +126,23 @@ def endings(summary: Summary) -> str:
     if not parts:
         return f"All {total:,} requests were complete."
     return f"{requests['complete']:,} of {total:,} requests were complete; {', '.join(parts)}."
+
+
+def all_complete(summary: Summary) -> bool:
+    """Whether every request asked for was sent and came back whole."""
+    requests = summary["requests"]
+    return bool(requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"])
+
+
+def unit_of(figure: str, value: float | None) -> tuple[float, str]:
+    """Factor and unit in which a figure reads best, by its name as --assert knows it."""
+    if figure.partition(".")[0] == "goodput":
+        return 1.0, "requests/s"
+    if figure in ("complete", "attainment") or figure.endswith("_share"):
+        return 100.0, "%"
+    if figure.endswith("_per_s"):
+        return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
+    return scale_of(value)
 
 
 def lengths(summary: Summary) -> str:

@@ -37,6 +37,7 @@ def burst(
         float, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
     ] = 600.0,
     warmup: Annotated[int, Option(help="Requests to send before the clock starts; in no figure.")] = 0,
+    repeats: Annotated[int, Option(help="Run it so often, each time with the next seed: see docs.")] = 1,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[
         str, Option(help="Environment variable that holds the API key, where one is needed.")
@@ -53,6 +54,7 @@ def burst(
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
+    platform: Annotated[str, Option(help="What the server runs on, such as A800; stands by its name.")] = "",
     out: Annotated[
         Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
     ] = None,

@@ -52,6 +52,8 @@ class Plan(BaseModel):
     insecure: bool = False
     stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
+    force: bool = False
+    """Measure a version of a server that is known to mislead."""
     speed: float = Field(5.0, gt=0)
     label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
 

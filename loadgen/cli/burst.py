@@ -45,6 +45,7 @@ def burst(
         str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
     ] = "kernel",
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
+    force: Annotated[bool, Option("--force", help="Measure a version of a server that is known to mislead.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
     out: Annotated[

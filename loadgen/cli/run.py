@@ -15,6 +15,7 @@ from loadgen.cli.quantities import seconds, span
 if TYPE_CHECKING:
     from loadgen.plan import Plan
 
+Force = Annotated[bool | None, Option("--force", help="Measure a version of a server that is known to mislead.")]
 SERVERS = "vllm, tgi, lightllm or openai"
 
 
@@ -59,9 +60,7 @@ def run(
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
     insecure: Annotated[bool | None, Option("--insecure", help="Do not check certificates.")] = None,
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
-    force: Annotated[
-        bool | None, Option("--force", help="Measure a version of a server that is known to mislead.")
-    ] = None,
+    force: Force = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,

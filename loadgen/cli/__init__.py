@@ -9,6 +9,9 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.distributed import worker
+from loadgen.cli.export import export
+from loadgen.cli.matrix import matrix
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.servers import servers
@@ -25,9 +28,12 @@ app = typer.Typer(
 )
 app.command()(burst)
 app.command()(run)
+app.command()(matrix)
 app.command()(report)
+app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
+app.command()(worker)
 app.add_typer(servers, name="servers")
 
 

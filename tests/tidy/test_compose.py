@@ -200,7 +200,7 @@ def test_commands_fit_their_images(compose: dict[str, Any]) -> None:
     commands = {name: each["command"] for name, each in compose["services"].items() if name in INSIDE}
     assert commands["vllm"][0].startswith("--")
     assert commands["lightllm"][:3] == ["python", "-m", "lightllm.server.api_server"]
-    assert "--num-shard=1" in commands["tgi"]
+    assert "--num-shard=${TENSOR_PARALLEL:-1}" in commands["tgi"]
 
 
 def test_what_needs_no_rights_has_none(compose: dict[str, Any]) -> None:

@@ -97,8 +97,8 @@ def run(
             header.start_realtime_ns = clocks.to_realtime(header.start_ns)
             header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
             append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-            _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
             sampler.begin(header.start_ns, folder, lambda: _counts(workers))
+            _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
             _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _counts(workers)))
             ended_ns = time.monotonic_ns()
             beside = sampler.end(patient=not interrupts.count)

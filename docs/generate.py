@@ -88,9 +88,23 @@ def _filled(template: str, rows: dict[str, list[str]]) -> str:
     return page
 
 
+def exported() -> str:
+    """The page of every exported table and column, from their registry."""
+    from analysis.exported import MEANINGS, TABLES
+
+    parts = []
+    for name, columns in TABLES.items():
+        rows = [f"| `{column.name}` | {column.kind} | {_text(column.meaning)} |" for column in columns]
+        table = "\n".join(["| column | type | meaning |", "| --- | --- | --- |", *rows])
+        parts.append(f"## {name}\n\n{MEANINGS[name]}\n\n{table}\n")
+    head = (DOCS / "reference/export.template").read_text("utf-8").replace("{note}", NOTE)
+    return "\n".join([head, *parts])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
     "reference/metrics.md": metrics,
+    "reference/export.md": exported,
     "reference/run-file.md": run_file,
     "reference/telemetry.md": telemetry,
 }

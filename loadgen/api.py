@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
@@ -53,8 +53,17 @@ def default_folder(plan: Plan) -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
 
 
-def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress) -> Footer:
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: Say,
+    on_progress: OnProgress,
+    launch: Mapping[str, Any] | None = None,
+) -> Footer:
     """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
+    `launch` is what is known of how the server was started.
 
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
@@ -64,6 +73,7 @@ def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: 
         sampler = _sampler(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
+        header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = calibration.recall(header.host, say)
         return coordinator.run(shares, header, folder, on_progress, sampler)
 
@@ -119,7 +129,7 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
     from servers.probe import probe
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn
+    from servers.simulated.server import spawn_process
 
     host.allow_open_files(load.in_flight)  # the child inherits the limit
     config = SimulatedConfig(
@@ -130,9 +140,8 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
         max_model_len=max_model_len,
         seed=plan.seed,
     )
-    pids: list[int] = []
-    with spawn(config, started=pids.append) as url:
-        yield replace(probe(url, plan.server), pids=tuple(pids))
+    with spawn_process(config) as (url, pid):
+        yield replace(probe(url, plan.server), pids=(pid,))
 
 
 def _words(plan: Plan) -> str:

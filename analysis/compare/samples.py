@@ -1,0 +1,61 @@
+"""The samples of a run in the order of time, which is what shows how they depend on each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.compare.loaded import Loaded
+from analysis.compare.noise import Samples, ordered_by, stretches
+from analysis.frame import Booleans, Frame, blocks
+from analysis.metrics import METRICS
+
+TOKENS_MOST = 4_000_000
+"""Of a run with more, the gaps of every k-th request: those of one step are alike, so that little is lost."""
+
+
+def samples_of(run: Loaded, latency: str) -> Samples:
+    """The samples of `ttft`, `tpot`, `e2e`, ... or `itl`.
+
+    Requests of a burst are ordered by what they waited for, so their latencies rise and fall by plan; held as
+    independent they vary more than they would from run to run. All others are cut into contiguous stretches.
+    """
+    if latency in ("itl", "icl"):
+        return _gaps(run.frame)
+    frame = run.frame
+    values = METRICS[f"{latency}_s"].values(frame)
+    rows = frame.sampled & _defined(frame, latency)
+    assert len(values) == int(rows.sum())
+    ordered = ordered_by(values, frame.due_ns[rows])
+    return Samples(ordered, None if run.one_burst else stretches(len(ordered)))
+
+
+def _defined(frame: Frame, latency: str) -> Booleans:
+    """Rows that have this latency, as its formula says."""
+    if latency == "tpot":
+        return ~np.isnan(frame.first_ns) & (frame.output_tokens > frame.first_tokens)
+    if latency == "e2e_stream":
+        return ~np.isnan(frame.end_ns - frame.sent_ns)
+    held = ~np.isnan(frame.first_ns)
+    return held & (frame.output_tokens > 0) if latency == "normalised" else held
+
+
+def _gaps(frame: Frame) -> Samples:
+    """Gaps between tokens in the order in which they ended: a chunk of c tokens gives one gap and c - 1 zeros."""
+    sampled = frame.sampled.copy()
+    every = max(1, round(float(frame.arrived_tokens[sampled].sum()) / TOKENS_MOST))
+    kept_rows = np.zeros(len(sampled), np.bool_)
+    kept_rows[np.flatnonzero(sampled)[::every]] = True
+    gaps, ends = [], []
+    for rows, chunks in blocks(frame.offsets):
+        counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
+        kept = np.repeat(kept_rows[rows], counts)
+        firsts = frame.offsets[rows][counts > 0] - chunks.start
+        instants, tokens = frame.chunk_ns[chunks], frame.chunk_tokens[chunks].astype(np.int64)
+        gap = np.diff(instants, prepend=0.0) / 1e9
+        more = tokens - 1
+        more[~kept] = 0
+        kept[firsts] = False  # a request's first chunk ends no gap
+        gaps += [gap[kept], np.zeros(int(more.sum()))]
+        ends += [instants[kept], np.repeat(instants, more)]
+    values = ordered_by(np.concatenate([*gaps, np.empty(0)]), np.concatenate([*ends, np.empty(0)]))
+    return Samples(values, stretches(len(values)))

@@ -93,7 +93,7 @@ def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Work], int]) -
     policy = POLICIES[scene.server]
     if scene.running:
         policy = replace(policy, running_limit=scene.running)
-    clock = BatchingClock(policy, roofline().kv_cache_tokens(policy.memory_fraction), step_ns)
+    clock = BatchingClock(policy, roofline().kv_tokens(policy.memory_fraction), step_ns)
     instants: dict[int, list[int]] = {id(job): [] for job in jobs}
     waiting = list(reversed(jobs))
     while waiting or clock.next_ns() is not None:
@@ -160,24 +160,31 @@ def main() -> None:
     print(f"{given.trials} trials, {given.n} requests a run. Share of trials called better or worse:\n")
     print("| case | load | any figure |", " | ".join(f"`{figure}`" for figure in FIGURES), "|")
     print("| --- " * (3 + len(FIGURES)) + "|")
+    titles = ("same server", 1.0), (f"every step {given.change - 1:.0%} longer", given.change)
     for scene in SCENES:
-        for title, slower in (("same server", 1.0), (f"every step {given.change - 1:.0%} longer", given.change)):
-            compared = [
-                compare([one_run(scene, 2 * t + 1, given.n)], [one_run(scene, 2 * t + 2, given.n, slower=slower)])
-                for t in range(given.trials)
-            ]
+        found: dict[str, list[Comparison]] = {title: [] for title, _ in titles}
+        for trial in range(given.trials):
+            a = one_run(scene, 3 * trial, given.n)
+            for place, (title, slower) in enumerate(titles, 1):
+                found[title].append(compare([a], [one_run(scene, 3 * trial + place, given.n, slower=slower)]))
+        for title, compared in found.items():
             _table(title, scene, compared)
-    scene, each = SCENES[1], given.repeats
-    for title, slower in (("same server", 1.0), (f"every step {given.change - 1:.0%} longer", given.change)):
-        compared = []
-        for trial in range(given.trials // 4):
-            seeds = range(2 * each * trial, 2 * each * (trial + 1))
-            runs = [
-                one_run(scene, seed, given.n, run_cv=0.02, slower=slower if place >= each else 1.0)
-                for place, seed in enumerate(seeds)
-            ]
-            compared.append(compare(runs[:each], runs[each:]))
-        _table(f"{title}, {each} repeats each, runs vary by 2 %", scene, compared)
+    for title, compared in _repeated(max(1, given.trials // 5), given.n, given.repeats, titles).items():
+        _table(f"{title}, {given.repeats} repeats each, runs vary by 2 %", SCENES[1], compared)
+
+
+def _repeated(
+    trials: int, n: int, repeats: int, titles: Sequence[tuple[str, float]]
+) -> dict[str, list[Comparison]]:
+    """Groups of runs that differ by more than the chance in their steps."""
+    found: dict[str, list[Comparison]] = {title: [] for title, _ in titles}
+    for trial in range(trials):
+        seeds = iter(range(3 * repeats * trial, 3 * repeats * (trial + 1)))
+        a = [one_run(SCENES[1], next(seeds), n, run_cv=0.02) for _ in range(repeats)]
+        for title, slower in titles:
+            b = [one_run(SCENES[1], next(seeds), n, run_cv=0.02, slower=slower) for _ in range(repeats)]
+            found[title].append(compare(a, b))
+    return found
 
 
 if __name__ == "__main__":

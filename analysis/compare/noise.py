@@ -3,8 +3,10 @@
 Requests of one run are not independent: they wait in one queue and share the engine's steps. Three sources of chance
 are told apart, and their variances added:
 
-    requests     which requests there happened to be. By a bootstrap of the quantile. In an open or closed loop the
-                 sample counts for as many as contiguous stretches of it show it to be worth (batch means).
+    requests     which requests there happened to be. By a bootstrap of the quantile. Requests of a burst have their
+                 place in the queue by plan, so that only the differences between neighbours are chance (strata). In an
+                 open or closed loop neighbours resemble each other, and a sample counts for as many as contiguous
+                 stretches of it show it to be worth (batch means).
     server       a burst is one stretch of work, so chance in the length of a step moves all requests that it touches
                  together, and no resampling of requests shows that. Both runs did the same work, so each is cut where
                  the same shares of it were done; how much the pieces' relative lengths vary says how much the whole may.
@@ -17,20 +19,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from analysis.compare.loaded import Loaded
+from analysis.distributions import student_cdf, student_quantile
 from analysis.formulas import window_ns
-from analysis.frame import Floats, Integers
-from analysis.stats import effective_size, percentile
+from analysis.frame import Floats, Integers, sum_by_row
+from analysis.stats import percentile
 
 PIECES = 16
 """A run is cut into so many: enough to see how they vary, few enough that each outlasts what lingers in a queue."""
-FREEDOM = PIECES - 1
+LEVELS = (1, 2, 4)
+"""Pieces are also joined in twos and fours: what lingers from one to the next shows in how those vary."""
+FREEDOM = PIECES // 2 - 1
+"""Degrees of freedom that are claimed for it: those of pieces joined in twos."""
+STRATUM = 16
+"""Neighbours in a burst of which the differences are taken for chance."""
+WORTH_MOST = 100
+"""However alike neighbours are, a sample is worth no more than so many times its number."""
 REPLICATES = 2000
 PROGRESS_POINTS = 512
+FACTORS, FACTORS_WIDE = 161, 10.0
+"""Over how many factors a p-value is averaged, and how many standard errors they reach."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
 
@@ -39,8 +52,33 @@ class Samples(NamedTuple):
     """Samples of one latency in the order of time."""
 
     values: Floats
-    offsets: Integers | None
-    """Contiguous stretches that are held to be independent of each other; None where each sample is."""
+    offsets: Integers
+    """They are cut into these contiguous parts."""
+    strata: bool
+    """Whether chance is in how samples of one part differ (a burst), or in how the parts do."""
+
+
+def mean_variance(values: Floats, samples: Samples) -> float:
+    """Variance of the mean of one value per sample.
+
+    Of strata the sum over their own (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4); of dependent
+    stretches that of their means (batch means; the ratio estimator of Cochran, section 2.11).
+    """
+    offsets = samples.offsets
+    counts, count = np.diff(offsets), len(values)
+    sums = sum_by_row(values, offsets)
+    if samples.strata:
+        within = sum_by_row(np.square(values - np.repeat(sums / np.maximum(counts, 1), counts)), offsets)
+        return float((within * counts / np.maximum(counts - 1, 1)).sum()) / count**2
+    residuals = sums - values.mean() * counts
+    return float(np.square(residuals).sum()) / count**2 * len(counts) / max(1, len(counts) - 1)
+
+
+def worth(samples: Samples, share: float, at: float) -> float:
+    """How many independent samples would place the `share`-quantile, which lies at `at`, as exactly."""
+    variance = mean_variance((samples.values <= at).astype(np.float64), samples)
+    most = len(samples.values) * (WORTH_MOST if samples.strata else 1)
+    return most if variance <= 0 else float(min(most, max(1.0, share * (1 - share) / variance)))
 
 
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
@@ -51,16 +89,16 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
     many as they are worth.
     """
     ordered = np.sort(samples.values)
-    size = effective_size(samples.values, samples.offsets, share, ordered)
+    size = worth(samples, share, percentile(ordered, share))
     shares = random.beta(share * (size - 1) + 1, (1 - share) * (size - 1) + 1, REPLICATES)
     drawn = np.interp(shares * (len(ordered) - 1), np.arange(len(ordered)), ordered)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.std(np.log(drawn)))
 
 
-def stretches(count: int) -> Integers:
-    """Offsets of PIECES contiguous stretches of `count` samples, as equal as can be."""
-    return np.linspace(0, count, min(PIECES, count) + 1).astype(np.int64)
+def parts(count: int, number: int) -> Integers:
+    """Offsets of `number` contiguous parts of `count` samples, as equal as can be."""
+    return np.linspace(0, count, max(1, min(number, count)) + 1).astype(np.int64)
 
 
 def piece_error(a: Loaded, b: Loaded) -> float:
@@ -75,10 +113,16 @@ def piece_error(a: Loaded, b: Loaded) -> float:
     course = progress_a / progress_a[-1] + progress_b / progress_b[-1]
     edges = np.interp(np.linspace(0, 2, PIECES + 1), course, shares)
     lengths_a, lengths_b = (np.diff(np.interp(edges, shares, each)) for each in (progress_a, progress_b))
-    known = (lengths_a > 0) & (lengths_b > 0)
-    if known.sum() < PIECES / 2:
-        return math.nan
-    return float(np.std(np.log(lengths_b[known] / lengths_a[known]), ddof=1))
+    return max(_level_error(lengths_a, lengths_b, level) for level in LEVELS)
+
+
+def _level_error(lengths_a: Floats, lengths_b: Floats, level: int) -> float:
+    """That of one piece, as pieces joined by `level` show it."""
+    joined_a, joined_b = (each.reshape(-1, level).sum(axis=1) for each in (lengths_a, lengths_b))
+    known = (joined_a > 0) & (joined_b > 0)
+    if known.sum() < 2:
+        return math.inf
+    return float(np.std(np.log(joined_b[known] / joined_a[known]), ddof=1)) * math.sqrt(level)
 
 
 def server_error(piece: float, stretch: float) -> float:
@@ -101,31 +145,27 @@ def span_s(run: Loaded) -> float:
     return math.nan if span is None else (span[1] - span[0]) / 1e9
 
 
-def superiority(a: Samples, b: Samples) -> tuple[float, float]:
-    """P(B > A) + P(B = A) / 2 and its standard error: the statistic of Mann and Whitney (1947), as a share of pairs.
+def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, float]:
+    """P(B > A) + P(B = A) / 2, its standard error, and the two-sided p-value of a half.
 
-    The error is that of Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which allows for ties
-    and for another spread, with the number of samples in place of which each is worth.
+    The statistic of Mann and Whitney (1947) as a share of pairs, with the error of Brunner and Munzel ("The
+    nonparametric Behrens-Fisher problem", 2000), which allows for ties and for another spread. `together` is the
+    standard error of the logarithm of a factor that chance put on all of B: the p-value is the mean over the factors
+    that it may have been (Student's t with FREEDOM), and the error that which gives this p-value.
     """
-    ordered_a, ordered_b = np.sort(a.values), np.sort(b.values)
-    placed_b, placed_a = _placements(b.values, ordered_a), _placements(a.values, ordered_b)
+    ordered = np.sort(a.values)
+    placed_b, placed_a = _placements(b.values, ordered), _placements(a.values, np.sort(b.values))
     share = float(placed_b.mean())
-    variance = 0.0
-    for samples, placed, ordered in ((a, placed_a, ordered_a), (b, placed_b, ordered_b)):
-        size = effective_size(samples.values, samples.offsets, 0.5, ordered)
-        variance += float(np.var(placed, ddof=1)) / size
-    return share, math.sqrt(variance)
-
-
-def shift_of(a: Samples, b: Samples, ratio_error: float) -> float:
-    """By how much the share of pairs moves when all of B is slower by `ratio_error` of its logarithm."""
-    if not math.isfinite(ratio_error) or ratio_error == 0:
-        return 0.0
-    ordered_a = np.sort(a.values)
-    slower, faster = (
-        float(_placements(b.values * math.exp(sign * ratio_error), ordered_a).mean()) for sign in (1, -1)
-    )
-    return (slower - faster) / 2
+    own = math.sqrt(mean_variance(placed_a, a) + mean_variance(placed_b, b))
+    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS)
+    reached = np.array([student_cdf(float(step), FREEDOM) for step in steps])
+    chances = np.diff(reached, prepend=0.0)
+    beyond = 0.0
+    for step, chance in zip(steps, chances, strict=True):
+        moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
+        beyond += chance * _normal_cdf((0.5 - moved) * (1 if share >= 0.5 else -1), own)
+    p = min(1.0, 2 * beyond)
+    return share, _error_of(p, share - 0.5, own), p
 
 
 def quantile(samples: Samples, share: float) -> float:
@@ -152,6 +192,19 @@ def _progress(run: Loaded) -> Floats | None:
 def _stamped(run: Loaded, value_s: float) -> float:
     bar = run.summary["client"]["error_bar_s"] or 0.0
     return bar / ERROR_BARS / value_s if value_s > 0 else 0.0
+
+
+def _normal_cdf(value: float, deviation: float) -> float:
+    if deviation == 0:
+        return 0.5 if value == 0 else float(value > 0)
+    return NormalDist().cdf(value / deviation)
+
+
+def _error_of(p: float, effect: float, least: float) -> float:
+    """The standard error with which an effect has this two-sided p-value by Student's t with FREEDOM."""
+    if effect == 0 or p >= 1 or p <= 0:
+        return least
+    return max(least, abs(effect) / student_quantile(1 - p / 2, FREEDOM))
 
 
 def _placements(values: Floats, ordered: Floats) -> Floats:

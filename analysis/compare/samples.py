@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.compare.loaded import Loaded
-from analysis.compare.noise import Samples, ordered_by, stretches
+from analysis.compare.noise import PIECES, STRATUM, Samples, ordered_by, parts
 from analysis.frame import Booleans, Frame, blocks
 from analysis.metrics import METRICS
 
@@ -16,8 +16,7 @@ TOKENS_MOST = 4_000_000
 def samples_of(run: Loaded, latency: str) -> Samples:
     """The samples of `ttft`, `tpot`, `e2e`, ... or `itl`.
 
-    Requests of a burst are ordered by what they waited for, so their latencies rise and fall by plan; held as
-    independent they vary more than they would from run to run. All others are cut into contiguous stretches.
+    Requests of a burst are cut into strata in the order in which they were sent, all others into stretches of time.
     """
     if latency in ("itl", "icl"):
         return _gaps(run.frame)
@@ -25,8 +24,9 @@ def samples_of(run: Loaded, latency: str) -> Samples:
     values = METRICS[f"{latency}_s"].values(frame)
     rows = frame.sampled & _defined(frame, latency)
     assert len(values) == int(rows.sum())
-    ordered = ordered_by(values, frame.due_ns[rows])
-    return Samples(ordered, None if run.one_burst else stretches(len(ordered)))
+    ordered = ordered_by(values, (frame.sent_ns if run.one_burst else frame.due_ns)[rows])
+    number = len(ordered) // STRATUM if run.one_burst else PIECES
+    return Samples(ordered, parts(len(ordered), number), run.one_burst)
 
 
 def _defined(frame: Frame, latency: str) -> Booleans:
@@ -58,4 +58,4 @@ def _gaps(frame: Frame) -> Samples:
         gaps += [gap[kept], np.zeros(int(more.sum()))]
         ends += [instants[kept], np.repeat(instants, more)]
     values = ordered_by(np.concatenate([*gaps, np.empty(0)]), np.concatenate([*ends, np.empty(0)]))
-    return Samples(values, stretches(len(values)))
+    return Samples(values, parts(len(values), PIECES), strata=False)

@@ -85,6 +85,10 @@ def _quantile(name: str, statistic: str, a: Loaded, b: Loaded, piece: float) -> 
     if few < (needed := stats.samples_needed(share)):
         return untold(figure, "s", "lower", f"too few samples: {statistic} needs {needed:,}, there are {few:,}")
     value_a, value_b = noise.quantile(samples_a, share), noise.quantile(samples_b, share)
+    worth = min(noise.worth(samples_a, share, value_a), noise.worth(samples_b, share, value_b))
+    if worth < needed:  # a stall is in the gaps of all requests: thousands of gaps may be a few events
+        why = f"the samples are worth {worth:,.0f} independent ones: {statistic} needs {needed:,}"
+        return untold(figure, "s", "lower", why)
     if min(value_a, value_b) <= 0:
         return untold(figure, "s", "lower", "one of them is 0, which no ratio can be taken of")
     random = np.random.default_rng(SEED)
@@ -115,14 +119,12 @@ def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
     figure = f"{name}.pairs"
     if min(len(samples_a.values), len(samples_b.values)) < stats.samples_needed(0.5):
         return untold(figure, "share", "lower", f"too few samples: {stats.samples_needed(0.5)} are needed")
-    share, error = noise.superiority(samples_a, samples_b)
     medians = noise.quantile(samples_a, 0.5), noise.quantile(samples_b, 0.5)
     together = math.hypot(_of_server(name, a, b, piece, medians), noise.stamp_error(a, b, *medians))
     if not math.isfinite(together):
         return untold(figure, "share", "lower", "too little of the run to see how it varies")
-    error = math.hypot(error, noise.shift_of(samples_a, samples_b, together))
+    share, error, p = noise.superiority(samples_a, samples_b, together)
     low, high = ends(share - 0.5, error, noise.FREEDOM)
-    p = p_value(share - 0.5, error, noise.FREEDOM)
     few = min(_requests(a), _requests(b))
     return Row(
         figure, "share", "lower", 0.5, share, share - 0.5, (low, high), None, None, p, PAIRS, error, noise.FREEDOM, few

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analysis import client, facts, formulas, stats
+from analysis.counters import counters
 from analysis.delivery import delivery
 from analysis.frame import Floats, Frame
 from analysis.gather import frame_of_run
+from analysis.memory import memory
 from loadgen.runfile import Run
 
 
@@ -53,7 +55,8 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
         "delivery": delivery(frame.due_ns[rows], frame.sent_ns[rows], facts_of_run["arrivals"]),
-        "memory": {},  # nothing in a run tells of memory yet
+        "memory": memory(run),
+        "server_counters": counters(run, frame),
         "client": health,
     }
 

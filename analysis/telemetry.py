@@ -58,7 +58,7 @@ def per_second(points: Points) -> Points:
 
 
 def since_first(points: Points) -> Points:
-    """A counter of rare events: what it has grown by since the first reading, whatever was before a new beginning kept."""
+    """A counter of rare events: its growth since the first reading, kept where the server begins to count anew."""
     total, before, grown = 0.0, None, []
     for at_s, now in points:
         if now is not None:
@@ -78,6 +78,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("server", "preemptions", "preemptions", "Preemptions since the start", "requests", since_first),
     Curve("server", "rejections", "rejections", "Rejections since the start", "requests", since_first),
     Curve("gpu", "memory_used_bytes", "gpu_memory_used", "GPU memory in use", "bytes", as_read),
+    Curve("gpu", "held_bytes", "gpu_memory_held", "GPU memory held by one process", "bytes", as_read),
     Curve("gpu", "busy", "gpu_busy", "GPU busy", "share", as_read),
     Curve("gpu", "power_w", "gpu_power", "GPU power", "W", as_read),
     Curve("gpu", "sm_clock_hz", "gpu_sm_clock", "GPU clock", "Hz", as_read),

@@ -139,6 +139,9 @@ def _verdict(summary: words.Summary) -> list[Text]:
         lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
     if window := words.window(summary):
         lines.append(Text(window))
+    if counted := words.counters(summary):
+        lines.append(Text(counted))
+    lines += [Text(plain(line)) for line in words.memory(summary)]
     return [*lines, *(Text(plain(warning), style="yellow") for warning in words.warnings(summary))]
 
 

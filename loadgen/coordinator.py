@@ -21,6 +21,7 @@ from loadgen.clock import ClockPairs
 from loadgen.counts import Counts, total
 from loadgen.gather import Outcome, append, gather
 from loadgen.runfile import Footer, Header
+from loadgen.telemetry import Sampler
 from loadgen.worker import Share, work
 
 START_LEAD_NS = 100_000_000
@@ -62,15 +63,24 @@ class Interrupts:
         self.count += 1
 
 
-def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Callable[[str, Counts], None]) -> Footer:
+def run(
+    shares: Sequence[Share],
+    header: Header,
+    folder: Path,
+    on_progress: Callable[[str, Counts], None],
+    sampler: Sampler | None = None,
+) -> Footer:
     """Drive all shares and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
+    `sampler` reads the server, the GPUs and the host meanwhile.
 
     The first interrupt ends the run and keeps what came; the second kills the workers too.
     Raises OutputError when the run file cannot be written.
     """
     interrupts = Interrupts()
+    sampler = sampler or Sampler({})
     with interrupts.watched():
         workers: list[Worker] = []
+        sampler.idle()
         try:
             for share in shares:
                 workers.append(_fork(share, [worker.pipe for worker in workers]))
@@ -80,21 +90,28 @@ def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Call
                 interrupts,
                 lambda: on_progress("connecting", _counts(workers)),
             )
+            sampler.start()
+            header.telemetry = sampler.facts
             clocks = ClockPairs()
             header.start_ns = time.monotonic_ns() + START_LEAD_NS
             header.start_realtime_ns = clocks.to_realtime(header.start_ns)
             header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
             append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
             _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
+            sampler.begin(header.start_ns, folder, lambda: _counts(workers))
             _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _counts(workers)))
+            ended_ns = time.monotonic_ns()
+            beside = sampler.end(patient=not interrupts.count)
         finally:
+            sampler.stop()
             for worker in workers:
                 worker.process.join(1 if worker.done else 0)
                 worker.process.kill()
                 worker.process.join()
         on_progress("ended", _counts(workers))
         outcomes = [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
-        return gather(outcomes, header, folder / "run.jsonl", interrupted=interrupts.count > 0)
+        main, interrupted = folder / "run.jsonl", interrupts.count > 0
+        return gather(outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside)
 
 
 def _fork(share: Share, others: Sequence[Pipe]) -> Worker:

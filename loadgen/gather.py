@@ -48,17 +48,28 @@ class _Ended(msgspec.Struct, tag_field="type", tag="request"):
 _ENDED = msgspec.json.Decoder(_Ended)
 
 
-def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupted: bool) -> Footer:
+def gather(
+    outcomes: Sequence[Outcome],
+    header: Header,
+    main: Path,
+    *,
+    interrupted: bool,
+    ended_ns: int | None = None,
+    beside: Sequence[Path] = (),
+) -> Footer:
     """Append every part to `main`, account for each request, close with the footer, remove the parts.
 
+    `ended_ns` is when the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of
+    telemetry.
     Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
     """
     tally = _Tally()
     try:
         for outcome in outcomes:
             append(main, _lines(outcome, tally, interrupted=interrupted))
+        append(main, _whole_lines(beside, tally.notes, "telemetry"))
         footer = Footer(
-            ended_ns=time.monotonic_ns() - header.start_ns,
+            ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=sum(tally.counts.values()) - tally.counts["dropped"],
             interrupted=interrupted,
             notes=tally.notes,
@@ -66,7 +77,7 @@ def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupt
         )
         append(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:
-        rescued = [str(outcome.rescued) for outcome in outcomes if outcome.rescued]
+        rescued = [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]
         error.hint = " ".join(
             [
                 f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it.",
@@ -78,6 +89,8 @@ def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupt
         outcome.share.part.unlink(missing_ok=True)
         if outcome.rescued:
             outcome.rescued.unlink(missing_ok=True)
+    for path in beside:
+        path.unlink(missing_ok=True)
     return footer
 
 
@@ -95,7 +108,8 @@ def append(file: Path, lines: Iterable[bytes]) -> None:
 def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[bytes]:
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
-    for line in _whole_lines(outcome, tally.notes):
+    paths = (outcome.share.part, outcome.rescued)
+    for line in _whole_lines(paths, tally.notes, f"worker {outcome.share.worker}"):
         ended = _ended(line)
         if ended is not None and ended.phase == "measured":
             seen.add(ended.id)
@@ -111,9 +125,10 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
         tally.notes.append(f"worker {outcome.share.worker} ended with {outcome.exit}; {lost} requests without record")
 
 
-def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
+def _whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
+    """The whole lines of files of which each may go on in the next one; those that do not exist are passed over."""
     rest = b""
-    for path in (outcome.share.part, outcome.rescued):
+    for path in paths:
         if path is None or not path.exists():
             continue
         with path.open("rb") as stream:
@@ -123,7 +138,7 @@ def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
                 if not rest:
                     yield line
     if rest:
-        notes.append(f"worker {outcome.share.worker}: its last line was cut off and is left out")
+        notes.append(f"{whose}: its last line was cut off and is left out")
 
 
 def _ended(line: bytes) -> _Ended | None:

@@ -46,18 +46,21 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
     """stamps (`kernel` or `user`), prompts (how their length was made exact), open_files."""
+    telemetry: dict[str, Any] = {}
+    """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
     """One sample of something that changes during the run. `at_ns` counts like a Record's instants."""
 
     source: str
-    """`client` (one per worker and second), later `server` and `gpu`."""
+    """`client` (one per worker and second), `server`, `gpu` or `host`."""
     at_ns: int
     worker: int = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
-    clock_disagreement_ns, late_counts ({bucket: reads}, see loadgen.health)."""
+    clock_disagreement_ns, late_counts ({bucket: reads}, see loadgen.health). For the others: moment (`idle`, `start`,
+    `run`, `end`, `after`), took_ns, and the words of docs/reference/telemetry.md; or `gap`, why there is nothing."""
 
 
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):

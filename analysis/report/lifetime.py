@@ -1,7 +1,8 @@
-"""The time between tokens over the life of a request: where in an answer the server hesitates, and the longest gaps.
+"""The time between tokens over the life of an answer: where in it the server hesitates, and the longest gaps.
 
-A gap belongs to the token that ends it: the gap before token 2 is the first. Percentiles per token come from a histogram
-whose buckets are 1 % wide, so that a million requests cost one pass and two megabytes; largest gaps are exact.
+A gap belongs to the token that ends it: the gap before token 2 is the first. Percentiles per token come from a
+histogram whose buckets are 1 % wide, so that a million requests cost one pass and two megabytes; largest gaps are
+exact.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SHOWN = ("p50", "p90", "p99")
 
 
 def lifetime(frame: Frame) -> dict[str, Any]:
-    """Percentiles and the largest of the gaps of complete requests by token, and the LONGEST of all, with their place."""
+    """Percentiles and the largest of complete requests' gaps by token, and the LONGEST of all, with their place."""
     sampled = frame.sampled
     most = int(frame.arrived_tokens[sampled].max(initial=0))
     width = max(1, round(nice_step(most / BINS_MAX))) if most else 1

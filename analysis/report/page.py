@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from analysis import words
 from analysis.asked import asked
 from analysis.metrics import METRICS
-from analysis.report import said, tables
+from analysis.report import machines, said, tables
 from analysis.report.curves import CDF_METRICS
 from analysis.report.panels import panels
 from analysis.telemetry import Series
@@ -87,6 +87,8 @@ def render(parts: Sequence[Part], *, extras: Sequence[Extra] = ()) -> str:
         measured=any(part.series for part in parts),
         prompts_differ=any(len(set(part.curves["first"]["prompts"])) > 1 for part in parts),
         longest_rows=said.longest_rows([part.curves for part in parts]),
+        memory_rows=machines.memory_rows(summaries),
+        counter_rows=machines.counter_rows(summaries),
         objectives=tables.objective_rows(summaries),
         asked=asked(summaries[0]),
         percentile_rows=tables.percentile_rows(summaries),
@@ -121,6 +123,8 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "beliefs": tables.beliefs(summary),
         "trust": tables.trust(summary),
         "said": said.captions(part.curves),
+        "memory": words.memory(summary),
+        "not_measured": machines.not_measured(summary),
         "window": words.window(summary),
         "sending": words.delivery(summary),
         "failures": tables.failure_rows(summary),
@@ -140,7 +144,7 @@ def _data(parts: Sequence[Part]) -> dict[str, Any]:
         dash = DASHES[colours.count(colour) % len(DASHES)]
         colours.append(colour)
         look = {"name": name, "colour": colour, "dash": dash, "window": part.summary["window"]}
-        drawn.append(look | part.curves | {"series": panels(part.series)})
+        drawn.append({**look, **part.curves, "series": panels(part.series)})
     if len(drawn) > RUNS_WITH_TOKENS:
         drawn = [each | {"timeline": each["timeline"] | {"tokens": None}} for each in drawn]
     charts = [_chart(name, summaries) for name in CDF_METRICS]

@@ -1,7 +1,7 @@
 """Single requests on the page: TTFT against prompt length and against place in the queue, and the timeline of each.
 
-Of many requests some are drawn. Which ones is a rule that the page states: every k-th in the order sent, and beside them
-the slowest and those that failed, so that nothing remarkable is thinned away. Lines through the points are of all.
+Of many requests some are drawn. Which ones is a rule that the page states: every k-th in the order sent, and beside
+them the slowest and those that failed, so that nothing remarkable is thinned away. Lines through the points are of all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POINTS_MAX = 1500
 ROWS_MAX = 1000
 SLOWEST = 100
 BAD_MOST = 100
-PARTS_MAX = 40
+PARTS_MAX = 24
 PART_LEAST = 25
 CHUNKS_MAX = 130_000
 """Token instants kept for the timeline: about four bytes each in the page."""

@@ -78,10 +78,8 @@ def timeline(drawn: Curves) -> str:
         return "Nothing was sent."
     if drawn["drawn"] == drawn["n"]:
         return f"All {drawn['n']:,} requests that were sent, first sent on top."
-    return (
-        f"{drawn['drawn']:,} of {drawn['n']:,} requests: every {_th(drawn['every'])} in the order sent, the 100 that took "
-        "longest, and up to 100 of those that were not complete."
-    )
+    some = f"{drawn['drawn']:,} of {drawn['n']:,} requests: every {_th(drawn['every'])} in the order sent"
+    return f"{some}, the 100 that took longest, and up to 100 of those that were not complete."
 
 
 def longest_rows(curves_of_runs: Sequence[Curves], most: int = 8) -> list[dict[str, Any]]:

@@ -64,6 +64,8 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
     ]
     if sent := words.delivery(summary):
         lines.append({"good": words.delivered(summary), "text": sent})
+    if counted := words.counters(summary):
+        lines.append({"good": True, "text": counted})
     if window := words.window(summary):
         lines.append({"good": not summary["window"]["reason"].startswith("no plateau"), "text": window})
     return lines + [{"good": False, "text": warning} for warning in words.warnings(summary)]

@@ -11,6 +11,7 @@ from loadgen.cli.assertions import Assertions, Junit, objectives_of
 from loadgen.cli.output import Output
 from loadgen.cli.quantities import seconds
 from loadgen.cli.run import SERVERS, drive
+from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 
 def burst(
@@ -45,6 +46,10 @@ def burst(
     stamps: Annotated[
         str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
     ] = "kernel",
+    metrics_every_s: MetricsEvery = None,
+    dcgm_url: DcgmUrl = None,
+    gpu: Gpu = None,
+    server_pid: ServerPid = None,
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
@@ -66,5 +71,5 @@ def burst(
     from loadgen.plan import Plan, plan_of
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
-    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields})
+    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
     drive(plan, out, output, report=report)

@@ -143,6 +143,7 @@ def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     from analysis.metrics import summarise
     from analysis.report.curves import curves
     from analysis.report.page import Part
+    from analysis.telemetry import series
     from loadgen.runfile import RunFileError
 
     try:
@@ -153,7 +154,7 @@ def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     if objectives:
         summary["objectives"] = _judged(frame, summary, objectives)
     _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return Part(run, summary, curves(frame))
+    return Part(run, summary, curves(frame), series(run))
 
 
 def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> list[Summary]:

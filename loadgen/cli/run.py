@@ -11,6 +11,7 @@ from typer import Argument, Exit, Option
 from loadgen.cli.assertions import Assertions, Junit, objectives_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds, span
+from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -60,6 +61,10 @@ def run(
     api_key_env: Annotated[str | None, Option(help="Environment variable that holds the API key.")] = None,
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
     insecure: Annotated[bool | None, Option("--insecure", help="Do not check certificates.")] = None,
+    metrics_every_s: MetricsEvery = None,
+    dcgm_url: DcgmUrl = None,
+    gpu: Gpu = None,
+    server_pid: ServerPid = None,
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,

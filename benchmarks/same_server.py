@@ -3,9 +3,9 @@
 python -m benchmarks.same_server                      the tables of docs/concepts/intervals.md (some minutes)
 python -m benchmarks.same_server --trials 20 --n 200  a first look
 
-Each run is a real batching engine (servers.simulated.batching) driven through a burst, or Poisson arrivals, under a fake
-clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a stall now and
-then, so that requests depend on each other as they do on a server: they queue behind each other and share steps.
+Each run is a real batching engine (servers.simulated.batching) driven through a burst, or Poisson arrivals, under a
+fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a stall now
+and then, so that requests depend on each other as they do on a server: they queue behind each other and share steps.
 """
 
 from __future__ import annotations
@@ -173,9 +173,7 @@ def main() -> None:
         _table(f"{title}, {given.repeats} repeats each, runs vary by 2 %", SCENES[1], compared)
 
 
-def _repeated(
-    trials: int, n: int, repeats: int, titles: Sequence[tuple[str, float]]
-) -> dict[str, list[Comparison]]:
+def _repeated(trials: int, n: int, repeats: int, titles: Sequence[tuple[str, float]]) -> dict[str, list[Comparison]]:
     """Groups of runs that differ by more than the chance in their steps."""
     found: dict[str, list[Comparison]] = {title: [] for title, _ in titles}
     for trial in range(trials):

@@ -6,15 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from analysis.compare.single import untold
-from analysis.compare.verdicts import Row, ends, p_value
+from analysis.compare.verdicts import Direction, Row, ends, p_value
 from analysis.repeats import figures as figures_of
 from analysis.words import Summary
 
 WELCH = "Welch's t between runs"
 POOLED = "Student's t, with the other group's variation between runs"
 HIGHER = ("complete", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
-Group = tuple[float, float, int]
-"""Mean, variance of the mean, number of runs."""
 
 
 def rows(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> Iterator[Row]:
@@ -29,27 +27,26 @@ def row(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> Ro
     """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
     is one of the ratio; of a share the values themselves."""
     unit = "share" if figure == "complete" else "per second" if figure.endswith("_per_s") else "s"
-    direction = "higher" if figure in HIGHER else "lower"
+    direction: Direction = "higher" if figure in HIGHER else "lower"
     known_a, known_b = ([value for value in group if value is not None] for group in (a, b))
     if len(known_a) < len(a) or len(known_b) < len(b):
         return untold(figure, unit, direction, "not every run has it, or has samples enough for it")
     plain = welch(known_a, known_b)
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     test = WELCH if min(len(known_a), len(known_b)) > 1 else POOLED
-    side = "higher" if direction == "higher" else "lower"
     few = min(len(known_a), len(known_b))
     if unit == "share" or min(*known_a, *known_b) <= 0:
         effect, error, freedom = plain
         return Row(
-            figure, unit, side, mean_a, mean_b, effect, ends(*plain), None, None, p_value(*plain), test,
+            figure, unit, direction, mean_a, mean_b, effect, ends(*plain), None, None, p_value(*plain), test,
             error, freedom, few, "runs",
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
     effect, error, freedom = welch([math.log(value) for value in known_a], [math.log(value) for value in known_b])
     low, high = (math.exp(end) for end in ends(effect, error, freedom))
     return Row(
-        figure, unit, side, mean_a, mean_b, mean_b - mean_a, ends(*plain), math.exp(effect), (low, high),
+        figure, unit, direction, mean_a, mean_b, mean_b - mean_a, ends(*plain), math.exp(effect), (low, high),
         p_value(effect, error, freedom), test, error, freedom, few, "runs",
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:

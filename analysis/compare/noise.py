@@ -9,7 +9,7 @@ are told apart, and their variances added:
                  stretches of it show it to be worth (batch means).
     server       a burst is one stretch of work, so chance in the length of a step moves all requests that it touches
                  together, and no resampling of requests shows that. Both runs did the same work, so each is cut where
-                 the same shares of it were done; how much the pieces' relative lengths vary says how much the whole may.
+                 the same shares of it were done; how much the pieces' relative lengths vary says how much all may.
     stamps       the error bars of the two runs.
 
 What differs between whole runs (another card, its temperature, a neighbour) is in none of them: only repeats show it.

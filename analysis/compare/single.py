@@ -1,4 +1,4 @@
-"""One run against one run: from raw samples, with the three sources of chance that a run shows (analysis.compare.noise)."""
+"""One run against one run: from raw samples, with the sources of chance that a run shows (analysis.compare.noise)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis import stats
 from analysis.compare import noise
 from analysis.compare.loaded import Loaded
 from analysis.compare.samples import samples_of
-from analysis.compare.verdicts import Row, ends, p_value
+from analysis.compare.verdicts import Direction, Row, ends, p_value
 from analysis.metrics import METRICS
 from analysis.objectives import LATENCIES, RATES
 
@@ -54,10 +54,9 @@ def shares(a: tuple[int, int], b: tuple[int, int]) -> Row:
     )  # fmt: skip
 
 
-def untold(figure: str, unit: str, direction: str, why: str) -> Row:
+def untold(figure: str, unit: str, direction: Direction, why: str) -> Row:
     """A figure of which nothing can be said."""
-    side = "higher" if direction == "higher" else "lower"
-    return Row(figure, unit, side, None, None, None, None, None, None, None, "", why=why)  # type: ignore[arg-type]
+    return Row(figure, unit, direction, None, None, None, None, None, None, None, "", why=why)
 
 
 def fisher(a: tuple[int, int], b: tuple[int, int]) -> float:
@@ -124,7 +123,7 @@ def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if not math.isfinite(together):
         return untold(figure, "share", "lower", "too little of the run to see how it varies")
     share, error, p = noise.superiority(samples_a, samples_b, together)
-    low, high = ends(share - 0.5, error, noise.FREEDOM)
+    low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))
     few = min(_requests(a), _requests(b))
     return Row(
         figure, "share", "lower", 0.5, share, share - 0.5, (low, high), None, None, p, PAIRS, error, noise.FREEDOM, few
@@ -139,21 +138,26 @@ def _of_server(name: str, a: Loaded, b: Loaded, piece: float, values: tuple[floa
     if name in ("itl", "icl"):
         return noise.server_error(piece, 1.0)
     lengths = values
-    if name in ("tpot", "normalised"):  # the time of the whole answer, by its tokens
-        lengths = tuple(run.summary["latency"]["e2e_s"]["p50"] for run in (a, b))  # type: ignore[assignment]
-        if name == "tpot":
-            lengths = tuple(max(0.0, each - run.summary["latency"]["ttft_s"]["p50"]) for each, run in zip(lengths, (a, b), strict=True))  # type: ignore[assignment]  # noqa: E501
+    if name in ("tpot", "normalised"):  # the time of a whole answer, in place of that by its tokens
+        lengths = _answering_s(a, name), _answering_s(b, name)
     stretch = min(length / noise.span_s(run) for length, run in zip(lengths, (a, b), strict=True))
     return noise.server_error(piece, stretch)
 
 
-def _row(figure: str, unit: str, direction: str, both: tuple[float, float], error: float, count: int) -> Row:
+def _answering_s(run: Loaded, name: str) -> float:
+    """For how long an answer was under way, by the medians: TPOT is of the time after its first token."""
+    latency = run.summary["latency"]
+    before = latency["ttft_s"]["p50"] if name == "tpot" else 0.0
+    return max(0.0, float(latency["e2e_s"]["p50"] - before))
+
+
+def _row(figure: str, unit: str, direction: Direction, both: tuple[float, float], error: float, count: int) -> Row:
     effect = math.log(both[1] / both[0])
     low, high = (math.exp(end) for end in ends(effect, error, noise.FREEDOM))
     return Row(
         figure,
         unit,
-        "higher" if direction == "higher" else "lower",
+        direction,
         both[0],
         both[1],
         both[1] - both[0],

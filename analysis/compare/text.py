@@ -70,6 +70,15 @@ def verdict_said(row: Row) -> str:
     return f"cannot tell (needs about {row.needs_more:,} more {row.more_of} in each)"
 
 
+def _short(row: Row) -> str:
+    """The verdict in as few words as a table has room for."""
+    if row.verdict == "no difference":
+        return f"no difference > {_percent(row.no_larger_than or 0)}"
+    if row.verdict != "cannot tell" or row.needs_more is None:
+        return row.verdict
+    return f"cannot tell, {row.needs_more:,} more"
+
+
 def _cells(row: Row) -> dict[str, str]:
     if row.a is None or row.b is None:
         return dict.fromkeys(("a", "b", "ratio", "interval", "difference"), words.UNKNOWN) | {"unit": ""}
@@ -93,20 +102,31 @@ def _parts(found: Comparison) -> list[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    title = Text(f"{found.mark}  ", style="bold yellow") if found.mark else Text()
-    title.append(plain(f"A: {found.name_a} ({words.count(found.runs_a, 'run')})\n".strip()), style="bold")
+    first = Text(plain(f"A: {found.name_a} ({words.count(found.runs_a, 'run')})"), style="bold")
+    title = [Text(found.mark, style="bold yellow"), first] if found.mark else [first]
     second = Text(plain(f"B: {found.name_b} ({words.count(found.runs_b, 'run')})"), style="bold")
     table_ = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for head in HEADS:
         right = head in ("A", "B", "B / A", "95 %")
         table_.add_column(head, justify="right" if right else "left", no_wrap=head != "B is", overflow="fold")
-    for row, cells in zip(found.rows, table(found.rows), strict=True):
-        said = Text(plain(cells["verdict"]), style=STYLES[row.verdict])
-        table_.add_row(
-            cells["figure"], cells["a"], cells["b"], cells["unit"], cells["ratio"], cells["interval"], said
-        )
-    lines: list[Any] = [title, second, "", *_unequal(found), table_, "", Text(headline(found), style="bold")]
-    lines += [Text(f"{found.method}", style="dim"), *(Text(plain(note), style="yellow") for note in found.notes)]
+    tested = [row for row in found.rows if row.p_value is not None]
+    for row, cells in zip(tested, table(tested), strict=True):
+        said = Text(_short(row), style=STYLES[row.verdict])
+        table_.add_row(*(cells[name] for name in ("figure", "a", "b", "unit", "ratio", "interval")), said)
+    untested = [Text(plain(f"{row.figure}: {verdict_said(row)}"), style="dim") for row in found.rows if row.why]
+    lines: list[Any] = [
+        *title,
+        second,
+        "",
+        *_unequal(found),
+        table_,
+        *untested,
+        "",
+        Text(headline(found), style="bold"),
+    ]
+    if any(row.needs_more for row in found.rows):
+        lines.append(Text("cannot tell, N more: about so many more in each of A and B would tell.", style="dim"))
+    lines += [Text(found.method, style="dim"), *(Text(plain(note), style="yellow") for note in found.notes)]
     for each in found.conditions:
         lines.append(Text(plain(f"{each.verdict}: {each.condition}: {each.said}"), style=OUTCOMES[each.verdict]))
     return lines
@@ -118,9 +138,8 @@ def _unequal(found: Comparison) -> list[Any]:
     if not found.unequal:
         return []
     lines = [Text("The work was not equal:", style="bold red")]
-    for each in found.unequal:
-        lines.append(Text(plain(f"  {each.what}: {each.a} in A, {each.b} in B ({each.why})"), style="red"))
-    return [*lines, ""]
+    said = (f"  {each.what}: {each.a} in A, {each.b} in B ({each.why})" for each in found.unequal)
+    return [*lines, *(Text(plain(line), style="red") for line in said), ""]
 
 
 def _points(row: Row) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from analysis.distributions import student_cdf, student_quantile
 
+Direction = Literal["lower", "higher"]
 Outcome = Literal["better", "worse", "no difference", "cannot tell"]
 ERROR_MOST = 0.05
 """The chance that a comparison of a server with itself calls any figure better or worse."""
@@ -25,7 +26,7 @@ class Row:
     """As --assert names it, such as `ttft.p99`; `ttft.pairs` is the share of pairs in which B's request is slower."""
     unit: str
     """`s`, `per second` or `share`; what `a`, `b` and `difference` are in."""
-    direction: Literal["lower", "higher"]
+    direction: Direction
     """Which is better."""
     a: float | None
     b: float | None
@@ -73,7 +74,10 @@ def judged(rows: Sequence[Row], margin: float = MARGIN) -> list[Row]:
     adjusted p-value is below 5 %; else *cannot tell*.
     """
     adjusted = holm([row.p_value for row in rows])
-    return [_judged(replace(row, adjusted_p=p), margin) for row, p in zip(rows, adjusted, strict=True)]
+    return [
+        row if p is None else _judged(replace(row, adjusted_p=p), margin, p)
+        for row, p in zip(rows, adjusted, strict=True)
+    ]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -101,15 +105,13 @@ def ends(effect: float, error: float, freedom: float, confidence: float = 0.95) 
     return effect - margin, effect + margin
 
 
-def _judged(row: Row, margin: float) -> Row:
-    if row.p_value is None or row.adjusted_p is None:
-        return row
+def _judged(row: Row, margin: float, adjusted_p: float) -> Row:
     low, high = ends(row.effect, row.error, row.freedom)
     most = max(abs(_relative(row, low)), abs(_relative(row, high)))
     row = replace(row, no_larger_than=most)
     if most <= margin:
         return replace(row, verdict="no difference")
-    if row.adjusted_p < ERROR_MOST:
+    if adjusted_p < ERROR_MOST:
         return replace(row, verdict="worse" if row.worse else "better")
     return replace(row, needs_more=_needs_more(row, margin))
 
@@ -132,4 +134,4 @@ def _needs_more(row: Row, margin: float) -> int | None:
         return None
     needed = row.count * (student_quantile(0.975, row.freedom) * row.error / aim) ** 2
     more = max(1, math.ceil(needed) - row.count)
-    return more if more <= MORE_MOST else None
+    return None if more > MORE_MOST else int(float(f"{more:.1e}"))

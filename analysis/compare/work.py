@@ -82,7 +82,10 @@ def _mark(run: Loaded) -> str:
 def _lengths(a: Sequence[Loaded], b: Sequence[Loaded]) -> list[Difference]:
     """Lengths as they came out: prompts to the token, answers where the server could not be held to a length."""
     found = []
-    for what, reported in (("prompt lengths as reported", "prompt_tokens"), ("output lengths as sent", "output_tokens")):
+    for what, reported in (
+        ("prompt lengths as reported", "prompt_tokens"),
+        ("output lengths as sent", "output_tokens"),
+    ):
         mean_a, mean_b = (_mean_length(group, reported) for group in (a, b))
         if mean_a is None or mean_b is None:
             continue
@@ -100,10 +103,10 @@ def _mean_length(group: Sequence[Loaded], column: str) -> float | None:
 
 def _limited(a: Sequence[Loaded], b: Sequence[Loaded]) -> list[Difference]:
     """A client that was the limit measured itself."""
-    verdicts = [", ".join(sorted({run.summary["client"]["verdict"] for run in group})) for group in (a, b)]
-    if verdicts == ["ok", "ok"]:
+    said_a, said_b = (", ".join(_said(group, lambda run: run.summary["client"]["verdict"])) for group in (a, b))
+    if said_a == said_b == "ok":
         return []
-    return [Difference("client verdict", *verdicts, "a client that was the limit measured itself, not the server")]
+    return [Difference("client verdict", said_a, said_b, "a client that was the limit measured itself, not the server")]
 
 
 def _ended(run: Loaded) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.compare import compare
 from loadgen.cli.export import export
 from loadgen.cli.report import report
 from loadgen.cli.run import run
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(burst)
 app.command()(run)
 app.command()(report)
+app.command()(compare)
 app.command()(export)
 app.command()(calibrate)
 app.command()(sim)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import run_parts, runs_in, screen, write_text
+from loadgen.cli.output import part_of, runs_in, screen, write_text
 from loadgen.cli.quantities import share
 from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
@@ -25,7 +25,9 @@ SEPARATOR = "--"
 def compare(
     runs: Annotated[
         list[str],
-        Argument(help="Runs of A and of B: two of them, or A... -- B...; a folder may hold repeats.", metavar="A... -- B..."),
+        Argument(
+            help="Runs of A and of B: two of them, or A... -- B...; a folder may hold repeats.", metavar="A... -- B..."
+        ),
     ],
     fail_if: Annotated[
         list[str] | None,
@@ -37,13 +39,15 @@ def compare(
     anyway: Annotated[bool, Option("--anyway", help="Compare unequal work too, and say what differs.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
     as_markdown: Annotated[bool, Option("--markdown", help="Print it as Markdown, for a pull request.")] = False,
-    html: Annotated[Path | None, Option("--html", metavar="FILE", help="Also write it as a page, with all charts.")] = None,
+    html: Annotated[
+        Path | None, Option("--html", metavar="FILE", help="Also write it as a page, with all charts.")
+    ] = None,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
 ) -> None:
     """Compare B with A: for each figure better, worse, no difference larger than X, or cannot tell.
 
-    Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do. Unequal
-    work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
+    Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do.
+    Unequal work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
     """
     conditions = _conditions(fail_if or ())
     paths_a, paths_b = sides(runs, sys.argv)
@@ -124,4 +128,4 @@ def _write_page(runs: Sequence[Loaded], found: Comparison, page: Path) -> None:
     from analysis.compare.page import extra
     from analysis.report.page import render
 
-    write_text(page, render([run_parts(run.run, run.frame, run.summary) for run in runs], extras=[extra(found)]))
+    write_text(page, render([part_of(run.run, run.frame, run.summary) for run in runs], extras=[extra(found)]))

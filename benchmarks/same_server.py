@@ -169,7 +169,7 @@ def main() -> None:
                 found[title].append(compare([a], [one_run(scene, 3 * trial + place, given.n, slower=slower)]))
         for title, compared in found.items():
             _table(title, scene, compared)
-    for title, compared in _repeated(max(1, given.trials // 5), given.n, given.repeats, titles).items():
+    for title, compared in _repeated(max(1, given.trials // 8), given.n, given.repeats, titles).items():
         _table(f"{title}, {given.repeats} repeats each, runs vary by 2 %", SCENES[1], compared)
 
 

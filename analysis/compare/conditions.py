@@ -86,7 +86,7 @@ def _judged(condition: Condition, row: Row, error: float) -> Judged:
     low, high = min(low, high), max(low, high)
     verdict: Outcome = "fail" if low > condition.bound else "pass" if high <= condition.bound else "cannot tell"
     here = _worse_by(row, row.effect)
-    said = f"{_signed(here)}, {1 - error:.4g} interval {_signed(low)} to {_signed(high)} (+ is worse)"
+    said = f"{_signed(here)}, {100 * (1 - error):.4g} % interval {_signed(low)} to {_signed(high)} (+ is worse)"
     if verdict == "cannot tell" and row.needs_more:
         said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
     return Judged(condition.text, verdict, said)

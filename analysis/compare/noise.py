@@ -36,6 +36,8 @@ LEVELS = (1, 2, 4)
 """Pieces are also joined in twos and fours: what lingers from one to the next shows in how those vary."""
 FREEDOM = PIECES // 2 - 1
 """Degrees of freedom that are claimed for it: those of pieces joined in twos."""
+STEPS_LEAST = 8 * PIECES
+"""A run of fewer steps is too short to be cut: chance that lingers for some steps would be in all pieces alike."""
 STRATUM = 16
 """Neighbours in a burst of which the differences are taken for chance."""
 WORTH_MOST = 100
@@ -104,8 +106,10 @@ def parts(count: int, number: int) -> Integers:
 def piece_error(a: Loaded, b: Loaded) -> float:
     """Standard deviation of the logarithm of the ratio of B's to A's time for one of PIECES pieces of the same work.
 
-    NaN where a run has no tokens.
+    NaN where a run has no tokens, or too few steps.
     """
+    if min(_steps(a), _steps(b)) < STEPS_LEAST:
+        return math.nan
     progress_a, progress_b = _progress(a), _progress(b)
     if progress_a is None or progress_b is None:
         return math.nan
@@ -187,6 +191,12 @@ def _progress(run: Loaded) -> Floats | None:
     shares = np.concatenate(([0.0], tokens / tokens[-1]))
     times = np.concatenate(([0.0], (instants[order] - span[0]) / 1e9))
     return np.interp(np.linspace(0, 1, PROGRESS_POINTS), shares, times)
+
+
+def _steps(run: Loaded) -> float:
+    """About how many steps the engine took: how often the mean gap between chunks fits into the run."""
+    gap_s = run.summary["latency"]["icl_s"]["mean"]
+    return span_s(run) / gap_s if gap_s else 0.0
 
 
 def _stamped(run: Loaded, value_s: float) -> float:

@@ -9,6 +9,7 @@ from analysis.compare.noise import PIECES, STRATUM, Samples, ordered_by, parts
 from analysis.frame import Booleans, Frame, blocks
 from analysis.metrics import METRICS
 
+PACES = ("tpot", "normalised")
 TOKENS_MOST = 4_000_000
 """Of a run with more, the gaps of every k-th request: those of one step are alike, so that little is lost."""
 
@@ -16,7 +17,9 @@ TOKENS_MOST = 4_000_000
 def samples_of(run: Loaded, latency: str) -> Samples:
     """The samples of `ttft`, `tpot`, `e2e`, ... or `itl`.
 
-    Requests of a burst are cut into strata in the order in which they were sent, all others into stretches of time.
+    How long a request of a burst waits follows from its place in the order of sending, so such samples are cut into
+    strata of neighbours; all others into stretches of time. A pace is never due to the place: whoever ran at the same
+    time had the same.
     """
     if latency in ("itl", "icl"):
         return _gaps(run.frame)
@@ -25,8 +28,8 @@ def samples_of(run: Loaded, latency: str) -> Samples:
     rows = frame.sampled & _defined(frame, latency)
     assert len(values) == int(rows.sum())
     ordered = ordered_by(values, (frame.sent_ns if run.one_burst else frame.due_ns)[rows])
-    number = len(ordered) // STRATUM if run.one_burst else PIECES
-    return Samples(ordered, parts(len(ordered), number), run.one_burst)
+    by_plan = run.one_burst and latency not in PACES
+    return Samples(ordered, parts(len(ordered), len(ordered) // STRATUM if by_plan else PIECES), by_plan)
 
 
 def _defined(frame: Frame, latency: str) -> Booleans:

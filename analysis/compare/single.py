@@ -19,6 +19,7 @@ SEED = 20_030_711
 """Of the bootstrap: the same runs give the same figures."""
 TEST = "bootstrap of the quantile, steps and stamps"
 PAIRS = "Mann-Whitney"
+SHORT = "the run is too short to show how the server varies; repeats would"
 
 
 def rows(a: Loaded, b: Loaded, figures: Sequence[str]) -> Iterator[Row]:
@@ -98,7 +99,7 @@ def _quantile(name: str, statistic: str, a: Loaded, b: Loaded, piece: float) -> 
         + noise.stamp_error(a, b, value_a, value_b) ** 2
     )
     if not math.isfinite(error):
-        return untold(figure, "s", "lower", "too little of the run to see how it varies")
+        return untold(figure, "s", "lower", SHORT)
     return _row(figure, "s", "lower", (value_a, value_b), error, min(_requests(a), _requests(b)))
 
 
@@ -106,7 +107,7 @@ def _rate(figure: str, a: Loaded, b: Loaded, piece: float) -> Row:
     """A rate is what was done by the time it took, so it varies as that time does."""
     values = [METRICS[figure].values(run.frame) for run in (a, b)]
     if not all(len(each) and each[0] > 0 for each in values) or not math.isfinite(piece):
-        return untold(figure, "per second", "higher", "too little of the run to see how it varies")
+        return untold(figure, "per second", "higher", SHORT)
     spans = noise.span_s(a), noise.span_s(b)
     error = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(a, b, *spans))
     both = float(values[0][0]), float(values[1][0])
@@ -121,7 +122,7 @@ def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
     medians = noise.quantile(samples_a, 0.5), noise.quantile(samples_b, 0.5)
     together = math.hypot(_of_server(name, a, b, piece, medians), noise.stamp_error(a, b, *medians))
     if not math.isfinite(together):
-        return untold(figure, "share", "lower", "too little of the run to see how it varies")
+        return untold(figure, "share", "lower", SHORT)
     share, error, p = noise.superiority(samples_a, samples_b, together)
     low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))
     few = min(_requests(a), _requests(b))

@@ -44,9 +44,7 @@ def burst(
     ] = "LOADGEN_API_KEY",
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Do not check certificates.")] = False,
-    stamps: Annotated[
-        str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
-    ] = "kernel",
+    stamps: Annotated[str, Option(help="kernel, or user: figures without the kernel's receive stamps.")] = "kernel",
     metrics_every_s: MetricsEvery = None,
     dcgm_url: DcgmUrl = None,
     gpu: Gpu = None,

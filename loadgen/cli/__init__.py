@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.compare import compare
 from loadgen.cli.distributed import worker
 from loadgen.cli.export import export
 from loadgen.cli.matrix import matrix
@@ -30,6 +31,7 @@ app.command()(burst)
 app.command()(run)
 app.command()(matrix)
 app.command()(report)
+app.command()(compare)
 app.command()(export)
 app.command()(calibrate)
 app.command()(sim)

@@ -62,7 +62,8 @@ def _span(run: Run, found: Sequence[Sample]) -> Span:
         return Span(read, warmup, "the run was interrupted")
     if last is None:
         return Span(read, warmup, f"there is no reading from after the run ({gaps[-1] if gaps else 'none was taken'})")
-    return Span(read, warmup, "")
+    anew = max(_growth(read, word)[1] for word in COMPARED)  # one that is past its old value already looks grown
+    return Span(read, warmup, f"the server began to count anew, {anew} time{'s' * (anew > 1)}" if anew else "")
 
 
 def _growth(read: Sequence[Sample], word: str) -> tuple[float | None, int]:
@@ -85,8 +86,6 @@ def _compared(word: str, span: Span, frame: Frame, rows: Booleans, run: Run) -> 
     growth, resets = _growth(span.read, word)
     if growth is None or span.why_not:
         return _entry((growth, resets), why=span.why_not)
-    if resets:
-        return _entry((growth, resets), why=f"the server began to count anew, {resets} time{'s' * (resets > 1)}")
     least, most = _client(word, frame, rows)
     difference = round(growth - min(max(growth, least), most))
     entry = _entry((growth, resets), why=_why(run, frame, difference))

@@ -88,6 +88,7 @@ class Frame:
     output_asked: Floats
     output_reported: Floats
     """NaN where the server did not say."""
+    worker: Integers
     late_ns_max: Integers
     reads: Integers
     coalesced_reads: Integers

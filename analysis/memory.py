@@ -33,7 +33,7 @@ def memory(run: Run) -> dict[str, Any]:
     told = run.header.telemetry
     if not told and not any(found.values()):
         return {}
-    gpus = [_gpu(name, values, told) for name, values in _by_name(found["gpu"], "gpu").items()]
+    gpus = [_gpu(name, read, told) for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")]
     return {
         "gpus": gpus,
         "processes": [*_gpu_processes(found["gpu"]), *_host_processes(found["host"], told)],

@@ -43,7 +43,8 @@ def rows(sample: Sample, source: Source) -> dict[str, Mapping[str, Any]]:
     if source == "server":
         return {"server": sample.values}
     if source == "gpu":
-        return {f"GPU {gpu.get('index')}": gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")}
+        gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
+        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | _holders(gpus)
     processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
 
@@ -57,6 +58,16 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
 def last_of(found: Sequence[Sample], moments: Sequence[str]) -> Sample | None:
     """The latest reading at one of these moments that is no gap."""
     return next((each for each in reversed(found) if each.moment in moments and not each.gap), None)
+
+
+def _holders(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """What each process holds of all GPUs together: `held_bytes`."""
+    held: dict[str, float] = {}
+    for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
+        if (size := number(process, "memory_used_bytes")) is not None:
+            name = f"process {process.get('pid')}"
+            held[name] = held.get(name, 0.0) + size
+    return {name: {"held_bytes": size} for name, size in held.items()}
 
 
 def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

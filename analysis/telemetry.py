@@ -78,6 +78,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("server", "preemptions", "preemptions", "Preemptions since the start", "requests", since_first),
     Curve("server", "rejections", "rejections", "Rejections since the start", "requests", since_first),
     Curve("gpu", "memory_used_bytes", "gpu_memory_used", "GPU memory in use", "bytes", as_read),
+    Curve("gpu", "held_bytes", "gpu_memory_held", "GPU memory held by one process", "bytes", as_read),
     Curve("gpu", "busy", "gpu_busy", "GPU busy", "share", as_read),
     Curve("gpu", "power_w", "gpu_power", "GPU power", "W", as_read),
     Curve("gpu", "sm_clock_hz", "gpu_sm_clock", "GPU clock", "Hz", as_read),

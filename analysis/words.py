@@ -56,6 +56,21 @@ def duration(seconds: float | None, digits: int = 3) -> str:
     return f"{significant(seconds * factor, digits)} {unit}"
 
 
+def skew(summary: Summary) -> str:
+    """What a burst's skew is, and what the clocks of several machines leave open of it."""
+    if bounds := summary["burst"].get("skew_range_s"):
+        return f"{duration(bounds[0])} to {duration(bounds[1])}, as clocks agree"
+    return "from the first byte sent to the last"
+
+
+def machines(summary: Summary) -> str:
+    """Over which machines a run was spread, and how well their clocks are known; empty for one machine."""
+    if not (spread := summary.get("machines")):
+        return ""
+    each = ", ".join(f"{machine['name']} ±{duration(machine['uncertainty_s'])}" for machine in spread)
+    return f"{count(len(spread), 'machine')}, clocks known to: {each}."
+
+
 def share(value: float | None) -> str:
     """A share as a percentage."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
@@ -84,9 +99,10 @@ def simulated(summary: Summary) -> str:
 
 
 def who(summary: Summary) -> str:
-    """The server, its version and its model."""
+    """The server, its version, and what it runs on where that was said."""
     server = summary["server"]
-    return " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    name = " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    return f"{name} on {platform}" if (platform := server.get("platform")) else name
 
 
 def started(summary: Summary) -> str:
@@ -110,6 +126,23 @@ def endings(summary: Summary) -> str:
     if not parts:
         return f"All {total:,} requests were complete."
     return f"{requests['complete']:,} of {total:,} requests were complete; {', '.join(parts)}."
+
+
+def all_complete(summary: Summary) -> bool:
+    """Whether every request asked for was sent and came back whole."""
+    requests = summary["requests"]
+    return bool(requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"])
+
+
+def unit_of(figure: str, value: float | None) -> tuple[float, str]:
+    """Factor and unit in which a figure reads best, by its name as --assert knows it."""
+    if figure.partition(".")[0] == "goodput":
+        return 1.0, "requests/s"
+    if figure in ("complete", "attainment") or figure.endswith("_share"):
+        return 100.0, "%"
+    if figure.endswith("_per_s"):
+        return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
+    return scale_of(value)
 
 
 def lengths(summary: Summary) -> str:

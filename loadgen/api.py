@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
@@ -53,18 +53,29 @@ def default_folder(plan: Plan) -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
 
 
-def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress) -> Footer:
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: Say,
+    on_progress: OnProgress,
+    launch: Mapping[str, Any] | None = None,
+) -> Footer:
     """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
+    `launch` is what is known of how the server was started.
 
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
+        sampler = _sampler(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
+        header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = calibration.recall(header.host, say)
-        return coordinator.run(shares, header, folder, on_progress, _sampler(plan, header))
+        return coordinator.run(shares, header, folder, on_progress, sampler)
 
 
 @contextlib.contextmanager
@@ -76,6 +87,7 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
     host.allow_open_files(-(-load.in_flight // plan.workers))
     with _server(plan, load, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
+        dialect = _of_version(dialect, facts, say, force=plan.force)
         asked = _asked(plan, load, facts, dialect, access)
         say(f"{asked.what} ({asked.how}) for {facts.model}")
         yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
@@ -150,6 +162,22 @@ def _dialect(plan: Plan) -> Dialect:
         has = ", ".join(name for server, name in DIALECTS if server == plan.server)
         raise PlanError(f"--endpoint {endpoint}: {plan.server} has no such endpoint", f"It has: {has}.")
     return DIALECTS[plan.server, endpoint]
+
+
+def _of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
+    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
+    from servers.dialects import NATIVE
+    from servers.dialects.versions import misleads, variant
+    from servers.errors import VersionError
+
+    if why := misleads(dialect, facts.version):
+        if not force:
+            instead = f"use its native endpoint (--endpoint {NATIVE[dialect.server]})"
+            raise VersionError(
+                f"{facts.url} misleads on {dialect.endpoint}: {why}", f"{instead}, or measure it anyway: --force"
+            )
+        say(f"FORCED: {why}")
+    return variant(dialect, facts.version)
 
 
 def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access: Access) -> Asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,8 @@ class Outcome:
     """Its exit code or signal, in words."""
     rescued: Path | None
     """Where it wrote what the run's disk refused."""
+    convert: Callable[[bytes], bytes] | None = None
+    """What makes its lines into lines of this Run, where they were written by another machine's clock."""
 
 
 @dataclass(slots=True)
@@ -56,14 +58,16 @@ def gather(
     interrupted: bool,
     ended_ns: int | None = None,
     beside: Sequence[Path] = (),
+    notes: Sequence[str] = (),
 ) -> Footer:
     """Append every part to `main`, account for each request, close with the footer, remove the parts.
 
     `ended_ns` is when the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of
-    telemetry.
+    telemetry. `notes` are what else is to be said of the run.
+
     Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
     """
-    tally = _Tally()
+    tally = _Tally(notes=list(notes))
     try:
         for outcome in outcomes:
             append(main, _lines(outcome, tally, interrupted=interrupted))
@@ -109,7 +113,8 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
     paths = (outcome.share.part, outcome.rescued)
-    for line in _whole_lines(paths, tally.notes, f"worker {outcome.share.worker}"):
+    whole = _whole_lines(paths, tally.notes, f"worker {outcome.share.worker}")
+    for line in whole if outcome.convert is None else map(outcome.convert, whole):
         ended = _ended(line)
         if ended is not None and ended.phase == "measured":
             seen.add(ended.id)

@@ -52,6 +52,8 @@ class Plan(BaseModel):
     insecure: bool = False
     stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
+    force: bool = False
+    """Measure a version of a server that is known to mislead."""
     speed: float = Field(5.0, gt=0)
     metrics_every_s: float = Field(1.0, ge=0)
     """How often the server's metrics, the GPUs and the host's memory are read while the run is on; 0 is never."""
@@ -61,7 +63,13 @@ class Plan(BaseModel):
     """Whether to read this machine's GPUs; None: when the server is on it."""
     server_pid: tuple[int, ...] = ()
     """Server processes on this machine, whose memory is read."""
+    repeats: int = Field(1, ge=1, le=1000)
+    """How often the plan is run."""
+    repeat: int = Field(0, ge=0)
+    """Which of the repeats this run is, from 1; 0 for a run by itself."""
     label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    platform: str = Field("", max_length=60)
+    """What the server runs on, such as A800: shown beside its name."""
 
     @property
     def lengths(self) -> tuple[str, str]:
@@ -153,6 +161,21 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
+
+
+def from_catalog(name: str) -> dict[str, Any]:
+    """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
+    from workloads.catalog import load
+
+    named = load(name)
+    return {
+        "n": named.requests,
+        "arrivals": str(named.arrivals),
+        "workload": str(named.workload),
+        "input_tokens": str(named.input_tokens),
+        "output_tokens": str(named.output_tokens),
+        "label": named.name,
+    }
 
 
 def _hinted(parse: Any, text: str) -> Any:

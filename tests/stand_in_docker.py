@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KEPT = ("DOCKER_HOST", "DOCKER_CONTEXT", "MODEL_NAME", "BIND", "VLLM_GPU", "TGI_GPU", "MODELS_VOLUME", "VLLM_TAG")
+KEPT = (
+    *("DOCKER_HOST", "DOCKER_CONTEXT", "MODEL_NAME", "BIND", "VLLM_GPU", "TGI_GPU", "MODELS_VOLUME", "VLLM_TAG"),
+    "TENSOR_PARALLEL",
+)
 CONTAINER = "6f1c0e5d8a7b"
 DIGEST = "vllm/vllm-openai@sha256:0f7d3c2a"
 

@@ -102,6 +102,16 @@ def render(parts: Sequence[Part], *, extras: Sequence[Extra] = ()) -> str:
     )
 
 
+def assembled(template: str, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
+    """Another page with this one's looks and rules: its template, its scripts (in analysis/report/), their data."""
+    texts = [_file(name) for name in scripts]
+    return (
+        _environment()
+        .get_template(template)
+        .render(policy=_policy(texts), style=_file("page.css"), scripts=texts, data=_json(data), **values)
+    )
+
+
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

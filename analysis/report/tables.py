@@ -226,7 +226,7 @@ DELIVERY_SIDES = {"named": "as named", "due": "as due", "sent": "as sent"}
 def _sending(summary: Summary) -> dict[str, str]:
     """A burst's skew; of other arrivals the rate that was reached."""
     if summary["run"]["arrivals"] == "burst":
-        return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), "from first byte sent to last")
+        return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), words.skew(summary))
     rate = summary["delivery"]["rate_per_s"]
     named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
     return _card("Load sent", words.significant(rate["sent"], 4), "/s", named)

@@ -15,7 +15,8 @@ from loadgen.cli.output import Output, folder_of
 
 def report(
     runs: Annotated[
-        list[Path], Argument(help="Run folders, or their run.jsonl.", metavar="RUN...", show_default=False)
+        list[Path],
+        Argument(help="Run folders, their run.jsonl, or folders of repeats.", metavar="RUN...", show_default=False),
     ],
     out: Annotated[
         Path | None,

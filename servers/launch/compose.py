@@ -37,7 +37,8 @@ _POLL_S = 3.0
 def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
     """The server in a container of the host.
 
-    Options: `file` (another docker-compose.yml), `timeout_s`, `poll_s`, `api_key_env`. Raises LaunchError with the end
+    Options: `file` (another docker-compose.yml), `timeout_s`, `poll_s`, `api_key_env`; `tensor_parallel`, over how many
+    GPUs the model is spread, and `gpus`, which ones (`0,1`; the first ones by default). Raises LaunchError with the end
     of the container's log, and what `probe` raises.
     """
     there = up(wanted, say)
@@ -140,7 +141,12 @@ def _env(wanted: Wanted) -> dict[str, str]:
     told = {"MODELS_VOLUME": host.model_volume, "BIND": _bind(host.address)}
     if wanted.model:
         told["MODEL_NAME"] = wanted.model
-    return told | {f"{server.upper()}_GPU": gpu for server, gpu in host.gpus.items()} | dict(host.env)
+    gpus = dict(host.gpus)
+    if (many := int(wanted.options.get("tensor_parallel", 1))) > 1:
+        told["TENSOR_PARALLEL"] = str(many)
+        # One text with commas: Docker's engine joins the ids with commas for NVIDIA's runtime anyway.
+        gpus[wanted.server] = str(wanted.options.get("gpus") or ",".join(map(str, range(many))))
+    return told | {f"{server.upper()}_GPU": gpu for server, gpu in gpus.items()} | dict(host.env)
 
 
 def _bind(address: str) -> str:

@@ -50,17 +50,17 @@ def exit_code(pid: int) -> int | None:
 
 
 def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
-    """SIGTERM to the process, some seconds for its helpers to tidy up, SIGKILL for what is left of its group.
+    """SIGTERM to the process, then to what it leaves behind, and SIGKILL for whatever of its group will not end.
 
     `pid` leads a group of its own, as `start` makes them. Ending what has ended already is no error.
     """
-    _signal(pid, signal.SIGTERM)
-    _wait(lambda: started_ticks(pid) is None, timeout_s)
-    _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
-    with suppress(ProcessLookupError, PermissionError):
-        if group(pid):
-            os.killpg(pid, signal.SIGKILL)
-    _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+    _signal(os.kill, pid, signal.SIGTERM)
+    if _wait(lambda: started_ticks(pid) is None, timeout_s):
+        _signal(os.killpg, pid, signal.SIGTERM)
+        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+    if group(pid):
+        _signal(os.killpg, pid, signal.SIGKILL)
+        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
 
@@ -93,12 +93,14 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        send(pid, number)
 
 
-def _wait(done: Callable[[], bool], timeout_s: float) -> None:
+def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether it is done within that time."""
     deadline_s = time.monotonic() + timeout_s
-    while not done() and time.monotonic() < deadline_s:
+    while not (ended := done()) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
+    return ended

@@ -79,8 +79,7 @@ class Nvml:
             clock = self._supported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
             if clock is not None:
                 found["sm_clock_hz"] = clock * 1e6
-            processes = self._supported(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-            if processes is not None:
+            if (processes := self._processes(handle)) is not None:
                 found["processes"] = [{"pid": each.pid, "memory_used_bytes": each.usedGpuMemory} for each in processes]
         except nvml.NVMLError as error:
             return {"index": index, "gap": str(error)}
@@ -94,6 +93,13 @@ class Nvml:
             return {"memory_used_bytes": int(second.used), "memory_reserved_bytes": int(second.reserved)}
         first = self._supported(nvml.nvmlDeviceGetMemoryInfo, handle)
         return {} if first is None else {"memory_used_bytes": int(first.used)}
+
+    def _processes(self, handle: Any) -> Any:
+        """By name of version: without one the library raises an error of another kind on drivers before 510."""
+        newer = self._supported(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+        if newer is not None:
+            return newer
+        return self._supported(self._nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
 
     def _supported(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """None where this GPU or this driver does not know the question; raises NVMLError for everything else."""

@@ -54,10 +54,18 @@ LIGHTLLM: Names = {
     "requests_finished": ("lightllm_request_success_total",),
     "requests_failed": ("lightllm_request_failure_total",),
 }
-SERVERS: Mapping[str, Names] = {"vllm": VLLM, "tgi": TGI, "lightllm": LIGHTLLM}
+SGLANG: Names = {
+    "running": ("sglang:num_running_reqs",),
+    "waiting": ("sglang:num_queue_reqs",),
+    "kv_used": ("sglang:token_usage",),
+    "prompt_tokens": ("sglang:prompt_tokens_total",),
+    "output_tokens": ("sglang:generation_tokens_total",),
+    "cached_prompt_tokens": ("sglang:cached_tokens_total",),
+}
+SERVERS: Mapping[str, Names] = {"vllm": VLLM, "tgi": TGI, "lightllm": LIGHTLLM, "sglang": SGLANG}
 """A generic OpenAI server is read by the table whose names are on its page."""
 
-PREFIXES = ("vllm:", "tgi_", "lightllm_")
+PREFIXES = ("vllm:", "tgi_", "lightllm_", "sglang:")
 COUNTERS = frozenset(
     {
         *("prompt_tokens", "output_tokens", "cached_prompt_tokens"),

@@ -34,7 +34,7 @@ from loadgen.runfile import Footer, Header, Telemetry
 from loadgen.worker import Share
 
 LISTEN_S = 0.1
-LEAD_NS = 500_000_000
+LEAD_NS = 300_000_000
 """From the order to start to the start, beside twice the longest round trip: enough for each machine's workers to be
 watching their clocks."""
 MEASURE_LIMIT_S = 30.0
@@ -131,23 +131,27 @@ class Master:
     def _assemble(self, asked: Asked) -> None:
         """Until every place is taken by a machine that is ready and whose clock is known."""
         machines = self._machines
-        self._until(lambda: machines.port is not None, MEASURE_LIMIT_S, "Locust's master does not come up")
+        soon = time.monotonic() + MEASURE_LIMIT_S
+        self._until(lambda: machines.port is not None, soon, "Locust's master does not come up")
         self._say(f"waiting for {asked.machines} worker machines on {asked.bind.host}:{machines.port}")
         deadline = time.monotonic() + asked.join_timeout_s
-        while True:
-            self._until(
-                lambda: None not in machines.places and all(machine.ready for machine in machines.present),
-                deadline - time.monotonic(),
-                f"not every machine was ready after {asked.join_timeout_s:g} s",
-            )
+        late = f"not every machine was ready after {asked.join_timeout_s:g} s"
+        while not (machines.full and all(machine.ready for machine in machines.present)):
+            self._until(lambda: machines.full and all(machine.prepared for machine in machines.present), deadline, late)
             self._measure()
-            if None not in machines.places and all(machine.ready for machine in machines.present):
-                break
-        for machine in machines.present:
-            self._check(machine)
+            if machines.full:
+                self._connect()
+                self._until(lambda: not machines.full or all(each.ready for each in machines.present), deadline, late)
 
-    def _until(self, reached: Callable[[], bool], limit_s: float, late: str) -> None:
-        deadline = time.monotonic() + limit_s
+    def _connect(self) -> None:
+        """Only now, and all at the same time, so that no connection idles for long before the start."""
+        for machine in self._machines.present:
+            if not machine.connecting:
+                self._check(machine)
+                machine.connecting = True
+                self._machines.link.tell(messages.Connect(), machine.node)
+
+    def _until(self, reached: Callable[[], bool], deadline: float, late: str) -> None:
         while not reached():
             if self.interrupts.count:
                 raise KeyboardInterrupt
@@ -164,15 +168,15 @@ class Master:
 
     def _check(self, machine: Machine) -> None:
         """The same server and the same bytes everywhere, or the run would be of something else."""
-        assert machine.ready is not None
+        assert machine.prepared is not None
         for fact in ("name", "version", "model", "simulated"):
-            ours, theirs = self._header.server[fact], machine.ready.server.get(fact)
+            ours, theirs = self._header.server[fact], machine.prepared.server.get(fact)
             if ours != theirs:
                 raise DistributedError(
                     f"{machine.name} finds another server at {self._header.server['url']}: {fact} {theirs}, not {ours}",
                     "Give a --url that leads every machine to the same server.",
                 )
-        if machine.ready.prints != [print_of(share) for share in self._shares_of(machine)]:
+        if machine.prepared.prints != [print_of(share) for share in self._shares_of(machine)]:
             raise DistributedError(
                 f"{machine.name} draws other prompts from the same seed",
                 "Its tokenizer, dataset or trace file is not the master's: copy the file, under the same path.",

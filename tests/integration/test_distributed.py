@@ -91,8 +91,8 @@ def end_of(process: Process) -> tuple[int, str, str]:
 
 def test_a_wrong_token_is_refused_and_a_late_machine_is_told(tmp_path: Path, started: list[Process]) -> None:
     """Whoever sends nonsense is not heard. Whoever has another token gets exit code 2 and a reason, and the master says
-    so; the run is that of the others. Who comes after the start is told, and has nothing to do. An interrupt at the master ends the run everywhere: what
-    came is kept, and every request has a Record."""
+    so; the run is that of the others. Who comes after the start is told, and has nothing to do. An interrupt at the
+    master ends the run everywhere: what came is kept, and every request has a Record."""
     with running(SimulatedConfig(server="tgi", **SLOW)) as simulated:
         machines = Machines(tmp_path, started, simulated.url, 2, "--n", "12", "--workers", "2")
         shout(machines.port)

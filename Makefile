@@ -16,7 +16,7 @@ BIN := .venv/bin
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
-test: .venv/.tests .venv/.browser .venv/.network
+test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -78,4 +78,9 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	else \
 		$(call need,command -v chromium >/dev/null,chromium); \
 	fi
+	@touch $@
+
+# The tests compile a stand-in of the GPU driver's library.
+.venv/.compiler: | .venv/bin/python
+	@set -e; $(call need,command -v cc >/dev/null,gcc libc6-dev)
 	@touch $@

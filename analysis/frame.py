@@ -63,6 +63,7 @@ class Window:
 class Frame:
     """One row per Record, in the order of the run file, and one entry per chunk."""
 
+    id: Integers
     measured: Booleans
     """False for warm-up requests, which are in no figure."""
     complete: Booleans

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analysis import client, facts, formulas, stats
+from analysis.counters import counters
 from analysis.delivery import delivery
 from analysis.frame import Floats, Frame
 from analysis.gather import frame_of_run
 from analysis.machines import machines, skew_range_s
+from analysis.memory import memory
 from loadgen.runfile import Run
 
 
@@ -55,7 +57,8 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)}
         | ({"skew_range_s": skew_range_s(on, frame)} if on else {}),
         "delivery": delivery(frame.due_ns[rows], frame.sent_ns[rows], facts_of_run["arrivals"]),
-        "memory": {},  # nothing in a run tells of memory yet
+        "memory": memory(run),
+        "server_counters": counters(run, frame),
         "client": health,
         **({"machines": on} if on else {}),
     }

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loadgen.asking import Asked
     from loadgen.counts import Counts
     from loadgen.runfile import Footer, Header
+    from loadgen.telemetry import Sampler
     from loadgen.worker import Share
     from servers.dialects.base import Dialect
     from servers.probe import ServerFacts
@@ -52,26 +53,35 @@ def default_folder(plan: Plan) -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
 
 
-def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress) -> Footer:
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: Say,
+    on_progress: OnProgress,
+    launch: Mapping[str, Any] | None = None,
+) -> Footer:
     """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
+    `launch` is what is known of how the server was started.
 
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
+        sampler = sampler_of(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
+        header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = calibration.recall(header.host, say)
-        return coordinator.run(shares, header, folder, on_progress)
+        return coordinator.run(shares, header, folder, on_progress, sampler)
 
 
 @contextlib.contextmanager
 def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], Header]]:
     """Everything that is known before the first connection is opened: each worker's share, and the Run's header."""
-    from servers.connection import tls_context
-
-    access = Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+    access = _access(plan)
     dialect = _dialect(plan)
     load = load_of(plan)
     host.allow_open_files(-(-load.in_flight // plan.workers))
@@ -80,6 +90,20 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
         asked = _asked(plan, load, facts, dialect, access)
         say(f"{asked.what} ({asked.how}) for {facts.model}")
         yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
+
+
+def _access(plan: Plan) -> Access:
+    from servers.connection import tls_context
+
+    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+
+
+def sampler_of(plan: Plan, header: Header) -> Sampler:
+    """What reads the server, the GPUs and the host beside the load. Raises PlanError."""
+    from loadgen import sources
+
+    access = _access(plan)
+    return sources.sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
 
 
 @contextlib.contextmanager
@@ -105,7 +129,7 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
     from servers.probe import probe
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn
+    from servers.simulated.server import spawn_process
 
     host.allow_open_files(load.in_flight)  # the child inherits the limit
     config = SimulatedConfig(
@@ -116,8 +140,8 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
         max_model_len=max_model_len,
         seed=plan.seed,
     )
-    with spawn(config) as url:
-        yield probe(url, plan.server)
+    with spawn_process(config) as (url, pid):
+        yield replace(probe(url, plan.server), pids=(pid,))
 
 
 def _words(plan: Plan) -> str:

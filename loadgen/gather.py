@@ -51,11 +51,19 @@ _ENDED = msgspec.json.Decoder(_Ended)
 
 
 def gather(
-    outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupted: bool, notes: Sequence[str] = ()
+    outcomes: Sequence[Outcome],
+    header: Header,
+    main: Path,
+    *,
+    interrupted: bool,
+    ended_ns: int | None = None,
+    beside: Sequence[Path] = (),
+    notes: Sequence[str] = (),
 ) -> Footer:
     """Append every part to `main`, account for each request, close with the footer, remove the parts.
 
-    `notes` are what else is to be said of the run.
+    `ended_ns` is when the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of
+    telemetry. `notes` are what else is to be said of the run.
 
     Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
     """
@@ -63,8 +71,9 @@ def gather(
     try:
         for outcome in outcomes:
             append(main, _lines(outcome, tally, interrupted=interrupted))
+        append(main, _whole_lines(beside, tally.notes, "telemetry"))
         footer = Footer(
-            ended_ns=time.monotonic_ns() - header.start_ns,
+            ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=sum(tally.counts.values()) - tally.counts["dropped"],
             interrupted=interrupted,
             notes=tally.notes,
@@ -72,7 +81,7 @@ def gather(
         )
         append(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:
-        rescued = [str(outcome.rescued) for outcome in outcomes if outcome.rescued]
+        rescued = [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]
         error.hint = " ".join(
             [
                 f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it.",
@@ -84,6 +93,8 @@ def gather(
         outcome.share.part.unlink(missing_ok=True)
         if outcome.rescued:
             outcome.rescued.unlink(missing_ok=True)
+    for path in beside:
+        path.unlink(missing_ok=True)
     return footer
 
 
@@ -101,7 +112,8 @@ def append(file: Path, lines: Iterable[bytes]) -> None:
 def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[bytes]:
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
-    whole = _whole_lines(outcome, tally.notes)
+    paths = (outcome.share.part, outcome.rescued)
+    whole = _whole_lines(paths, tally.notes, f"worker {outcome.share.worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
         ended = _ended(line)
         if ended is not None and ended.phase == "measured":
@@ -118,9 +130,10 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
         tally.notes.append(f"worker {outcome.share.worker} ended with {outcome.exit}; {lost} requests without record")
 
 
-def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
+def _whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
+    """The whole lines of files of which each may go on in the next one; those that do not exist are passed over."""
     rest = b""
-    for path in (outcome.share.part, outcome.rescued):
+    for path in paths:
         if path is None or not path.exists():
             continue
         with path.open("rb") as stream:
@@ -130,7 +143,7 @@ def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
                 if not rest:
                     yield line
     if rest:
-        notes.append(f"worker {outcome.share.worker}: its last line was cut off and is left out")
+        notes.append(f"{whose}: its last line was cut off and is left out")
 
 
 def _ended(line: bytes) -> _Ended | None:

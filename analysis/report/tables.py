@@ -17,7 +17,6 @@ Summary = Mapping[str, Any]
 
 SERVERS = ("vllm", "tgi", "lightllm", "openai")
 FIGURES = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
-CURVE_SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run")
 
 
@@ -65,9 +64,40 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
     ]
     if sent := words.delivery(summary):
         lines.append({"good": words.delivered(summary), "text": sent})
+    if counted := words.counters(summary):
+        lines.append({"good": True, "text": counted})
     if window := words.window(summary):
         lines.append({"good": not summary["window"]["reason"].startswith("no plateau"), "text": window})
     return lines + [{"good": False, "text": warning} for warning in words.warnings(summary)]
+
+
+def trust(summary: Summary) -> dict[str, str]:
+    """The beliefs in one sentence, and their kind: good, care or bad."""
+    lines = beliefs(summary)
+    if summary["client"]["verdict"] != "ok":
+        return {"kind": "bad", "word": "Not as it stands: the client may have been the limit."}
+    if not summary["requests"]["complete"]:
+        return {"kind": "bad", "word": "There is nothing to believe: no request was complete."}
+    doubts = sum(not line["good"] for line in lines)
+    if not doubts:
+        return {"kind": "good", "word": "Yes: nothing that was checked speaks against it."}
+    return {"kind": "care", "word": f"With care: {words.count(doubts, 'remark')} below."}
+
+
+def objective_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """One row per objective and run: what was asked, the verdict, and what was measured."""
+    kinds = {"pass": "good", "fail": "bad"}
+    return [
+        {
+            "run": run,
+            "objective": each["objective"],
+            "verdict": each["verdict"],
+            "kind": kinds.get(each["verdict"], "care"),
+            "said": each["said"],
+        }
+        for run, summary in enumerate(summaries)
+        for each in summary.get("objectives", ())
+    ]
 
 
 def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list[dict[str, Any]]:
@@ -89,11 +119,6 @@ def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list
                 }
             )
     return rows
-
-
-def curve_rows(drawn: Sequence[Mapping[str, Any]], factor: float) -> list[tuple[str, list[str]]]:
-    """A drawn curve as a table: for each share, where the curve of each run reaches it, in units of `factor`."""
-    return [(f"{part * 100:g} %", [_reached(curve, part, factor) for curve in drawn]) for part in CURVE_SHARES]
 
 
 def failure_rows(summary: Summary) -> list[dict[str, Any]]:
@@ -227,13 +252,6 @@ def _cell(described: Summary, figure: str, factor: float) -> dict[str, Any]:
     if value is None and described.get("failures"):
         text = "∞"
     return {"figure": figure, "value": value, "text": text, "interval": interval, "thin": False}
-
-
-def _reached(curve: Mapping[str, Any], part: float, factor: float) -> str:
-    wanted = part * curve["y"][-1] if curve["y"] else 0
-    values = (x for x, y in zip(curve["x"], curve["y"], strict=True) if y >= wanted)
-    value = next(values, None)
-    return words.UNKNOWN if value is None else words.significant(value * factor, 4)
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

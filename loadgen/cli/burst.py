@@ -12,6 +12,7 @@ from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, Exp
 from loadgen.cli.output import Output
 from loadgen.cli.quantities import seconds
 from loadgen.cli.run import SERVERS, drive
+from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 
 def burst(
@@ -36,6 +37,7 @@ def burst(
         float, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
     ] = 600.0,
     warmup: Annotated[int, Option(help="Requests to send before the clock starts; in no figure.")] = 0,
+    repeats: Annotated[int, Option(help="Run it so often, each time with the next seed: see docs.")] = 1,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[
         str, Option(help="Environment variable that holds the API key, where one is needed.")
@@ -45,9 +47,14 @@ def burst(
     stamps: Annotated[
         str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
     ] = "kernel",
+    metrics_every_s: MetricsEvery = None,
+    dcgm_url: DcgmUrl = None,
+    gpu: Gpu = None,
+    server_pid: ServerPid = None,
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
+    platform: Annotated[str, Option(help="What the server runs on, such as A800; stands by its name.")] = "",
     out: Annotated[
         Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
     ] = None,
@@ -70,6 +77,6 @@ def burst(
     from loadgen.plan import Plan, plan_of
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
-    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields})
+    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
     spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
     drive(plan, out, output, report=report, spread=spread)

@@ -12,10 +12,12 @@ from loadgen.cli.assertions import Assertions, Junit, objectives_of
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds, span
+from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import Asked
     from loadgen.plan import Plan
+    from loadgen.runfile import Footer
 
 SERVERS = "vllm, tgi, lightllm or openai"
 
@@ -56,13 +58,19 @@ def run(
     timeout_s: Annotated[
         float | None, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
     ] = None,
+    repeats: Annotated[int | None, Option(help="Run it so often, each time with the next seed: see docs.")] = None,
     tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
     api_key_env: Annotated[str | None, Option(help="Environment variable that holds the API key.")] = None,
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
     insecure: Annotated[bool | None, Option("--insecure", help="Do not check certificates.")] = None,
+    metrics_every_s: MetricsEvery = None,
+    dcgm_url: DcgmUrl = None,
+    gpu: Gpu = None,
+    server_pid: ServerPid = None,
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
+    platform: Annotated[str | None, Option(help="What the server runs on, such as A800; stands by its name.")] = None,
     out: Annotated[Path | None, Option(help="Folder for this run; must be new.")] = None,
     distributed: Distributed = False,
     expect_workers: ExpectWorkers = 0,
@@ -80,7 +88,7 @@ def run(
     not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
     """
     given = locals()
-    from loadgen.plan import Plan, plan_of, read_plan
+    from loadgen.plan import Plan, from_catalog, plan_of, read_plan
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
     settings = {} if catalog is None else from_catalog(catalog)
@@ -91,31 +99,36 @@ def run(
 
 
 def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Asked | None = None) -> NoReturn:
-    """Run a plan, here or spread over machines, write and print its results, and exit as they ask."""
+    """Run a plan, as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import api
 
     folder = out or api.default_folder(asked)
-    command = ["loadgen", *sys.argv[1:]]
-    with output.progress(asked.n) as display:
-        if spread is None:
-            api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
-        else:
-            from loadgen.distributed import master
-
-            master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)
+    if asked.repeats == 1:
+        _run(asked, folder, output, spread)
+        raise Exit(finish(output, folder, report=report))
+    for plan in repeats_of(asked):
+        output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
+        if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
+            break
     raise Exit(finish(output, folder, report=report))
 
 
-def from_catalog(name: str) -> dict[str, Any]:
-    """The plan settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    from workloads.catalog import load
+def repeats_of(asked: Plan) -> list[Plan]:
+    """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already, and
+    chance in lengths and gaps would be the same each time."""
+    return [
+        asked.model_copy(update={"repeat": place, "seed": asked.seed + place - 1})
+        for place in range(1, asked.repeats + 1)
+    ]
 
-    named = load(name)
-    return {
-        "n": named.requests,
-        "arrivals": str(named.arrivals),
-        "workload": str(named.workload),
-        "input_tokens": str(named.input_tokens),
-        "output_tokens": str(named.output_tokens),
-        "label": named.name,
-    }
+
+def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Footer:
+    from loadgen import api
+
+    command = ["loadgen", *sys.argv[1:]]
+    with output.progress(asked.n) as display:
+        if spread is None:
+            return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+        from loadgen.distributed import master
+
+        return master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)

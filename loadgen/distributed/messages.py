@@ -104,6 +104,8 @@ class Taken(msgspec.Struct, tag=True, frozen=True):
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """Worker to master, after its last Piece."""
 
+    at_ns: int
+    """When its last request had ended, on its own CLOCK_MONOTONIC."""
     due: list[int]
     exits: list[str]
     """Of each worker: its exit code or signal, in words."""

@@ -16,8 +16,8 @@ from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.address import Address
 from loadgen.distributed.errors import DistributedError, TokenError
-from loadgen.distributed.master import print_of
 from loadgen.distributed.parts import Outgoing
+from loadgen.distributed.prints import print_of
 from loadgen.distributed.token import VARIABLE, token_of
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
@@ -202,11 +202,12 @@ class _Engine:
         self._shares = shares
         self._on_progress = on_progress
         self._told_s = 0.0
+        self._ended_ns = 0
         self._outgoing = talk.outgoing = Outgoing({share.worker: share.part for share in shares}, talk.link.tell)
 
     def drive(self) -> list[Outcome]:
         """Connect, wait for the start, and drive to the end."""
-        return coordinator.drive(self._shares, self._begin, self._talk.interrupts, self._look)
+        return coordinator.drive(self._shares, self._begin, self._talk.interrupts, self._look, self._end)
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
@@ -216,6 +217,7 @@ class _Engine:
         while not self._talk.over and not self._outgoing.pump(ended=True):
             self._talk.listen(LISTEN_S)
         ended = messages.Ended(
+            self._ended_ns,
             [outcome.due for outcome in outcomes],
             [outcome.exit for outcome in outcomes],
             self._talk.interrupted_here,
@@ -224,7 +226,7 @@ class _Engine:
         while not self._talk.over and self._talk.interrupts.count < INTERRUPTS_MOST:
             self._talk.listen(LISTEN_S)
 
-    def _begin(self, stamps: str) -> int | None:
+    def _begin(self, stamps: str, _workers: Sequence[Worker]) -> int | None:
         """The agreed instant, once everybody is ready."""
         talk = self._talk
         talk.link.tell(messages.Ready(stamps))
@@ -234,6 +236,9 @@ class _Engine:
         talk.link.tell(messages.Started(talk.start.at_ns - time.monotonic_ns()))
         self.began = True
         return talk.start.at_ns
+
+    def _end(self) -> None:
+        self._ended_ns = time.monotonic_ns()
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
         """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""

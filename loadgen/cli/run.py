@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
+Force = Annotated[bool | None, Option("--force", help="Measure a version of a server that is known to mislead.")]
 SERVERS = "vllm, tgi, lightllm or openai"
 
-When = Annotated[
+Arrivals = Annotated[
     str | None,
     Option(
         help="When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
         "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."
     ),
 ]
-What = Annotated[
+Workload = Annotated[
     str | None,
     Option(help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, ..."),
 ]
@@ -38,12 +39,12 @@ def run(
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
     catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
     server: Annotated[str | None, Option(help=f"Which server answers: {SERVERS}.")] = None,
-    arrivals: When = None,
+    arrivals: Arrivals = None,
     n: Annotated[int | None, Option("--n", help="How many requests.")] = None,
     duration_s: Annotated[
         float | None, Option("--duration", parser=seconds, metavar="T", help="Nothing is due later than this.")
     ] = None,
-    workload: What = None,
+    workload: Workload = None,
     input_tokens: Annotated[
         str | None, Option(help="Prompt lengths: a number, uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...")
     ] = None,
@@ -71,6 +72,7 @@ def run(
     gpu: Gpu = None,
     server_pid: ServerPid = None,
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
+    force: Force = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
     platform: Annotated[str | None, Option(help="What the server runs on, such as A800; stands by its name.")] = None,

@@ -71,7 +71,7 @@ def run(
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
-        sampler = _sampler(plan, header)
+        sampler = sampler_of(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
@@ -100,12 +100,12 @@ def _access(plan: Plan) -> Access:
     return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
 
 
-def _sampler(plan: Plan, header: Header) -> Sampler:
+def sampler_of(plan: Plan, header: Header) -> Sampler:
     """What reads the server, the GPUs and the host beside the load. Raises PlanError."""
-    from loadgen.sources import sampler_of
+    from loadgen import sources
 
     access = _access(plan)
-    return sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
+    return sources.sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,8 @@ def test_it_opens_offline_without_complaint_and_fits_the_window(opened: Opened) 
     assert opened.page.locator(".chart .main-svg").count() >= 1 + 2 + 2
     assert "owned" not in opened.page.title()
     opened.page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
-    outside = """[...document.querySelectorAll('body *')].filter((each) => !each.closest('.scroll, .skip, svg, .unseen, pre')
+    outside = """[...document.querySelectorAll('body *')].filter((each) =>
+        !each.closest('.scroll, .skip, svg, .unseen, pre')
         && each.getBoundingClientRect().right > innerWidth + 1).length"""
     assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert opened.page.evaluate(outside) == 0

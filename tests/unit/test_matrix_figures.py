@@ -95,7 +95,7 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
             "host": None,
             "kv_cache": {"idle_share": 0.0, "mean_share": 0.5, "peak_share": peak / 1000, "readings": 3, "tokens": 64},
             "taken_at_start": {"share": 0.9, "note": "It takes 90 %"},
-            "not_measured": {},
+            "not_measured": {"host": "it is elsewhere"},
         }
 
     found = memory([of(11, 700), of(12, 900), {}])
@@ -108,5 +108,5 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
         "peak_bytes": 900,
     }
     assert found["kv_cache"] == {"mean_share": 0.5, "peak_share": 0.9, "tokens": 64}
-    assert found["notes"] == ["It takes 90 %."]
+    assert found["notes"] == ["It takes 90 %.", "Not read, host: it is elsewhere."]
     assert memory([{}, {}]) == {}

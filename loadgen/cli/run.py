@@ -21,29 +21,33 @@ if TYPE_CHECKING:
 
 SERVERS = "vllm, tgi, lightllm or openai"
 
+Arrivals = Annotated[
+    str | None,
+    Option(
+        help="When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
+        "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."
+    ),
+]
+Workload = Annotated[
+    str | None,
+    Option(help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, ..."),
+]
+InputTokens = Annotated[
+    str | None, Option(help="Prompt lengths: a number, uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...")
+]
+
 
 def run(
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
     catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
     server: Annotated[str | None, Option(help=f"Which server answers: {SERVERS}.")] = None,
-    arrivals: Annotated[
-        str | None,
-        Option(
-            help="When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
-            "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."
-        ),
-    ] = None,
+    arrivals: Arrivals = None,
     n: Annotated[int | None, Option("--n", help="How many requests.")] = None,
     duration_s: Annotated[
         float | None, Option("--duration", parser=seconds, metavar="T", help="Nothing is due later than this.")
     ] = None,
-    workload: Annotated[
-        str | None,
-        Option(help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, ..."),
-    ] = None,
-    input_tokens: Annotated[
-        str | None, Option(help="Prompt lengths: a number, uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...")
-    ] = None,
+    workload: Workload = None,
+    input_tokens: InputTokens = None,
     output_tokens: Annotated[str | None, Option(help="Tokens to generate, likewise.")] = None,
     warmup: Annotated[int | None, Option(help="Requests to send before the clock starts; in no figure.")] = None,
     max_in_flight: Annotated[int | None, Option(help="Past it a request that is due is dropped, and counted.")] = None,

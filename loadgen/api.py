@@ -87,6 +87,7 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
     host.allow_open_files(-(-load.in_flight // plan.workers))
     with _server(plan, load, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
+        dialect = _of_version(dialect, facts, say, force=plan.force)
         asked = _asked(plan, load, facts, dialect, access)
         say(f"{asked.what} ({asked.how}) for {facts.model}")
         yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
@@ -161,6 +162,22 @@ def _dialect(plan: Plan) -> Dialect:
         has = ", ".join(name for server, name in DIALECTS if server == plan.server)
         raise PlanError(f"--endpoint {endpoint}: {plan.server} has no such endpoint", f"It has: {has}.")
     return DIALECTS[plan.server, endpoint]
+
+
+def _of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
+    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
+    from servers.dialects import NATIVE
+    from servers.dialects.versions import misleads, variant
+    from servers.errors import VersionError
+
+    if why := misleads(dialect, facts.version):
+        if not force:
+            instead = f"use its native endpoint (--endpoint {NATIVE[dialect.server]})"
+            raise VersionError(
+                f"{facts.url} misleads on {dialect.endpoint}: {why}", f"{instead}, or measure it anyway: --force"
+            )
+        say(f"FORCED: {why}")
+    return variant(dialect, facts.version)
 
 
 def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access: Access) -> Asked:

@@ -77,6 +77,8 @@ def run(
     Raises OutputError when the run file cannot be written.
     """
     readings = sampler or Sampler({})
+    ended_ns: int | None = None
+    beside: Sequence[Path] = ()
 
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
         readings.start()
@@ -95,8 +97,6 @@ def run(
         beside = readings.end(patient=not interrupts.count)
 
     interrupts = Interrupts()
-    ended_ns: int | None = None
-    beside: Sequence[Path] = ()
     with interrupts.watched():
         readings.idle()
         try:

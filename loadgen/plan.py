@@ -52,6 +52,8 @@ class Plan(BaseModel):
     insecure: bool = False
     stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
+    force: bool = False
+    """Measure a version of a server that is known to mislead."""
     speed: float = Field(5.0, gt=0)
     metrics_every_s: float = Field(1.0, ge=0)
     """How often the server's metrics, the GPUs and the host's memory are read while the run is on; 0 is never."""

@@ -5,6 +5,7 @@ ServerError
 ├── WrongServerError    something answers, but not the server that was named
 ├── UnauthorizedError   it wants an API key, or refuses the one it got
 ├── LimitError          it would refuse or shorten what the plan asks
+├── VersionError        this version of it says what is not so
 ├── UncountableError    it does not say how many tokens a prompt has
 ├── HostsError          the hosts file is wrong
 └── LaunchError         it could not be started, or ended while it started
@@ -41,6 +42,10 @@ class UnauthorizedError(ServerError):
 
 class LimitError(ServerError):
     """The server would refuse or shorten what the plan asks; the message lists every limit."""
+
+
+class VersionError(ServerError):
+    """This version of the server is known to mislead on the endpoint asked for."""
 
 
 class UncountableError(ServerError):

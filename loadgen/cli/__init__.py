@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.compare import compare
 from loadgen.cli.distributed import worker
 from loadgen.cli.export import export
 from loadgen.cli.matrix import matrix
@@ -30,6 +31,7 @@ app.command()(burst)
 app.command()(run)
 app.command()(matrix)
 app.command()(report)
+app.command()(compare)
 app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
@@ -60,13 +62,13 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import HostsError, LimitError, ServerError
+    from servers.errors import HostsError, LimitError, ServerError, VersionError
     from servers.simulated.errors import SimulatedError
     from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
-    if isinstance(error, ours | HostsError | LimitError):
+    if isinstance(error, ours | HostsError | LimitError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

@@ -52,6 +52,7 @@ def burst(
     gpu: Gpu = None,
     server_pid: ServerPid = None,
     real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
+    force: Annotated[bool, Option("--force", help="Measure a version of a server that is known to mislead.")] = False,
     speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
     platform: Annotated[str, Option(help="What the server runs on, such as A800; stands by its name.")] = "",

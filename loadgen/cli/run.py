@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
+Force = Annotated[bool | None, Option("--force", help="Measure a version of a server that is known to mislead.")]
 SERVERS = "vllm, tgi, lightllm or openai"
 
 Arrivals = Annotated[
@@ -72,6 +73,7 @@ def run(
     gpu: Gpu = None,
     server_pid: ServerPid = None,
     real: Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")] = None,
+    force: Force = None,
     speed: Annotated[float | None, Option(help="How many times faster the built-in simulated server runs.")] = None,
     label: Annotated[str | None, Option(help="A word for the run's folder and report.")] = None,
     platform: Annotated[str | None, Option(help="What the server runs on, such as A800; stands by its name.")] = None,

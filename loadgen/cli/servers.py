@@ -225,7 +225,7 @@ def _of_container(wanted: Wanted, launch: str | None) -> tuple[str, bool]:
     try:
         row = compose.status(wanted)
     except LaunchError as problem:
-        return f"no process; containers: {problem}", False
+        return f"no process here, and no look at containers: {problem}", False
     if not row:
         return f"down on {wanted.host.name}", False
     health = f" ({row['Health']})" if row.get("Health") else ""

@@ -25,7 +25,8 @@ class Wanted:
     """`vllm`, `tgi` or `lightllm`."""
     host: Host
     model: str
-    """compose: the model's folder in the volume; process: its folder, or its name on the Hub; simulated: any name."""
+    """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
+    on the Hub; simulated: any name."""
     how: How
     options: Mapping[str, Any] = field(default_factory=dict)
     """What only this way of starting takes; each launcher's docstring lists it."""

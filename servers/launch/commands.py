@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +32,13 @@ def command_of(wanted: Wanted, host: str, port: int) -> Command:
             f"{wanted.server} cannot be started as a process: it is not a Python package",
             "start it in a container (--launch compose), or start it yourself and pass --url",
         )
-    command = build(wanted, host, port)
+    folder = _folder(wanted)
+    command = build(replace(wanted, model=str(folder)) if folder else wanted, host, port)
     gpu = wanted.host.gpus.get(wanted.server)
     chosen = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-    offline = {"HF_HUB_OFFLINE": "1"} if Path(wanted.model).is_dir() else {}
     return Command(
         (*command.words, *map(str, wanted.options.get("arguments", ()))),
-        command.env | offline | chosen | dict(wanted.host.env),
+        command.env | ({"HF_HUB_OFFLINE": "1"} if folder else {}) | chosen | dict(wanted.host.env),
     )
 
 
@@ -89,6 +90,15 @@ def _python(wanted: Wanted) -> Path | None:
     if not path.is_file():
         raise LaunchError(f"{path} does not exist", "--python names an interpreter, such as .venv/bin/python")
     return path
+
+
+def _folder(wanted: Wanted) -> Path | None:
+    """The model's folder, below the host's model_dir or as it is named; None for a name on the Hub.
+
+    Absolute, because a relative one can be taken for a name on the Hub.
+    """
+    below = [Path(wanted.host.model_dir) / wanted.model] if wanted.host.model_dir else []
+    return next((each.absolute() for each in (*below, Path(wanted.model)) if each.is_dir()), None)
 
 
 def _served_name(wanted: Wanted) -> str:

@@ -169,7 +169,7 @@ LOGS = (
         "leave the option out, or use another version of the server",
     ),
     Finding(
-        r"not a valid model identifier|Repository Not Found|does not appear to have a file named"
+        r"not a valid model identifier|HFValidationError|Repository Not Found|does not appear to have a file named"
         r"|config\.json.*not (?:found|exist)|No such file or directory: '([^']*config\.json)'|LocalEntryNotFoundError"
         r"|Invalid repository ID or local directory",
         "the model is not where the server looks",

@@ -31,7 +31,7 @@ def wait(url: str, watch: Callable[[], str], say: Say, *, timeout_s: float, poll
             return None
         if now_s - said_s >= SAY_EVERY_S:
             said_s = now_s
-            say(f"{now_s - began_s:.0f} s: {state}")
+            say(f"{now_s - began_s:.0f} s: {state or 'no word in its log yet'}")
         time.sleep(poll_s)
 
 

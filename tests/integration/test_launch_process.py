@@ -185,7 +185,7 @@ def test_what_cannot_be_started_is_said_beforehand(tmp_path: Path, monkeypatch: 
         process.started(commands.Command(("no-such-program",), {}), "http://127.0.0.1:1", tmp_path / "log", print)
 
 
-def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path) -> None:
+def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits raised, caches off, the GPU of the host, no look at the Hub for a model that is a folder, options last."""
     host = Host("local", gpus={"vllm": "1"}, env={"VLLM_CPU_KVCACHE_SPACE": "1"})
     asked = wanted(host=host, model=str(tmp_path), python=python, arguments=["--dtype", "bfloat16"])
@@ -198,6 +198,11 @@ def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
+    monkeypatch.chdir(tmp_path.parent)
+    relative = commands.command_of(wanted(model=tmp_path.name, python=python), "127.0.0.1", 9).words
+    assert relative[2] == str(tmp_path)  # else vLLM takes it for a name on the Hub
+    below = wanted(model=tmp_path.name, python=python, host=Host("local", model_dir=str(tmp_path.parent)))
+    assert commands.command_of(below, "127.0.0.1", 9).words[2] == str(tmp_path)
     (python.parent / "vllm").unlink()
     old = commands.command_of(asked, "127.0.0.1", 9).words
     assert old[:5] == (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path))

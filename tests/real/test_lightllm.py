@@ -74,9 +74,12 @@ def test_a_request_it_finds_too_long_fails_clearly(
 def test_its_broken_chat_is_reported_as_its_error(
     lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """The chat endpoint of this version answers 500 to everything: found out, and said, before anything is sent."""
+    """Its version is refused on this endpoint, which answers 500 to everything: found out, and said, when forced."""
     options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)
-    outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
+    refused = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
+    assert refused.exit_code == 2
+    assert "misleads on chat" in refused.stderr
+    outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", "--force", *options)
     assert outcome.exit_code == 3
     assert "500 from /v1/chat/completions" in outcome.stderr
     assert "Traceback" not in outcome.stderr

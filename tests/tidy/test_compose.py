@@ -85,6 +85,19 @@ def test_no_variable_must_be_set(text: str) -> None:
     assert not re.findall(r"\$\{\w+(?::?\?[^}]*)?\}", text)
 
 
+def test_every_variable_is_explained(root: Path, text: str) -> None:
+    """The guide has a row for each variable of the file, with the default that it has there."""
+    rows = re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", (root / "docs/guides/servers.md").read_text("utf-8"), re.M)
+    said = {
+        name: default
+        for names, defaults in rows
+        for name, default in zip(
+            re.findall(r"`(\w+)`", names), defaults.split(", ") * (1 if ", " in defaults else 9), strict=False
+        )
+    }
+    assert said == dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
+
+
 def test_images_are_pinned(service: dict[str, Any]) -> None:
     """Each image has a version, which an environment variable can replace, digest included; none floats."""
     assert re.search(r":(\$\{[A-Z]+_TAG:-v?\d+\.\d+\.\d+[\w.-]*\}|\d+\.\d+\.\d+)$", service["image"])

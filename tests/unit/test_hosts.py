@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,11 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostsError, match=r"nowhere\.toml") as caught:
         read_hosts(tmp_path / "nowhere.toml")
     assert "examples/hosts.toml" in caught.value.hint
+
+
+def test_the_example_is_a_hosts_file() -> None:
+    """What the hints point at can be read, and shows every key."""
+    example = Path(__file__).parents[2] / "examples" / "hosts.toml"
+    shown = example.read_text()
+    assert set(read_hosts(example)) == {"local", "gpu-a", "gpu-b"}
+    assert all(f"{each.name} = " in shown for each in fields(Host) if each.name != "name")

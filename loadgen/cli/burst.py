@@ -14,17 +14,19 @@ from loadgen.cli.quantities import seconds
 from loadgen.cli.run import SERVERS, drive
 from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
+Url = Annotated[
+    str | None,
+    Option(
+        help="Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
+        "docker-compose.yml publishes, then the built-in simulated server."
+    ),
+]
+
 
 def burst(
     server: Annotated[str, Option(help=f"Which server answers: {SERVERS}.")],
     n: Annotated[int, Option("--n", help="How many requests, all sent at once.")] = 1000,
-    url: Annotated[
-        str | None,
-        Option(
-            help="Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
-            "docker-compose.yml publishes, then the built-in simulated server."
-        ),
-    ] = None,
+    url: Url = None,
     endpoint: Annotated[
         str | None, Option(help="completions, chat or generate; the server's native one by default.")
     ] = None,

@@ -12,6 +12,7 @@ from loadgen.cli.calibrate import calibrate
 from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.sim import sim
+from loadgen.cli.ui import ui
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command()(run)
 app.command()(report)
 app.command()(calibrate)
 app.command()(sim)
+app.command()(ui)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """What one Locust process shares: the server, the run that goes on, and Locust's events that begin and end it.
 
-    init_command_line_parser    our options; those of the workload become fields of the start form
-    init                        find the server (or start the simulated one), extend the page
-    test_start, test_stop       a Ledger each: one run, one folder
-    quitting                    the last run's end; the simulated server goes with the process
+init_command_line_parser    our options; those of the workload become fields of the start form
+init                        find the server (or start the simulated one), extend the page
+test_start, test_stop       a Ledger each: one run, one folder
+quitting                    the last run's end; the simulated server goes with the process
 """
 
 from __future__ import annotations
@@ -74,11 +74,14 @@ class Desk:
         self.folders: list[Path] = []
         self.failed: Exception | None = None
         self.output_tokens = 128
+        self.command = list(sys.argv)
+        """What the Run says it was made with."""
         self.poller = HubPoller()
         self._environment: Any = None
         self._stack = ExitStack()
         self._stamps = "user"
         self._attached = False
+        self._interrupted = False
 
     def attach(self) -> None:
         """Listen to Locust's events. A second call does nothing."""
@@ -97,6 +100,11 @@ class Desk:
         runner = self._environment.runner if self._environment else None
         return runner.user_count if runner else 0
 
+    @property
+    def running(self) -> bool:
+        """Whether a run goes on."""
+        return self.ledger is not None and not self.ledger.ended
+
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
         """The Plan of the command line, or of these fields of the start form. Raises PlanError."""
         options = {name: value for name, value in vars(self._environment.parsed_options).items() if value != ""}
@@ -114,13 +122,19 @@ class Desk:
         self.setting = setting
         self.output_tokens = longest_of(plan.output_tokens)
 
+    def move(self, url: str) -> None:
+        """Ask another server from the next start on. Raises ServerError, PlanError."""
+        plan = settings.interactive_plan(self.plan().model_dump() | {"url": url})
+        self.setting = settings.find(plan, self._stack, self._say)
+        self._environment.parsed_options.url = url
+
     def _on_init(self, environment: Any, **_: Any) -> None:
         self._environment = environment
         if type(environment.runner).__name__ == "MasterRunner":
             return  # users are elsewhere, and so are their Runs
         try:
             plan = self.plan()
-            self.setting = settings.find(plan, self._stack, logging.getLogger("loadgen").info)
+            self.setting = settings.find(plan, self._stack, self._say)
             self.choose(plan)
             host.allow_open_files(CONNECTIONS)
         except MEANT_FOR_USERS as error:
@@ -136,6 +150,9 @@ class Desk:
             extend(environment.web_ui, self)
         gevent.spawn(self._tick)
 
+    def _say(self, line: str) -> None:
+        logging.getLogger("loadgen").info(line)
+
     def _refuse(self, error: Exception) -> None:
         """End the process as every command ends that cannot begin; Locust itself would say less."""
         self._stack.close()
@@ -149,9 +166,7 @@ class Desk:
         setting = self.setting = self.setting.changed(self.setting.plan)
         how = setting.prompts_for(dialect).how
         folder = self._folder(setting.plan)
-        self.ledger = Ledger(
-            folder, setting, dialect.endpoint, how, stamps=self._stamps, command=["loadgen", *sys.argv[1:]]
-        )
+        self.ledger = Ledger(folder, setting, dialect.endpoint, how, stamps=self._stamps, command=self.command)
         self.folders.append(folder)
 
     def _folder(self, plan: Plan) -> Path:
@@ -162,15 +177,17 @@ class Desk:
 
     def _on_stop(self, **_: Any) -> None:
         if self.ledger is not None:
-            rescued = self.ledger.end(self.users)
+            rescued = self.ledger.end(self.users, interrupted=self._interrupted)
             if rescued is not None:
                 logging.getLogger("loadgen").error(
                     "the disk is full: the end of %s is in %s", self.ledger.folder / "run.jsonl", rescued
                 )
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
-        environment.runner.stop()  # users first: their last Records belong to the run
-        self._on_stop()
+        if self.running:  # a run that ends by itself has ended before: somebody interrupts this one
+            self._interrupted = True
+            environment.stop_timeout = 0.0
+            environment.runner.stop()
         self._stack.close()
 
     def _tick(self) -> None:

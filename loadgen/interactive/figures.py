@@ -81,9 +81,7 @@ class Figures:
         self.reads = self.coalesced_reads = 0
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.points_seen = 0
-        self.samples = {
-            name: Samples(TOKEN_SAMPLES if name == "itl_s" else REQUEST_SAMPLES) for name in METRICS
-        }
+        self.samples = {name: Samples(TOKEN_SAMPLES if name == "itl_s" else REQUEST_SAMPLES) for name in METRICS}
         self._recent: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
 
     def add(self, record: Record) -> None:

@@ -84,7 +84,10 @@ class Setting:
         plan = self.plan
         if not ids and not isinstance(own_texts, workload.Dataset):
             plan = plan.model_copy(update={"n": TEXTS})
-        access = {"api_key": os.environ.get(plan.api_key_env) or None, "verify": tls_context(plan.ca_file, plan.insecure)}
+        access = {
+            "api_key": os.environ.get(plan.api_key_env) or None,
+            "verify": tls_context(plan.ca_file, plan.insecure),
+        }
         with tokenizer_of(self.facts, dialect.endpoint, **access) as server:  # type: ignore[arg-type]
             asked = asked_of(plan, load_of(plan), dialect, server)
         how = asked.how if ids else f"{asked.how}; repeated from the first after the last"

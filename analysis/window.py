@@ -1,8 +1,8 @@
 """The measuring window: the stretch of an open or closed loop in which the server was under its steady load.
 
-A burst has none, nor have users turned up and down by hand: their figures are of the whole run. Otherwise the plan's `window_s` sets it, or it is found from the
-number of requests in flight, which rises while the first answers are still being made, stays on a plateau, and falls
-when no more requests come:
+A burst has none, nor have users turned up and down by hand: their figures are of the whole run. Otherwise the plan's
+`window_s` sets it, or it is found from the number of requests in flight, which rises while the first answers are still
+being made, stays on a plateau, and falls when no more requests come:
 
     in flight   |      .--~~--~---~~-.            level: median over the middle half of the arrivals
                 |    /|              |\\           from:  first instant with at least 80 % of the level

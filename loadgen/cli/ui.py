@@ -81,8 +81,10 @@ def ui(
         raise PlanError("--headless would never end", "Say how long with --run-time.")
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, None))
     desk = _drive(_arguments(given), quiet=quiet or as_json)
-    if desk.failed is not None:
+    if desk.failed is not None and (headless or desk.setting is None):
         raise desk.failed
+    if headless and not desk.folders:
+        raise PlanError("nothing was started within --run-time", "Give it more time.")
     if not headless:
         for folder in desk.folders:
             output.say(str(folder / "run.jsonl"))

@@ -8,7 +8,9 @@ quitting                    the last run's end; the simulated server goes with t
 
 from __future__ import annotations
 
+import gc
 import logging
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -37,15 +39,17 @@ from workloads.syntax import WorkloadError
 TICK_S = 0.05
 TICKS_PER_SAMPLE = 20
 CONNECTIONS = 10_000
+YOUNG_ONLY = (10_000, 1_000, 1_000)
+"""Collections by themselves are of young objects, below a millisecond."""
 MEANT_FOR_USERS = (LoadgenError, ServerError, LimitError, SimulatedError, PromptError, WorkloadError)
-FORM = (
+FORM: tuple[tuple[str, str | None, str], ...] = (
     ("--input-tokens", "512", "Prompt length: a number, uniform:A..B, lognormal:mean=M,cv=C"),
     ("--output-tokens", "128", "Tokens to generate, likewise"),
     ("--workload", "synthetic", "synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE"),
     ("--seed", "0", "The same seed gives the same prompts"),
 )
 """Fields of the start form."""
-HIDDEN = (
+HIDDEN: tuple[tuple[str, str | None, str], ...] = (
     ("--server", "vllm", "Which server answers: vllm, tgi, lightllm or openai"),
     ("--url", None, "Where it is; found as `loadgen burst` does otherwise"),
     ("--endpoint", None, "completions, chat or generate"),
@@ -149,6 +153,11 @@ class Desk:
 
             extend(environment.web_ui, self)
         gevent.spawn(self._tick)
+        gc.collect()
+        gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need look at them
+        gc.set_threshold(*YOUNG_ONLY)
+        # An interrupt is for the greenlet that waits for the end, not for whichever runs just now.
+        gevent.signal_handler(signal.SIGINT, gevent.kill, gevent.getcurrent(), KeyboardInterrupt)
 
     def _say(self, line: str) -> None:
         logging.getLogger("loadgen").info(line)
@@ -159,15 +168,25 @@ class Desk:
         self.failed = error
         raise SystemExit(EXIT_USAGE)
 
-    def _on_start(self, **_: Any) -> None:
+    def _on_start(self, environment: Any, **_: Any) -> None:
         if self.setting is None:
             return
-        dialect = self.setting.dialect(None)
-        setting = self.setting = self.setting.changed(self.setting.plan)
+        self.setting = self.setting.begun_again()
+        try:
+            self._begin(self.setting)
+        except MEANT_FOR_USERS as error:
+            logging.getLogger("loadgen").error("%s %s", error, getattr(error, "hint", ""))
+            self.ledger, self.failed = None, error
+            runner = environment.runner
+            gevent.spawn(runner.stop if environment.web_ui else runner.quit)
+
+    def _begin(self, setting: Setting) -> None:
+        dialect = setting.dialect(None)
         how = setting.prompts_for(dialect).how
         folder = self._folder(setting.plan)
         self.ledger = Ledger(folder, setting, dialect.endpoint, how, stamps=self._stamps, command=self.command)
         self.folders.append(folder)
+        self.failed = None
 
     def _folder(self, plan: Plan) -> Path:
         named = self._environment.parsed_options.out

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -116,10 +117,9 @@ class Figures:
     def _add_gaps(self, record: Record) -> None:
         """Inter-chunk times, and for each further token of a chunk a zero (see analysis.formulas.inter_token)."""
         add = self.samples["itl_s"].add
-        chunks = record.chunk_ns
-        for before, after in zip(chunks, chunks[1:], strict=False):
+        for before, after in pairwise(record.chunk_ns):
             add(after - before)
-        for _ in range(sum(record.chunk_tokens) - len(chunks)):
+        for _ in range(sum(record.chunk_tokens) - len(record.chunk_ns)):
             add(0)
 
 

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import gevent
 from flask import Flask, Response, jsonify, request, send_file
@@ -75,11 +74,16 @@ def _asset(name: str) -> Response:
 
 def _refused(bound: str) -> Response | None:
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
+    if origin is not None and origin.partition("://")[2] != request.host:
         return Response("requests from other pages are refused", 403)
-    if _loopback(bound) and not _loopback(urlsplit(f"//{request.host}").hostname or ""):
+    if _loopback(bound) and not _loopback(_name(request.host)):
         return Response("this page answers to loopback names only", 403)
     return None
+
+
+def _name(host: str) -> str:
+    """A Host field without its port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _loopback(name: str) -> bool:
@@ -139,7 +143,8 @@ def _completed(answer: Response, desk: Desk, base: str) -> Response:
 
 def _latency(ledger: Ledger) -> list[dict[str, Any]]:
     """Sorted in another thread: the loop goes on meanwhile. At most once a second."""
-    return ledger.cached("latency", lambda: _described(ledger.figures))
+    found: list[dict[str, Any]] = ledger.cached("latency", lambda: _described(ledger.figures))
+    return found
 
 
 def _described(figures: exact.Figures) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What an interactive run is set to: which server answers, and what is asked of it. Changed by the page's start form."""
+"""What an interactive run is set to: which server answers, and what is asked of it. The start form changes it."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def interactive_plan(options: Mapping[str, Any]) -> Plan:
 class Prompts:
     """The Requests for one endpoint, without end."""
 
+    asked: Asked
     draw: Iterator[Request]
     how: str
 
@@ -78,6 +79,11 @@ class Setting:
         """The same server, asked something else; ids start again at 0."""
         return replace(self, plan=plan, prompts={}, ids=count())
 
+    def begun_again(self) -> Setting:
+        """The same server asked the same, from the first prompt and id 0 on."""
+        prompts = {name: replace(each, draw=_endless(each.asked)) for name, each in self.prompts.items()}
+        return replace(self, prompts=prompts, ids=count())
+
     def _built(self, dialect: Dialect) -> Prompts:
         own_texts = workload.parse(self.plan.workload)
         ids = dialect.token_ids and not isinstance(own_texts, workload.Dataset)
@@ -91,7 +97,7 @@ class Setting:
         with tokenizer_of(self.facts, dialect.endpoint, **access) as server:  # type: ignore[arg-type]
             asked = asked_of(plan, load_of(plan), dialect, server)
         how = asked.how if ids else f"{asked.how}; repeated from the first after the last"
-        return Prompts(_endless(asked), how)
+        return Prompts(asked, _endless(asked), how)
 
 
 def _endless(asked: Asked) -> Iterator[Request]:

@@ -20,6 +20,7 @@ from time import monotonic_ns
 from typing import Any
 
 from locust import User, between, constant, constant_pacing, task
+from locust.exception import StopUser
 
 from loadgen.interactive.desk import DESK, Desk
 from loadgen.interactive.figures import detail_of
@@ -72,7 +73,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         """Hang up."""
         self._line.close()
 
-    @task
+    @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
         """One request of the start form's prompts."""
         self.ask()
@@ -86,8 +87,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise.
         """
         setting, ledger = DESK.setting, DESK.ledger
-        assert setting is not None
-        assert ledger is not None
+        if setting is None or ledger is None:
+            raise StopUser  # the run could not begin; what was wrong has been said
         dialect = setting.dialect(endpoint)
         if prompt is None:
             request = setting.request(dialect)

@@ -42,6 +42,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     health = client.health(run, frame, latency)
     facts_of_run = facts.run_facts(run, frame)
     rows = frame.measured
+    starts = rows & ~frame.later_turn  # turns of a session follow its answers
     return {
         "run": facts_of_run,
         "server": facts.server_facts(run),
@@ -52,7 +53,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "latency": latency,
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
-        "delivery": delivery(frame.due_ns[rows], frame.sent_ns[rows], facts_of_run["arrivals"]),
+        "delivery": delivery(frame.due_ns[starts], frame.sent_ns[starts], facts_of_run["arrivals"]),
         "memory": {},  # nothing in a run tells of memory yet
         "client": health,
     }

@@ -123,7 +123,7 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
 
 def _words(plan: Plan) -> str:
     """The plan in one line."""
-    how_many = "" if plan.n is None else f"{plan.n} requests, "
+    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     when = "all at once" if plan.arrivals == "burst" else plan.arrivals
     tokens_in, tokens_out = plan.lengths

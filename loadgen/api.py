@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
-from loadgen.load import Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
+from loadgen.load import SESSION_TOKENS, Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
 from loadgen.plan import Plan
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[Server
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
-        with _simulated(plan, load, max(4096, sum(longest)), say) as facts:
+        with _simulated(plan, load, max(SESSION_TOKENS if plan.of_sessions else 4096, sum(longest)), say) as facts:
             yield facts
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -37,7 +38,7 @@ def test_sessions_run_on_every_server(server: Any, endpoint: str, tmp_path: Path
     )
     assert {record.state for record in records} == {"complete"}
     assert len({(record.session, record.worker) for record in records}) == 3
-    for before, record in zip(records, records[1:], strict=False):
+    for before, record in itertools.pairwise(records):
         if record.turn:
             assert record.due_ns >= (before.end_ns or 0) + 10_000_000
             assert (record.sent_ns or 0) >= record.due_ns

@@ -63,7 +63,10 @@ async def run(
         prompts[slot.request.id] = str(slot.request.prompt)
         return slot
 
-    monkeypatch.setattr(FakeNet, "exchange", lambda net, on_end: Answering(net, on_end))
+    def exchange(net: FakeNet, on_end: Callable[[Any], None]) -> Answering:
+        return Answering(net, on_end)
+
+    monkeypatch.setattr(FakeNet, "exchange", exchange)
     monkeypatch.setattr(Answering, "cut", cut)
     feed = Sessions(starts(noted(conversation, due) for conversation, due in given), noted)
     net, held, counts = await drive(feed, FakeClock(), ANSWER_NS, in_flight)
@@ -90,7 +93,7 @@ async def test_a_client_of_a_closed_loop_runs_one_session_after_another(monkeypa
     net, _, _, _ = await run(lambda slots: ClosedLoop(slots, clients=2), given, monkeypatch)
     assert net.open_most == 2
     second = STEP_NS + ANSWER_NS
-    assert dict(net.sends) == {i: at for i, at in enumerate([0, STEP_NS, 0, STEP_NS] + [second, second + STEP_NS] * 2)}
+    assert dict(net.sends) == dict(enumerate([0, STEP_NS, 0, STEP_NS] + [second, second + STEP_NS] * 2))
 
 
 async def test_a_turn_that_fails_ends_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +118,7 @@ async def test_a_dropped_turn_ends_its_session(monkeypatch: pytest.MonkeyPatch) 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4), st.data())
 def test_a_feed_gives_every_turn_once_and_in_order(turns: list[int], clients: int, data: st.DataObject) -> None:
-    """Whatever order answers come in: each turn once, each after the one before, and `more` until the last has ended."""
+    """Whatever order answers come in: each turn once, each after the one before, `more` until the last has ended."""
     feed = Sessions(ClosedLoop((slot_of(one, 0) for one in sessions(turns)), clients), slot_of)
     open_slots, seen, now = feed.group(), [], 0
     while open_slots:

@@ -88,7 +88,7 @@ def drive(asked: Plan, out: Path | None, output: Output, *, report: bool) -> NoR
     from loadgen import api
 
     folder = out or api.default_folder(asked)
-    with output.progress(asked.n) as display:
+    with output.progress(None if asked.of_sessions else asked.n) as display:
         api.run(asked, folder, command=["loadgen", *sys.argv[1:]], say=output.say, on_progress=display.show)
     raise Exit(finish(output, folder, report=report))
 

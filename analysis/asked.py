@@ -21,6 +21,12 @@ def asked(summary: Summary) -> str:
     return f"{what}, {arrivals(run['arrivals'])}{until}, {_back(run)} back from each"
 
 
+def turns(workload: str) -> int:
+    """Turns of each session, as the canonical text of a workload says; 1 where it does not."""
+    named = re.match(r"multi-turn:turns=(\d+)", workload)
+    return int(named[1]) if named else 1
+
+
 def arrivals(text: str) -> str:
     """The canonical text of arrivals in words."""
     kind, _, rest = text.partition(":")
@@ -41,13 +47,20 @@ def length(value: int | str | None) -> str:
 
 def _how_many(run: Mapping[str, Any], sent: int) -> str:
     if not run["asked_s"]:
-        return count(run["n"] or sent, "request")
-    return f"Up to {count(run['n'], 'request')}" if run["n"] else "Requests"
+        return count(run["n"] or sent, _what(run))
+    return f"Up to {count(run['n'], _what(run))}" if run["n"] else f"{_what(run)}s".capitalize()
+
+
+def _what(run: Mapping[str, Any]) -> str:
+    return "session" if (run["workload"] or "").startswith("multi-turn") else "request"
 
 
 def _prompts(run: Mapping[str, Any]) -> str:
     """Where prompts come from and how long they are."""
     kind, _, rest = (run["workload"] or "synthetic").partition(":")
+    if rest.startswith("turns="):
+        thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
+        return f" of {count(turns(run['workload']), 'question')}{thinking}, each of {length(run['input_tokens'])}"
     if kind in OWN_LENGTHS:
         return f" from {kind} {_name(rest)}"
     if run["arrivals"].startswith("trace:"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.asked import turns
 from analysis.frame import Booleans, Ending, Floats, Frame, Seen
 from loadgen.runfile import Run
 
@@ -64,7 +65,8 @@ def request_counts(run: Run, frame: Frame) -> dict[str, Any]:
         if ending.kind:
             errors[ending.kind] += seen.number
     plan, recorded = run.header.plan, states.total()
-    asked = 0 if plan.get("duration_s") else plan.get("n") or 0  # of a given time nobody knows how many it would be
+    # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
+    asked = 0 if plan.get("duration_s") else (plan.get("n") or 0) * turns(plan.get("workload") or "")
     return {
         "sent": recorded - states["dropped"],
         **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
@@ -94,6 +96,7 @@ def token_counts(frame: Frame) -> dict[str, Any]:
         "output_reported": _sum(frame.output_reported, tried),
         "prompt_mismatches": _mismatches(frame.prompt_reported, frame.prompt_asked, tried),
         "output_mismatches": _mismatches(frame.output_reported, frame.output_asked, complete),
+        "prompt_unknown": int((np.isnan(frame.prompt_asked) & complete).sum()),
         "prompt_unreported": int(np.isnan(frame.prompt_reported[complete]).sum()),
         "counted_by": dict(counted_by),
     }
@@ -123,4 +126,4 @@ def _sum(values: Floats, rows: Booleans) -> int:
 
 
 def _mismatches(reported: Floats, asked: Floats, rows: Booleans) -> int:
-    return int((~np.isnan(reported) & (reported != asked) & rows).sum())
+    return int((~np.isnan(reported) & ~np.isnan(asked) & (reported != asked) & rows).sum())

@@ -68,7 +68,9 @@ class Frame:
     """False for warm-up requests, which are in no figure."""
     complete: Booleans
     dropped: Booleans
-    """Never sent, because too many were in flight."""
+    """Never sent, because too many were in flight or their session had ended."""
+    later_turn: Booleans
+    """Turns of a session but its first: their instants follow answers and not the arrivals."""
     due_ns: Floats
     sent_ns: Floats
     sent_end_ns: Floats
@@ -83,6 +85,7 @@ class Frame:
     arrived_tokens: Floats
     """The sum over chunks."""
     prompt_asked: Floats
+    """NaN where it could not be known beforehand."""
     prompt_reported: Floats
     """NaN where the server did not say."""
     output_asked: Floats

@@ -45,6 +45,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     health = client.health(run, frame, latency)
     facts_of_run = facts.run_facts(run, frame)
     rows, on = frame.measured, machines(run, frame)
+    starts = rows & ~frame.later_turn  # turns of a session follow its answers
     return {
         "run": facts_of_run,
         "server": facts.server_facts(run),
@@ -56,7 +57,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)}
         | ({"skew_range_s": skew_range_s(on, frame)} if on else {}),
-        "delivery": delivery(frame.due_ns[rows], frame.sent_ns[rows], facts_of_run["arrivals"]),
+        "delivery": delivery(frame.due_ns[starts], frame.sent_ns[starts], facts_of_run["arrivals"]),
         "memory": memory(run),
         "server_counters": counters(run, frame),
         "client": health,

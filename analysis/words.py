@@ -155,6 +155,8 @@ def lengths(summary: Summary) -> str:
         prompt = f"{count(tokens['prompt_unreported'], 'answer')} did not say how long the prompt was"
     else:
         prompt = f"{count(prompts, 'prompt')} of another length than asked" if prompts else "Every prompt was exact"
+        if later := tokens.get("prompt_unknown"):
+            prompt += f" ({count(later, 'prompt')} held answers, whose length nobody knew)"
     output = f"{count(outputs, 'answer')} of another length than asked" if outputs else "every answer as long as asked"
     return f"{prompt}; {output}."
 

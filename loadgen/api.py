@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
-from loadgen.load import Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
+from loadgen.load import SESSION_TOKENS, Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
 from loadgen.plan import Plan
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[Server
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
-        with _simulated(plan, load, max(4096, sum(longest)), say) as facts:
+        with _simulated(plan, load, max(SESSION_TOKENS if plan.of_sessions else 4096, sum(longest)), say) as facts:
             yield facts
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
@@ -148,7 +148,7 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
 
 def _words(plan: Plan) -> str:
     """The plan in one line."""
-    how_many = "" if plan.n is None else f"{plan.n} requests, "
+    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     when = "all at once" if plan.arrivals == "burst" else plan.arrivals
     tokens_in, tokens_out = plan.lengths

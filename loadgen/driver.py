@@ -12,8 +12,6 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,13 +19,13 @@ from loadgen.clock import Clock
 from loadgen.counts import Counts
 from loadgen.feed import Feed, Sessions, Slot
 from loadgen.part import Part
+from loadgen.reasons import NOT_SENT, no_connection, no_further_turn
 from loadgen.record import Record
 from loadgen.recorder import Recorder
 from servers.connection import Connection
 from servers.dialects.base import Dialect
 from servers.pool import Pool
 from servers.transport import Exchange
-from workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
@@ -35,7 +33,6 @@ TICKS_PER_LOOK = 5
 TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
-NOT_SENT = ("cancelled", "not sent, the run was interrupted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +140,10 @@ class Driver:
 
     async def _reopen_closed(self) -> None:
         """Servers close idle connections; a request on a closed one would fail for a reason that is ours."""
-        closed = [slot for slot in self._group if _is_closed(slot)]
+        closed = [slot for slot in self._group if slot.gone()]
         for slot in closed:
             slot.reopened += 1
-            _close(slot)
+            slot.close()
         if closed:
             await self._wire.pool.fill()
             self._prepare(closed)
@@ -172,7 +169,7 @@ class Driver:
         ready = []
         for slot in group[:room]:
             exchange = slot.exchange
-            if exchange is None or (len(group) <= CHECKED_GROUP and _is_closed(slot)):
+            if exchange is None or (len(group) <= CHECKED_GROUP and slot.gone()):
                 self._send_late(slot)
             else:
                 ready.append((exchange, slot))
@@ -203,7 +200,7 @@ class Driver:
         try:
             connection = self._wire.pool.take() or await self._wire.pool.open()
         except (OSError, TimeoutError) as error:
-            self._give_up(slot, "connect", _reason(error))
+            self._give_up(slot, "connect", no_connection(error))
             return
         except asyncio.CancelledError:
             self._give_up(slot, *NOT_SENT)
@@ -230,7 +227,7 @@ class Driver:
 
     def _give_up(self, slot: Slot, kind: str, detail: str) -> None:
         """End a request of which nothing was sent."""
-        _close(slot)
+        slot.close()
         self._recorder.take(slot, None, kind, detail)
         if slot.conversation is None:
             self._follow()
@@ -245,7 +242,7 @@ class Driver:
         if following is not None:
             self._wait(following)
             return
-        ending = NOT_SENT if self._interrupted else ("session_ended", _why(record))
+        ending = NOT_SENT if self._interrupted else ("session_ended", no_further_turn(record))
         for request in slot.conversation.to_come():
             self._recorder.take(Slot(request, b"", now_ns), None, *ending)
         self._follow()
@@ -301,30 +298,3 @@ class Driver:
         expired = [exchange for exchange in self._in_flight if (exchange.sent_ns or now_ns) <= limit_ns]
         for exchange in expired:
             exchange.fail("timeout", f"no end after {self._limits.timeout_s:g} s")
-
-
-def _why(record: Record) -> str:
-    """Why the turns after this one are not sent."""
-    if record.state == "complete":
-        return f"not sent, the session had grown past {TRANSCRIPT_LIMIT:,} characters"
-    return f"not sent, turn {record.turn} of its session was {record.state} ({record.error_kind})"
-
-
-def _close(slot: Slot) -> None:
-    if slot.exchange is not None and slot.exchange.connection is not None:
-        slot.exchange.connection.close()
-    slot.exchange = None
-
-
-def _is_closed(slot: Slot) -> bool:
-    connection = slot.exchange.connection if slot.exchange is not None else None
-    return connection is not None and connection.gone()
-
-
-def _reason(error: OSError | TimeoutError) -> str:
-    """In the system's words: asyncio's own would name the address instead of the cause."""
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

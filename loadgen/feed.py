@@ -24,6 +24,17 @@ class Slot:
     conversation: Conversation | None = None
     """The session at this turn."""
 
+    def gone(self) -> bool:
+        """Whether the server has closed its connection."""
+        connection = self.exchange.connection if self.exchange is not None else None
+        return connection is not None and connection.gone()
+
+    def close(self) -> None:
+        """Close its connection, if it has one."""
+        if self.exchange is not None and self.exchange.connection is not None:
+            self.exchange.connection.close()
+        self.exchange = None
+
     @property
     def turns(self) -> int:
         """How many requests come due with this one: a session's are taken for due when it starts."""

@@ -17,7 +17,7 @@ IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
 SPARE_LEAST = 8
 SESSION_TOKENS = 1 << 15
-"""What a server is checked, or simulated, to have room for where the sessions are a file's."""
+"""What a simulated server has room for where there are sessions."""
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
 BYTES_PER_RECORD = 600
@@ -82,7 +82,7 @@ def longest_prompt_of(plan: Plan) -> int:
     if not isinstance(named, MultiTurn):
         return asked
     if named.turns is None:
-        return SESSION_TOKENS
+        return 1
     return named.turns * (asked + TURN_TOKENS) + (named.turns - 1) * (answered + TURN_TOKENS)
 
 

@@ -28,9 +28,9 @@ class Plan(BaseModel):
     arrivals: str = "burst"
     """Canonical text of workloads.arrivals."""
     n: int | None = Field(None, ge=1, le=1_000_000)
-    """How many requests; None where the duration or the trace says."""
+    """How many requests, or sessions of a multi-turn workload; None where the duration or the trace says."""
     duration_s: float | None = Field(None, gt=0, le=7 * 86_400)
-    """No request is due at or after this offset."""
+    """No request is due and no session starts at or after this offset."""
     workload: str = "synthetic"
     """Canonical text of workloads.workload."""
     input_tokens: int | str = 512
@@ -72,11 +72,16 @@ class Plan(BaseModel):
     """What the server runs on, such as A800: shown beside its name."""
 
     @property
+    def of_sessions(self) -> bool:
+        """Whether `n`, clients and arrivals count sessions."""
+        return self.workload.startswith("multi-turn")
+
+    @property
     def lengths(self) -> tuple[str, str]:
         """Prompt and output lengths in words, also where a trace or a file brings its own."""
         if self.arrivals.startswith("trace:"):
             return "recorded", "recorded"
-        own = not self.workload.startswith(("synthetic", "shared-prefix"))
+        own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
         return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
 
     @field_validator("url", "dcgm_url")

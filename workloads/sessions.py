@@ -97,10 +97,17 @@ def conversations(sessions: Iterable[tuple[Turn, ...]], think_ns: int, *, chat: 
         first_id += len(turns)
 
 
-def recorded(dialogues: Iterable[Dialogue], count: Callable[[str], int]) -> Iterator[tuple[Turn, ...]]:
-    """Sessions that ask what a dataset's humans asked, each for as many tokens as the recorded answer has."""
+def recorded(
+    dialogues: Iterable[Dialogue], count: Callable[[str], int], lengths: Iterator[int] | None = None
+) -> Iterator[tuple[Turn, ...]]:
+    """Sessions that ask what a dataset's humans asked, each for as many tokens as `lengths` says or the recorded
+    answer has."""
     for dialogue in dialogues:
         yield tuple(
-            Turn(sample.prompt, 0 if place else count(sample.prompt), max(1, count(sample.answer)))
+            Turn(
+                sample.prompt,
+                0 if place else count(sample.prompt),
+                max(1, count(sample.answer)) if lengths is None else next(lengths),
+            )
             for place, sample in enumerate(dialogue.turns)
         )

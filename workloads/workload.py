@@ -133,7 +133,8 @@ class MultiTurn:
 
     def _sessions(self, material: Material) -> Iterator[tuple[Turn, ...]]:
         if self.path is not None:
-            return sessions.recorded(datasets.sharegpt(self.path), material.count)
+            lengths = None if material.output is None else material.output_tokens()
+            return sessions.recorded(datasets.sharegpt(self.path), material.count, lengths)
         return _synthetic_sessions(self.turns or 1, material)
 
     def __str__(self) -> str:

@@ -206,9 +206,9 @@ def test_no_more_texts_than_prepared() -> None:
         made.prompt(20, 30)
 
 
-def test_sessions_run_past_n_rather_than_stop_short() -> None:
-    """Sessions are whole: 20 requests in sessions of 3 turns are 7 sessions, and warm-up is none of their questions."""
-    asked = order("multi-turn:turns=3,think=2s", warmup=4)
+def test_n_counts_sessions() -> None:
+    """7 sessions of 3 turns are 21 requests, and warm-up is none of their questions."""
+    asked = order("multi-turn:turns=3,think=2s", warmup=4, n=7)
     made = material(asked, token_ids=True, local=None, server=Counts())
     found = list(conversations(asked, made, chat=True))
     assert [one.first_id for one in found] == [0, 3, 6, 9, 12, 15, 18]

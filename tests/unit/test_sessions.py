@@ -48,18 +48,18 @@ def after(conversation: Conversation, answer: str) -> Conversation:
 def test_each_turn_follows_the_answer_before_it() -> None:
     """The next prompt begins with the prompt sent and the answer that came, unchanged; ids run on."""
     conversation = Conversation(7, TURNS, think_ns=S)
-    assert conversation.request() == Request(7, "one two", 2, 3)
+    assert conversation.request() == Request(7, "one two", 2, 3, session=7)
     conversation = after(conversation, " three!")
-    assert conversation.request() == Request(8, "one two three!\nfour", 0, 2)
+    assert conversation.request() == Request(8, "one two three!\nfour", 0, 2, session=7, turn=1)
     assert conversation.after("five") is None
 
 
 def test_a_chat_is_told_who_said_what() -> None:
     """On a chat endpoint every question and answer is a message of its own, the present question the last."""
     conversation = Conversation(7, TURNS, think_ns=S, chat=True)
-    assert conversation.request() == Request(7, "one two", 2, 3, messages=(("user", "one two"),))
+    assert conversation.request() == Request(7, "one two", 2, 3, messages=(("user", "one two"),), session=7)
     said = (("user", "one two"), ("assistant", " three!"), ("user", "four"))
-    assert after(conversation, " three!").request() == Request(8, "four", 0, 2, messages=said)
+    assert after(conversation, " three!").request() == Request(8, "four", 0, 2, messages=said, session=7, turn=1)
 
 
 @pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm", "openai"])

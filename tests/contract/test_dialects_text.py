@@ -1,0 +1,65 @@
+"""The text of an answer, as the next turn of a session quotes it: every dialect, every whole transcript."""
+
+from __future__ import annotations
+
+import pytest
+
+from servers.dialects import DIALECTS
+from tests.contract.recorded import STREAMS, Stream
+
+SAID = {
+    "vllm-0.32.0/completion_stream": "lu gikozupipi vajozupipi vajozupipi vajo",
+    "vllm-0.32.0/chat_stream": " mitelanidunidunidunidu",
+    "vllm-0.32.0/continuous_usage": " rilo�lu",
+    "vllm-0.32.0/token_ids": " rilo�lu",
+    "vllm-0.32.0/stream_nousage": " rilo�lu",
+    "written/vllm-0.2.0/completions": " Once upon",
+    "written/vllm-0.2.0/chat": " Once upon",
+    "written/vllm-0.6.6/completions_eos": " Once upon",
+    "written/vllm-0.33.0/completions_merged": " Once upon a time",
+    "written/vllm-0.33.0/continuous_usage_merged": " Once upon a time",
+    "written/vllm-0.33.0/chat_reasoning": "Yes.",
+    "written/vllm-0.33.0/chat_tools": "",
+    "written/tgi-1.1.1/generate": " to be",
+    "written/tgi-3.3.7/generate": " to be",
+    "written/tgi-3.3.7/generate_eos": " to",
+    "written/tgi-3.3.7/chat": " to be",
+    "written/tgi-2.0.4/chat": " to",
+    "written/tgi-3.3.7/completions": " to be",
+    "lightllm-0.0.1/stream": " cucoba podo",
+    "written/lightllm-2023-09/generate": " to be",
+    "written/lightllm-1.2.0/generate": " to be",
+    "written/lightllm-1.1.0/chat": " to",
+    "written/lightllm-1.2.0/chat": " to be",
+    "written/lightllm-1.1.0/completions": " to be",
+    "written/lightllm-1.2.0/completions": " to be",
+    "written/lightllm-00eb78eb/completions_usage_after_done": " to be",
+    "written/openai/chat": "To be",
+    "written/transformers-5.19/chat": "To be ",
+    "written/transformers-5.19/completions": "To be ",
+}
+"""Read off the transcripts: reasoning, tool calls and special tokens are no part of it."""
+whole_streams = pytest.mark.parametrize(
+    "stream",
+    [stream for stream in STREAMS if not stream.answer.error_kind],
+    ids=lambda stream: stream.file.removesuffix(".txt"),
+)
+
+
+@whole_streams
+def test_a_transcript_says_its_text(stream: Stream) -> None:
+    """Each whole answer gives the text that the server generated, and nothing else."""
+    assert stream.dialect.text(stream.payloads()) == SAID[stream.file.removesuffix(".txt")]
+
+
+@whole_streams
+def test_bytes_that_cannot_be_read_add_nothing(stream: Stream) -> None:
+    """Damage at the end never raises, and what was said before it stays."""
+    text = stream.dialect.text(stream.payloads())
+    for damage in (b"", b"{", b"null", b"[]", b"\xff", b'{"token":null,"choices":null}', b'{"choices":[{}]}'):
+        assert stream.dialect.text([*stream.payloads(), damage]) == text
+
+
+def test_every_dialect_says_something() -> None:
+    """No dialect is without an example."""
+    assert {stream.key for stream in STREAMS if SAID.get(stream.file.removesuffix(".txt"))} == set(DIALECTS)

@@ -20,7 +20,7 @@ from servers.errors import LaunchError
 from servers.hosts import LOCAL, Host
 from servers.launch import inspect, ready, state
 from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options, gpus_of, tensor_parallel
-from servers.launch.diagnose import LOGS, find, tail
+from servers.launch.diagnose import LOGS, ending, find, tail
 from servers.launch.docker import docker
 from servers.resolve import PORTS
 
@@ -223,15 +223,15 @@ def _ended(wanted: Wanted, row: dict[str, Any]) -> LaunchError:
     text = logs(wanted, lines=200) if row else ""
     where = f"{wanted.server} on {wanted.host.name}"
     if known := find(text, LOGS):
-        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=tail(text))
+        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=ending(text))
     if row and inspect.killed_for_memory(wanted.host, row.get("ID", "")):
         return LaunchError(
             f"{where} was killed for using too much memory of the host",
             "free some, or choose a smaller model",
-            log_tail=tail(text),
+            log_tail=ending(text),
         )
     code = f" with exit code {row['ExitCode']}" if "ExitCode" in row else ""
-    return LaunchError(f"{where} ended while it started{code}", "look at the end of its log", log_tail=tail(text))
+    return LaunchError(f"{where} ended while it started{code}", "look at the end of its log", log_tail=ending(text))
 
 
 def _keep_log(wanted: Wanted, problem: BaseException) -> None:

@@ -13,6 +13,7 @@ tried with vLLM's page of 55 kB, one GPU and one process, 7 ms of processor time
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ from typing import Any
 import msgspec
 
 from loadgen.counts import Counts
+from loadgen.errors import OutputError
 from loadgen.part import PartFile
 from loadgen.runfile import Telemetry
 from servers.telemetry.source import GapError, NotMeasuredError, Source
@@ -130,11 +132,17 @@ class Sampler:
         self._look("start")
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], Counts]) -> None:
-        """The run starts at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`."""
+        """The run will start at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`.
+
+        Raises OutputError when it cannot be written.
+        """
         if not self._early:
             return
         self._start_ns = start_ns
-        self._part = PartFile(folder / PART)
+        try:
+            self._part = PartFile(folder / PART)
+        except OSError as error:
+            raise OutputError(f"cannot write {folder / PART}: {error.strerror}", "Nothing was sent.") from error
         for line in self._early:
             self._keep(line)
         for name in self._sources:
@@ -150,14 +158,23 @@ class Sampler:
         self._settle(self._look("end"), REST_S if patient else ())
         for source in self._sources.values():
             source.close()
-        rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{PART}")
-        return [self._part.path, *([rescued] if rescued else [])]
+        return [self._part.path, *self._rescued(self._part)]
 
     def stop(self) -> None:
         """No more readings during the run; those under way are waited for."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
+
+    def _rescued(self, part: PartFile) -> list[Path]:
+        """Where the lines are that the run's disk refused."""
+        rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{PART}"
+        try:
+            rescued = part.close(rescue)
+        except OSError as error:
+            sys.stderr.write(f"loadgen: neither {part.path} nor {rescue} could take all telemetry: {error.strerror}\n")
+            return []
+        return [rescued] if rescued else []
 
     def _settle(self, end: Mapping[str, Reading], pauses: Sequence[float]) -> None:
         """Read everything once more, and the server again until its counters stand still and nothing is under way."""

@@ -7,7 +7,7 @@
   const shape = { shape: "hv" };
   const UNITS = { requests: "requests", "%": "share, %" };
 
-  const panels = ["output tokens/s", "streams", ...new Set(DATA.runs.flatMap((run) => run.series.map((each) => each.unit)))];
+  const panels = ["output tokens/s", "streams", ...new Set(DATA.runs.flatMap((run) => run.series.map((each) => each.panel)))];
   const axisName = (index, letter = "yaxis") => `${letter}${index ? index + 1 : ""}`;
 
   function own(run) {
@@ -29,7 +29,7 @@
     const looks = [[run.colour, "solid"], ["ink", "solid"], ["quiet", "dash"], ["other-1", "solid"], ["other-2", "dash"], ["ink", "dot"], ["other-1", "dot"], ["quiet", "dot"]];
     const seen = new Map();
     return run.series.map((each) => {
-      const index = panels.indexOf(each.unit, 2);
+      const index = panels.indexOf(each.panel, 2);
       const place = seen.get(index) ?? 0;
       seen.set(index, place + 1);
       const [hue, dash] = several ? [run.colour, run.dash] : looks[place % looks.length];
@@ -58,7 +58,7 @@
     const axes = Object.fromEntries(panels.flatMap((unit, index) => {
       const top = 1 - (index * (PANEL + GAP)) / inner;
       const legend = { orientation: "h", x: 0, y: top, yanchor: "bottom", font: { size: 12 } };
-      return [[axisName(index), { domain: [Math.max(0, top - PANEL / inner), top], title: { text: UNITS[unit] ?? unit }, rangemode: "tozero", nticks: 5 }],
+      return [[axisName(index), { domain: [Math.max(0, top - PANEL / inner), top], title: { text: UNITS[unit] ?? plain(unit) }, rangemode: "tozero", nticks: 5 }],
         [axisName(index, "legend"), legend]];
     }));
     return { traces: DATA.runs.flatMap((run) => [...own(run), ...told(run)]), layout: {

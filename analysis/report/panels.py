@@ -17,7 +17,10 @@ UNITS: dict[str, tuple[float, str]] = {
 
 
 def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap."""
+    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap.
+
+    Curves with the same `panel` share an axis: those of one unit, but the many prompt tokens apart from output tokens.
+    """
     return [_panel(each) for each in series]
 
 
@@ -27,6 +30,7 @@ def _panel(each: Series) -> dict[str, Any]:
     return {
         "title": each.title,
         "unit": unit,
+        "panel": f"{each.title[0].lower()}{each.title[1:]}/s" if unit == "tokens/s" else unit,
         "of": each.of,
         "x": [round(each.x_s[place], 4) for place in places],
         "y": [None if (value := each.y[place]) is None else float(f"{value * factor:.6g}") for place in places],

@@ -45,7 +45,7 @@
         name: "longest", showlegend: !several, marker: { symbol: "diamond-open", size: 8, color: colour(several ? run.colour : "bad"), line: { width: 1.5 } },
         text: lifetime.longest.map((gap) => `${time(gap.gap_s)} before token ${gap.token}<br>of request ${gap.request}, from ${time(gap.from_s)} of the run on`), hovertemplate: `%{text}${tag(run)}` };
       return x.length ? [one("p50", "median", { width: 2.2 }), ...(several ? [] : [one("p90", "p90", { width: 1.3, dash: "dash" })]),
-        one("p99", "p99", { width: 1.3, dash: "dot" }),
+        one("p99", "p99", { width: 1.3, dash: "dot" }, { showlegend: !several }),
         ...(several ? [] : [one("max", "largest", { width: 1, color: colour("quiet") })]), longest] : [];
     });
     const known = traces.flatMap((trace) => trace.y).filter((value) => value > 0);

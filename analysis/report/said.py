@@ -38,7 +38,7 @@ def prompt(first: Curves) -> str:
         return "No sample."
     least, most = first["prompts"]
     if least == most:
-        return f"Every prompt had {words.count(least, 'token')}: this run cannot tell how TTFT depends on it."
+        return f"Every prompt had {words.count(least, 'token')}: this cannot tell how TTFT depends on it."
     between = f"Prompts of {least:,} to {most:,} tokens"
     trend = first["by_prompt"]
     return f"{between}. {_rise(trend)} from the shortest to the longest." if trend["x"] else f"{between}."
@@ -82,8 +82,9 @@ def timeline(drawn: Curves) -> str:
     return f"{some}, the 100 that took longest, and up to 100 of those that were not complete."
 
 
-def longest_rows(curves_of_runs: Sequence[Curves], most: int = 8) -> list[dict[str, Any]]:
-    """The longest gaps of each run, longest first."""
+def longest_rows(curves_of_runs: Sequence[Curves]) -> list[dict[str, Any]]:
+    """The longest gaps of each run, longest first: eight of one run, three of each of several."""
+    most = 8 if len(curves_of_runs) == 1 else 3
     return [
         gap | {"run": run, "gap": words.duration(gap["gap_s"])}
         for run, curves in enumerate(curves_of_runs)

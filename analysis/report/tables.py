@@ -64,6 +64,8 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
     ]
     if sent := words.delivery(summary):
         lines.append({"good": words.delivered(summary), "text": sent})
+    if machines := words.machines(summary):
+        lines.append({"good": True, "text": machines})
     if counted := words.counters(summary):
         lines.append({"good": True, "text": counted})
     if window := words.window(summary):
@@ -72,16 +74,19 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
 
 
 def trust(summary: Summary) -> dict[str, str]:
-    """The beliefs in one sentence, and their kind: good, care or bad."""
-    lines = beliefs(summary)
-    if summary["client"]["verdict"] != "ok":
-        return {"kind": "bad", "word": "Not as it stands: the client may have been the limit."}
+    """The beliefs in one sentence and in a word or two, and their kind: good, care or bad."""
     if not summary["requests"]["complete"]:
-        return {"kind": "bad", "word": "There is nothing to believe: no request was complete."}
-    doubts = sum(not line["good"] for line in lines)
-    if not doubts:
-        return {"kind": "good", "word": "Yes: nothing that was checked speaks against it."}
-    return {"kind": "care", "word": f"With care: {words.count(doubts, 'remark')} below."}
+        return _trust("bad", "no", "There is nothing to believe: no request was complete.")
+    if summary["client"]["verdict"] != "ok":
+        return _trust("bad", "no", "Not as it stands: the client may have been the limit.")
+    if doubts := sum(not line["good"] for line in beliefs(summary)):
+        return _trust("care", "with care", f"With care: {words.count(doubts, 'remark')} below.")
+    return _trust("good", "yes", "Yes: nothing that was checked speaks against it.")
+
+
+def overview_rows(summaries: Sequence[Summary]) -> list[list[tuple[str, float | None]]]:
+    """One row per run: the figures of OVERVIEW as texts in their units, and as they are."""
+    return [[_overview(summary, title) for title, _ in OVERVIEW] for summary in summaries]
 
 
 def objective_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -181,6 +186,17 @@ def environment(run: Run, summary: Summary) -> dict[str, dict[str, str]]:
     return {title: _texts(values) for title, values in parts.items()}
 
 
+OVERVIEW = (
+    ("output", "tokens/s"),
+    ("requests", "/s"),
+    ("TTFT p50", "s"),
+    ("TTFT p99", "s"),
+    ("TPOT p50", "ms"),
+    ("ITL p99", "ms"),
+    ("E2E p50", "s"),
+    ("complete", ""),
+)
+"""What a page of several runs shows of each at once: latencies are in one unit down a column, to be compared."""
 SHOWN = (
     *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
     *("seed", "workers", "timeout_s"),
@@ -216,6 +232,27 @@ def _sending(summary: Summary) -> dict[str, str]:
     rate = summary["delivery"]["rate_per_s"]
     named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
     return _card("Load sent", words.significant(rate["sent"], 4), "/s", named)
+
+
+def _overview(summary: Summary, title: str) -> tuple[str, float | None]:
+    requests, throughput = summary["requests"], summary["throughput"]
+    figure, _, percentile = title.partition(" ")
+    if not percentile:
+        if title == "complete":
+            asked = requests["sent"] + requests["dropped"] + requests["unrecorded"]
+            return f"{requests['complete']:,} of {asked:,}", requests["complete"]
+        value = throughput["output_tokens_per_s" if title == "output" else "requests_per_s"]
+        return words.significant(value, 4), value
+    described = summary["latency"][f"{figure.lower()}_s"]
+    if percentile in described["thin"]:
+        return "n too small", None
+    value = described[percentile]
+    factor = 1e3 if dict(OVERVIEW)[title] == "ms" else 1.0
+    return words.UNKNOWN if value is None else words.significant(value * factor, 4), value
+
+
+def _trust(kind: str, brief: str, word: str) -> dict[str, str]:
+    return {"kind": kind, "brief": brief, "word": word}
 
 
 def _card(label: str, value: str, unit: str, note: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.compare import compare
 from loadgen.cli.distributed import worker
 from loadgen.cli.export import export
 from loadgen.cli.matrix import matrix
@@ -16,6 +17,7 @@ from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.servers import servers
 from loadgen.cli.sim import sim
+from loadgen.cli.ui import ui
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
 app = typer.Typer(
@@ -30,9 +32,11 @@ app.command()(burst)
 app.command()(run)
 app.command()(matrix)
 app.command()(report)
+app.command()(compare)
 app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
+app.command()(ui)
 app.command()(worker)
 app.add_typer(servers, name="servers")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from analysis.objectives import Objective
     from analysis.report.page import Part
     from loadgen.progress import Display
+    from loadgen.runfile import Run
 
 Summary = dict[str, Any]
 
@@ -99,7 +100,7 @@ class Output:
             return Group(folder_of(path), parts, None)
         group = Group(path, parts, _between([part.summary for part in parts]))
         names = [part.run.path.parent.name for part in parts]
-        _write(path / "summary.json", json.dumps({"repeats": group.between, "runs": names}, indent=2) + "\n")
+        write_text(path / "summary.json", json.dumps({"repeats": group.between, "runs": names}, indent=2) + "\n")
         return group
 
     def _print(self, group: Group) -> None:
@@ -148,9 +149,6 @@ def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.metrics import summarise
-    from analysis.report.curves import curves
-    from analysis.report.page import Part
-    from analysis.telemetry import series
     from loadgen.runfile import RunFileError
 
     try:
@@ -160,7 +158,16 @@ def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     summary = summarise(run, frame)
     if objectives:
         summary["objectives"] = _judged(frame, summary, objectives)
-    _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return part_of(run, frame, summary)
+
+
+def part_of(run: Run, frame: Frame, summary: Mapping[str, Any]) -> Part:
+    """What a page needs of a run."""
+    from analysis.report.curves import curves
+    from analysis.report.page import Part
+    from analysis.telemetry import series
+
     return Part(run, summary, curves(frame), series(run))
 
 
@@ -173,7 +180,7 @@ def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> 
 def _write_junit(summaries: list[Summary], file: Path) -> None:
     from analysis.junit import render
 
-    _write(file, render(summaries))
+    write_text(file, render(summaries))
 
 
 def _write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
@@ -189,7 +196,7 @@ def _write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
         )
         for place, group in enumerate(repeats, 1)
     ]
-    _write(page, render(parts, extras=extras))
+    write_text(page, render(parts, extras=extras))
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:
@@ -198,7 +205,8 @@ def screen(stream: TextIO) -> tuple[int, bool]:
     return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal
 
 
-def _write(file: Path, text: str) -> None:
+def write_text(file: Path, text: str) -> None:
+    """Write a file of results. Raises OutputError."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -56,20 +56,23 @@ def fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Page
 
 
 def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
-    """Read what begins with one of `ours`, without the buckets of histograms. Raises GapError when it is not in the
-    format.
+    """Read what begins with one of `ours`, without the buckets of histograms.
+
+    Raises GapError when that is not in the format, and NotMeasuredError for a page of another kind.
 
     Other people's lines are not looked at: the DCGM exporter has been seen to write `ERROR - FAILED TO CONVERT TO
     STRING` where a number belongs. Only a page with nothing of ours is read as a whole, to tell it from no page at all.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
+    chosen: list[str] = []
     try:
         lines = content.decode("utf-8").splitlines()
         chosen = [line for line in lines if _named(line).startswith(ours) and "_bucket{" not in line]
         families = list(text_string_to_metric_families("\n".join(chosen or lines)))
     except (ValueError, KeyError, IndexError) as error:
-        raise GapError(f"not in the text format of Prometheus: {str(error)[:200]}") from None
+        lasting = NotMeasuredError if not chosen else GapError
+        raise lasting(f"not in the text format of Prometheus: {str(error)[:200]}") from None
     samples: dict[str, list[tuple[Labels, float]]] = {}
     for family in families:
         for sample in family.samples:

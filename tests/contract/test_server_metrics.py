@@ -12,7 +12,7 @@ from servers.simulated.server import running
 from servers.telemetry.dcgm import DCGM
 from servers.telemetry.exposition import parse
 from servers.telemetry.prometheus import COUNTERS, PREFIXES, SERVERS, ServerMetrics, values_of
-from servers.telemetry.source import GapError
+from servers.telemetry.source import GapError, NotMeasuredError
 from tests.contract.recorded import response
 
 NOT_DRAWN = {
@@ -92,19 +92,20 @@ def test_the_simulated_servers_tell_what_the_real_ones_do(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "lasting"),
     [
-        (b"<html><body>Not here</body></html>", "not in the text format"),
-        (b'{"error":"Not Found"}', "not in the text format"),
-        (b'vllm:num_requests_running{engine="0"', "not in the text format"),
-        (b"vllm:num_requests_running twelve\n", "not in the text format"),
-        (b"\xff\xfe\x00", "not in the text format"),
+        (b"<html><body>Not here</body></html>", True),
+        (b'{"error":"Not Found"}', True),
+        (b'vllm:num_requests_running{engine="0"', False),
+        (b"vllm:num_requests_running twelve\n", False),
+        (b"\xff\xfe\x00", True),
     ],
 )
-def test_what_is_no_page_is_a_gap(body: bytes, why: str) -> None:
-    """A page of another kind, or broken off in a line of ours, is refused and never read as zeros."""
-    with pytest.raises(GapError, match=why):
+def test_what_is_no_page_is_a_gap(body: bytes, lasting: bool) -> None:
+    """A page of another kind, which will not change, or one broken off in a line of ours: never read as zeros."""
+    with pytest.raises(GapError, match="not in the text format") as raised:
         parse(body, PREFIXES)
+    assert isinstance(raised.value, NotMeasuredError) == lasting
 
 
 def test_a_page_without_anything_of_ours_says_nothing() -> None:

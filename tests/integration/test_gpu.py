@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.command import ROOT, burst, summary_of
+from analysis.telemetry import series
+from loadgen.runfile import read
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import running
+from tests.command import ROOT, burst, start, summary_of, wait_for
 from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state
 
 MIB = 1 << 20
@@ -126,8 +130,37 @@ def test_a_run_tells_what_the_cards_held(library: Path, tmp_path: Path) -> None:
     assert (gpu["of"], gpu["name"], gpu["total_bytes"]) == ("GPU 0", "A800", 81_920 * MIB)
     assert gpu["idle_bytes"] == gpu["loaded_bytes"] == gpu["peak_bytes"] == 73_000 * MIB
     assert {"of": "process 4711", "on": "GPU 0", "peak_bytes": 72_000 * MIB}.items() <= memory["processes"][0].items()
-    assert memory["taken_at_start"]["note"].startswith("TGI takes all")
+    assert memory["taken_at_start"] is None  # a simulated server takes nothing of a card
     assert "GPU 0 (A800): 71.3 GiB before the first request, 71.3 GiB at most of 80.0 GiB." in " ".join(out.split())
+
+
+def test_a_card_lost_during_the_run_is_a_gap_from_then_on(library: Path, tmp_path: Path) -> None:
+    """The other card's curve goes on, the lost one's ends in gaps, and the run is none the worse."""
+    asked = state(library.parent / "lost", A800, A800)
+    part = tmp_path / "run" / "part-telemetry.jsonl"
+    with running(SimulatedConfig(server="tgi", ttft_s=0.2, itl_s=0.1)) as simulated:
+        options = (
+            "--server",
+            "tgi",
+            "--url",
+            simulated.url,
+            "--n",
+            "2",
+            "--output-tokens",
+            "30",
+            "--gpu",
+            "--no-report",
+        )
+        process = start(tmp_path, *options, **asked)
+        wait_for(lambda: part.exists() and b'"start"' in part.read_bytes(), process)
+        state(library.parent / "lost", LOST, A800)
+        process.communicate(timeout=100)
+    assert process.returncode in (0, 5)
+    curves = {each.of: each.y for each in series(read(tmp_path / "run")) if each.name == "gpu_memory_used"}
+    known = sum(y is not None for y in curves["GPU 0"])
+    assert 2 <= known < len(curves["GPU 0"])
+    assert curves["GPU 0"] == [73_000 * MIB] * known + [None] * (len(curves["GPU 1"]) - known)
+    assert curves["GPU 1"] == [73_000 * MIB] * len(curves["GPU 1"])
 
 
 def test_asked_for_and_missing_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from servers.simulated import lightllm, tgi, vllm
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import Running, running
 from servers.simulated.wire import Reply, Site, Wire
-from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
+from tests.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
 from tests.contract.recorded import response
 from tests.raw_server import page, serving
 
@@ -96,7 +96,23 @@ def test_readings_go_on_during_the_run(tmp_path: Path) -> None:
     assert moments(tmp_path, "server").count("run") >= 2
     curves = {(each.name, each.of): each for each in series(runfile.read(tmp_path / "run"))}
     assert max(y or 0 for y in curves["running", "server"].y) == 6
+    assert (curves["prompt_tokens_per_s", "server"].y[2] or 0) > 0  # vLLM counts a prompt when it has been read
     assert ("process_memory", f"process {os.getpid()}") in curves
+
+
+def test_nothing_is_read_while_a_burst_is_being_sent(tmp_path: Path) -> None:
+    """Bursts each second, at the very instants at which readings are due: every reading waits until all are sent."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        arrivals = ("--arrivals", "burst:40/1", "--duration", "2.5s", "--input-tokens", "64", "--output-tokens", "4")
+        burst(tmp_path, *options("tgi", simulated, *arrivals), command="run")
+    run = runfile.read(tmp_path / "run")
+    read = [line for line in run.telemetry if line.source == "server" and line.values["moment"] == "run"]
+    assert read
+    for due_ns in {record.due_ns for record in run.records}:
+        sent = [record for record in run.records if record.due_ns == due_ns]
+        assert len(sent) == 40
+        begun_ns, done_ns = min(r.sent_ns or 0 for r in sent), max(r.sent_end_ns or 0 for r in sent)
+        assert all(line.at_ns < begun_ns or line.at_ns - line.values["took_ns"] >= done_ns for line in read)
 
 
 def test_metrics_that_die_during_the_run_leave_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +171,7 @@ def test_a_killed_run_keeps_its_telemetry(tmp_path: Path) -> None:
     with running(SimulatedConfig(server="tgi", **SLOW)) as simulated:
         process = start(tmp_path, *options("tgi", simulated, "--n", "4", "--output-tokens", "200"))
         part = tmp_path / "run" / "part-telemetry.jsonl"
-        wait_for(lambda: events_sent(simulated.url) > 4 and part.exists() and b'"run"' in part.read_bytes(), process)
+        wait_for(lambda: part.exists() and "run" in moments(tmp_path, "server"), process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     run = runfile.read(tmp_path / "run")

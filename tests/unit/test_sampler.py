@@ -13,6 +13,7 @@ import pytest
 
 from loadgen import telemetry
 from loadgen.counts import Counts
+from loadgen.errors import OutputError
 from loadgen.runfile import Telemetry
 from loadgen.telemetry import PART, Bursts, Sampler, bursts_of
 from servers.telemetry.source import GapError, NotMeasuredError
@@ -164,6 +165,14 @@ def test_what_cannot_be_read_at_all_is_asked_once(tmp_path: Path) -> None:
     silent.idle()
     silent.begin(time.monotonic_ns(), tmp_path / "nowhere", lambda: sent(0))
     assert silent.end(patient=True) == []
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_sent(tmp_path: Path) -> None:
+    """The part file is made before the order to start."""
+    sampler = Sampler({"server": Scripted({})})
+    sampler.idle()
+    with pytest.raises(OutputError, match="part-telemetry"):
+        sampler.begin(time.monotonic_ns(), tmp_path / "nowhere", lambda: sent(0))
 
 
 def settling(*answers: dict[str, Any] | GapError) -> Iterator[dict[str, Any] | GapError]:

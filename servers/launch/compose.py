@@ -115,13 +115,16 @@ def url_of(server: str, host: Host) -> str:
 
 
 def compose_file(named: str | Path | None = None) -> Path:
-    """The docker-compose.yml named, or that of this folder, or the one that came with loadgen. Raises LaunchError."""
+    """The docker-compose.yml named, or the one that came with loadgen. Raises LaunchError.
+
+    Never one that merely lies in the working folder: it may be somebody else's.
+    """
     package = Path(__file__).resolve().parent
-    folders = (Path(), package.parents[1], package)
-    places = [Path(named)] if named else [folder / "docker-compose.yml" for folder in folders]
+    came_with_it = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]
+    places = [Path(named)] if named else came_with_it  # of a checkout, of an installed wheel
     found = next((each for each in places if each.is_file()), None)
     if found is None:
-        raise LaunchError(f"there is no {places[0]}", "name the file with --file, or run in the folder that has it")
+        raise LaunchError(f"there is no {places[0]}", "name the file with --file")
     return found.absolute()
 
 

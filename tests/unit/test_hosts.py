@@ -107,5 +107,5 @@ def test_the_compose_file_is_ours_or_the_one_named(tmp_path: Path, monkeypatch: 
     (tmp_path / "docker-compose.yml").write_text("services: {}\n")
     assert compose_file() == Path(__file__).parents[2] / "docker-compose.yml"
     assert compose_file("docker-compose.yml") == tmp_path / "docker-compose.yml"
-    with pytest.raises(LaunchError, match="there is no other.yml"):
+    with pytest.raises(LaunchError, match=r"there is no other\.yml"):
         compose_file("other.yml")

@@ -20,7 +20,7 @@ from servers.errors import LaunchError
 from servers.hosts import LOCAL, Host
 from servers.launch import inspect, ready, state
 from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options, gpus_of, tensor_parallel
-from servers.launch.diagnose import LOGS, find, tail
+from servers.launch.diagnose import LOGS, ending, find, tail
 from servers.launch.docker import docker
 from servers.resolve import PORTS
 
@@ -115,13 +115,16 @@ def url_of(server: str, host: Host) -> str:
 
 
 def compose_file(named: str | Path | None = None) -> Path:
-    """The docker-compose.yml named, or that of this folder, or the one that came with loadgen. Raises LaunchError."""
+    """The docker-compose.yml named, or the one that came with loadgen. Raises LaunchError.
+
+    Never one that merely lies in the working folder: it may be somebody else's.
+    """
     package = Path(__file__).resolve().parent
-    folders = (Path(), package.parents[1], package)
-    places = [Path(named)] if named else [folder / "docker-compose.yml" for folder in folders]
+    came_with_it = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]
+    places = [Path(named)] if named else came_with_it  # of a checkout, of an installed wheel
     found = next((each for each in places if each.is_file()), None)
     if found is None:
-        raise LaunchError(f"there is no {places[0]}", "name the file with --file, or run in the folder that has it")
+        raise LaunchError(f"there is no {places[0]}", "name the file with --file")
     return found.absolute()
 
 
@@ -223,15 +226,15 @@ def _ended(wanted: Wanted, row: dict[str, Any]) -> LaunchError:
     text = logs(wanted, lines=200) if row else ""
     where = f"{wanted.server} on {wanted.host.name}"
     if known := find(text, LOGS):
-        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=tail(text))
+        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=ending(text))
     if row and inspect.killed_for_memory(wanted.host, row.get("ID", "")):
         return LaunchError(
             f"{where} was killed for using too much memory of the host",
             "free some, or choose a smaller model",
-            log_tail=tail(text),
+            log_tail=ending(text),
         )
     code = f" with exit code {row['ExitCode']}" if "ExitCode" in row else ""
-    return LaunchError(f"{where} ended while it started{code}", "look at the end of its log", log_tail=tail(text))
+    return LaunchError(f"{where} ended while it started{code}", "look at the end of its log", log_tail=ending(text))
 
 
 def _keep_log(wanted: Wanted, problem: BaseException) -> None:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
+
 
 class Finding(NamedTuple):
     """A known failure."""
@@ -143,6 +145,11 @@ LOGS = (
         "look for other processes with nvidia-smi, start one server per GPU, or choose a smaller model or MAX_LENGTH",
     ),
     Finding(
+        r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",
+        "the host has not enough free memory for vLLM on its CPU: {0}",
+        "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
+    ),
+    Finding(
         r"No CUDA GPUs are available|Failed to infer device type|Found no NVIDIA driver|no CUDA-capable device",
         "the server finds no GPU",
         "check nvidia-smi, and the NVIDIA Container Toolkit where it runs in a container",
@@ -196,6 +203,13 @@ def find(text: str, table: Sequence[Finding]) -> tuple[str, str] | None:
             group = next((each for each in found.groups() if each), "").strip()
             return finding.what.replace("{0}", group).rstrip(" :"), finding.hint.replace("{0}", group or "NAME")
     return None
+
+
+def ending(text: str) -> str:
+    """The end of a log, below the first error in it where that stands further up: what follows is often its echo."""
+    end = tail(text)
+    first = next((line for line in text.splitlines() if _ERROR.search(line) and "root cause" not in line), "")
+    return end if first.strip() in end else f"{tail(first)}\n...\n{end}"
 
 
 def tail(text: str, lines: int = 25) -> str:

@@ -13,7 +13,7 @@ from servers.errors import LaunchError
 from servers.launch import processes, ready, state
 from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options
 from servers.launch.commands import Command, command_of, simulated
-from servers.launch.diagnose import LOGS, find, tail
+from servers.launch.diagnose import LOGS, ending, find, tail
 
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env"),
@@ -138,7 +138,7 @@ def _watch(pid: int, log: Path) -> Callable[[], str]:
             return tail(_read(log), 1)
         text = _read(log)
         what, hint = find(text, LOGS) or (_ended(code), f"the whole log is in {log}")
-        raise LaunchError(what, hint, log_tail=tail(text))
+        raise LaunchError(what, hint, log_tail=ending(text))
 
     return watch
 

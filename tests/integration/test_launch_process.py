@@ -138,6 +138,22 @@ def test_a_server_that_ends_says_why(tmp_path: Path, printed: str, what: str, hi
     assert state.read("vllm") is None
 
 
+def test_the_first_error_is_shown_above_the_end_of_the_log(tmp_path: Path) -> None:
+    """vLLM's engine says what is wrong a hundred lines before its API process gives up, pointing at it."""
+    cause = (
+        "(Worker pid=7) ValueError: Available memory on node 0 (10.89/12.59 GiB) on startup is less than desired CPU"
+    )
+    lines = [f"{cause} memory utilization (0.92, 11.58 GiB).", *(f"  frame {each}" for each in range(100))]
+    lines.append("RuntimeError: Engine core initialization failed. See root cause above.")
+    with pytest.raises(
+        LaunchError, match=r"not enough free memory for vLLM on its CPU: .* \(10.89/12.59 GiB\)"
+    ) as caught:
+        process.up(wanted(python=broken(tmp_path / "bin", "\n".join(lines))), print)
+    assert "VLLM_CPU_KVCACHE_SPACE" in caught.value.hint
+    shown = caught.value.log_tail.splitlines()
+    assert (shown[0], shown[1], shown[-1]) == (lines[0], "...", lines[-1])
+
+
 def test_a_killed_server_says_so(tmp_path: Path) -> None:
     """The kernel's killer leaves no word in the log."""
     python = broken(tmp_path / "bin", "loading")

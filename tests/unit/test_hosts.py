@@ -1,4 +1,4 @@
-"""The hosts file: what it gives, and every mistake in it at once."""
+"""The hosts file: what it gives, and every mistake in it at once; and which Compose file is used on them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from servers.errors import HostsError
+from servers.errors import HostsError, LaunchError
 from servers.hosts import LOCAL, Host, read_hosts
+from servers.launch.compose import compose_file
 
 WHOLE = """
 [gpu-a]
@@ -98,3 +99,13 @@ def test_the_example_is_a_hosts_file() -> None:
     shown = example.read_text()
     assert set(read_hosts(example)) == {"local", "gpu-a", "gpu-b"}
     assert all(f"{each.name} = " in shown for each in fields(Host) if each.name != "name")
+
+
+def test_the_compose_file_is_ours_or_the_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that merely lies in the working folder may be somebody else's; one that is named must be there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docker-compose.yml").write_text("services: {}\n")
+    assert compose_file() == Path(__file__).parents[2] / "docker-compose.yml"
+    assert compose_file("docker-compose.yml") == tmp_path / "docker-compose.yml"
+    with pytest.raises(LaunchError, match=r"there is no other\.yml"):
+        compose_file("other.yml")

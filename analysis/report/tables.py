@@ -64,6 +64,8 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
     ]
     if sent := words.delivery(summary):
         lines.append({"good": words.delivered(summary), "text": sent})
+    if machines := words.machines(summary):
+        lines.append({"good": True, "text": machines})
     if counted := words.counters(summary):
         lines.append({"good": True, "text": counted})
     if window := words.window(summary):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from loadgen.cli.assertions import Assertions, objectives_of
+from loadgen.cli.options import SERVERS
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds
-from loadgen.cli.run import SERVERS
 from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:

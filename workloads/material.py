@@ -58,7 +58,8 @@ class Order:
     """None: as long as a dataset's own answers."""
     seed: int
     n: int | None
-    """At most so many requests, or sessions where the workload is of sessions. None: until the trace or file ends, or somebody stops drawing."""
+    """At most so many requests, or sessions where the workload is of sessions. None: until the trace or file ends, or
+    somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
 

@@ -10,7 +10,6 @@ from typer import Exit, Option
 
 from loadgen.cli import options
 from loadgen.cli.assertions import Assertions, objectives_of
-from loadgen.cli.options import SERVERS
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds
 from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError

@@ -1,7 +1,7 @@
 """Exports a Run as tables for pandas, polars, DuckDB or a spreadsheet: Parquet or CSV, one file per table.
 
-Rows are written as the run file is read, so a run of any size takes the memory of one block. A table gets its name only
-when it is whole: an export that broke off leaves no file that looks like one.
+Rows are written as the run file is read: of each Record only what the measuring window needs is kept, a third of a
+kilobyte. A table gets its name only when it is whole: an export that broke off leaves no file that looks like one.
 """
 
 from __future__ import annotations

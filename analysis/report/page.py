@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from analysis import words
 from analysis.asked import asked
 from analysis.metrics import METRICS
-from analysis.report import machines, said, tables
+from analysis.report import machines, objectives, said, tables
 from analysis.report.curves import CDF_METRICS
 from analysis.report.panels import panels
 from analysis.telemetry import Series
@@ -91,7 +91,7 @@ def render(parts: Sequence[Part], *, extras: Sequence[Extra] = ()) -> str:
         counter_rows=machines.counter_rows(summaries),
         overview_heads=tables.OVERVIEW,
         overview_rows=tables.overview_rows(summaries),
-        objectives=tables.objective_rows(summaries),
+        objectives=objectives.rows(summaries),
         asked=asked(summaries[0]),
         percentile_rows=tables.percentile_rows(summaries),
         adjusted_rows=tables.percentile_rows(summaries, "latency_adjusted"),
@@ -134,6 +134,7 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "headline": tables.headline(summary),
         "beliefs": tables.beliefs(summary),
         "trust": tables.trust(summary),
+        "objectives": objectives.kept(summary),
         "said": said.captions(part.curves),
         "memory": words.memory(summary),
         "not_measured": machines.not_measured(summary),

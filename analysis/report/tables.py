@@ -89,22 +89,6 @@ def overview_rows(summaries: Sequence[Summary]) -> list[list[tuple[str, float | 
     return [[_overview(summary, title) for title, _ in OVERVIEW] for summary in summaries]
 
 
-def objective_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """One row per objective and run: what was asked, the verdict, and what was measured."""
-    kinds = {"pass": "good", "fail": "bad"}
-    return [
-        {
-            "run": run,
-            "objective": each["objective"],
-            "verdict": each["verdict"],
-            "kind": kinds.get(each["verdict"], "care"),
-            "said": each["said"],
-        }
-        for run, summary in enumerate(summaries)
-        for each in summary.get("objectives", ())
-    ]
-
-
 def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list[dict[str, Any]]:
     """One row per latency and run: unit, n, and for each figure its text, raw value and interval."""
     rows = []

@@ -21,8 +21,9 @@ def export(
 ) -> None:
     """Write a run as tables: requests, chunks, telemetry and run, one file each.
 
-    A folder that holds such files already gets new ones. Runs of any size take the same memory. Exit codes: 0 written,
-    2 not a run, not writable, or the libraries for Parquet are not installed.
+    A folder that holds such files already gets new ones. Rows are written as the run file is read, so a large run does
+    not have to fit into memory. Exit codes: 0 written, 2 not a run, not writable, or the libraries for Parquet are not
+    installed.
     """
     wanted = [(folder, form) for folder, form in ((parquet, "parquet"), (as_csv, "csv")) if folder is not None]
     if not wanted:

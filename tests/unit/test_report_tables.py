@@ -9,7 +9,8 @@ import pytest
 
 from analysis.metrics import summarise
 from analysis.report.machines import counter_rows, memory_rows, not_measured
-from analysis.report.tables import OVERVIEW, objective_rows, overview_rows, trust
+from analysis.report.objectives import kept, rows
+from analysis.report.tables import OVERVIEW, overview_rows, trust
 from loadgen.runfile import Telemetry
 from tests.runs import burst, dropped, failed, healthy, run_of
 
@@ -54,8 +55,14 @@ def test_the_overview_has_one_unit_down_a_column(tmp_path: Path) -> None:
 def test_objectives_have_their_verdict(tmp_path: Path) -> None:
     """Each is a row with the kind that colours it; a run without any has none."""
     entry = {"objective": "ttft.p99 < 1s", "verdict": "cannot tell", "said": "0.9 s", "left_out": 0}
-    (row,) = objective_rows([{"objectives": [entry]}, {}])
+    (row,) = rows([{"objectives": [entry]}, {}])
     assert (row["run"], row["kind"], row["verdict"]) == (0, "care", "cannot tell")
+    passed = entry | {"verdict": "pass"}
+    assert kept({"objectives": [passed, entry, passed]}) == {
+        "kind": "care",
+        "text": "2 kept, 1 cannot be told from this run.",
+    }
+    assert kept({}) is None
 
 
 def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:

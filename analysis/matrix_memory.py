@@ -65,7 +65,7 @@ def _kv_cache(seen: Sequence[Memory]) -> dict[str, Any] | None:
 
 def _notes(each: Memory) -> list[str]:
     taken = [f"{each['taken_at_start']['note']}."] if each["taken_at_start"] else []
-    missing = [f"Not read of {source}: {reason}." for source, reason in each["not_measured"].items()]
+    missing = [f"Not read, {source}: {reason}." for source, reason in each["not_measured"].items()]
     return taken + missing
 
 

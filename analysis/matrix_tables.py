@@ -74,7 +74,7 @@ def difference_rows(found: Found) -> list[dict[str, Any]]:
         )
         row["equal_work"] = each["equal_work"]
         row["cells"].append(_ratio(each))
-    return list(rows.values())
+    return sorted(rows.values(), key=lambda row: str(row["by"]), reverse=True)  # servers first
 
 
 def _ratio(each: Found) -> dict[str, str]:

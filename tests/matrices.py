@@ -33,7 +33,7 @@ def plan(**changes: Any) -> MatrixPlan:
 
 
 def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: Any) -> Path:
-    """A matrix in `folder`, with its report; every run of the server `failing` could not be made. Returns the folder."""
+    """A matrix in `folder`, with its report; no run of the server `failing` could be made. Returns the folder."""
     asked = plan(**changes)
     hosts = {each.name: {"platform": each.platform} for each in asked.hosts}
     resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}

@@ -89,7 +89,8 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         done = wanted.done()
         left_s = estimate.total_s(wanted.plan, wanted.starts, book.lines, done)
         output.say(heading(wanted.plan, wanted.starts))
-        output.say(f"{len(done)} runs are done; the others take {estimate.in_words(left_s)}. {wanted.folder}")
+        over = f"{len(done)} runs are done; the others take" if done else "This takes"
+        output.say(f"{over} {estimate.in_words(left_s)}. {wanted.folder}")
         return run(wanted, book, Watcher(output.say, progress, after_run))
 
 

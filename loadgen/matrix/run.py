@@ -227,7 +227,7 @@ class Serving:
         done = matrix.done()
         left_s = estimate.total_s(matrix.plan, matrix.starts, self._book.lines, done)
         left = len(matrix.repeats) - len(done)
-        return f"; {left} runs left, {estimate.in_words(left_s)}" if left else ""
+        return f"; {left} {'run' if left == 1 else 'runs'} left, {estimate.in_words(left_s)}" if left else ""
 
     def _failed(self, repeat: Repeat, error: Exception) -> None:
         self._settled.add(repeat)

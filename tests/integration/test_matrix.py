@@ -70,13 +70,13 @@ def found_in(folder: Path) -> dict[str, Any]:
 
 
 def what_was_asked(folder: Path) -> dict[str, Any]:
-    """Every run without its timings: its plan but for the port, and of each request what was asked and came back."""
+    """Every run without its timings: its plan but for port and process, and of each request what came back."""
     facts = {}
     for file in sorted((folder / "run/cells").rglob("repeat-?/run.jsonl")):
         run = runfile.read(file)
         records = sorted(run.records, key=lambda record: record.id)
         facts[str(file.relative_to(folder))] = (
-            {name: value for name, value in run.header.plan.items() if name != "url"},
+            {name: value for name, value in run.header.plan.items() if name not in ("url", "server_pid")},
             [(each.id, each.state, each.prompt_tokens, each.output_tokens, each.finish_reason) for each in records],
         )
     return facts

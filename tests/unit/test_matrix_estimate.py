@@ -76,7 +76,7 @@ def test_the_dry_run_says_everything_beforehand() -> None:
     assert "burst#1 done" in text
     assert "Not measured: vllm on a, 70b: does not fit." in text
     assert "1 run to go, 1 are done: about" in text
-    assert "guessed: 1,000 output tokens/s" in text
+    assert "guessed: until a server is up 180 s (compose)" in text
 
 
 @pytest.mark.parametrize(

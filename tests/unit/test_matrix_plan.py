@@ -41,7 +41,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_settings_come_from_the_catalog_the_common_ones_and_the_workload(tmp_path: Path) -> None:
-    """The workload's own win over those for all runs, and those over the catalog; the label names matrix and workload."""
+    """The workload's own win over those for all runs, and those over the catalog; the label names matrix and load."""
     plan = read_matrix_plan(written(tmp_path, PLAN))
     burst, paper = (run_settings(plan, name, server="vllm", platform="A800") for name in ("burst", "paper"))
     assert (burst.n, burst.output_tokens, burst.timeout_s, burst.platform) == (10, 8, 30, "A800")

@@ -107,8 +107,8 @@ def test_a_machine_that_dies_is_noticed_and_the_run_goes_on(net: Network, tmp_pa
     n = 1200
     server, url = serve(net, tmp_path, ttft_s=0.1, itl_s=0.05)
     started = spread(net, tmp_path, url, "run", "--arrivals", "constant:150", "--n", str(n), "--output-tokens", "4")
-    wait_for(lambda: len(list((tmp_path / "run").glob("part-*.jsonl"))) == 2, started["master"])
-    wait_for(lambda: all(part.stat().st_size for part in (tmp_path / "run").glob("part-*")), started["master"])
+    parts = [tmp_path / "run" / f"part-{worker}.jsonl" for worker in (0, 1)]
+    wait_for(lambda: all(part.exists() and b'"request"' in part.read_bytes() for part in parts), started["master"])
     net.die("bench-1")
     ends = finish(started)
     server.communicate(timeout=30)

@@ -24,6 +24,8 @@ AHEAD_S = {"bench-1": 0, "bench-2": 3}
 """By how much each machine's CLOCK_MONOTONIC is ahead of the master's."""
 STREAMS = 10_000
 
+pytestmark = pytest.mark.timeout(300)  # ten thousand streams, on a machine that may be busy
+
 Processes = dict[str, subprocess.Popen[str]]
 
 
@@ -71,7 +73,7 @@ def finish(processes: Processes) -> dict[str, tuple[int, str, str]]:
     """Exit code, stdout and stderr of each."""
     ends = {}
     for name, process in processes.items():
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=200)
         assert "Traceback" not in err, err
         ends[name] = process.returncode, out, err
     return ends

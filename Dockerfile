@@ -16,7 +16,7 @@ COPY servers servers
 COPY loadgen loadgen
 COPY analysis analysis
 RUN python -m venv /opt/loadgen
-RUN /opt/loadgen/bin/pip install --no-cache-dir --disable-pip-version-check '.[telemetry]'
+RUN /opt/loadgen/bin/pip install --no-cache-dir --disable-pip-version-check '.[telemetry,ui]'
 
 FROM python:${PYTHON}
 COPY --from=build /opt/loadgen /opt/loadgen

@@ -61,5 +61,4 @@ def burst(
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
-    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
-    drive(plan, out, output, report=report, spread=spread)
+    drive(plan, out, output, report=report, spread=asked_of(given))

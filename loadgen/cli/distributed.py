@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
@@ -33,17 +34,17 @@ BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0
 
 
-def asked_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Asked | None:
-    """How the run is spread, or None for a run on this machine. Raises PlanError, DistributedError."""
-    if not distributed:
+def asked_of(given: Mapping[str, Any]) -> Asked | None:
+    """How the run is spread by these options, or None for a run on this machine. Raises PlanError, DistributedError."""
+    if not given["distributed"]:
         return None
     from loadgen.distributed.address import address_of
     from loadgen.distributed.master import Asked
     from loadgen.errors import PlanError
 
-    if expect_workers < 1:
+    if given["expect_workers"] < 1:
         raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return Asked(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+    return Asked(given["expect_workers"], address_of(given["bind"], "--bind"), given["join_timeout_s"])
 
 
 def worker(

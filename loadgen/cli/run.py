@@ -76,8 +76,7 @@ def run(
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
-    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
-    drive(plan_of(**settings), out, output, report=report, spread=spread)
+    drive(plan_of(**settings), out, output, report=report, spread=asked_of(given))
 
 
 def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Asked | None = None) -> NoReturn:

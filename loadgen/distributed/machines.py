@@ -63,6 +63,8 @@ class Machines:
         self.on_place: Callable[[Machine, int], None] = _unexpected
         """Gets a machine and the number of the place that it was given."""
         self._known: dict[str, Machine] = {}
+        self._joined: set[str] = set()
+        """Let in and not gone, also those that have not said anything yet."""
         self._say = say
         self._version = version
 
@@ -96,9 +98,10 @@ class Machines:
 
     def dismiss(self, reason: str, *, kept: bool) -> None:
         """Tell everybody that it is over."""
-        for machine in self._known.values():
-            if not machine.lost:
-                self.link.tell(messages.Bye(reason, kept and machine.first is not None), machine.node)
+        for node in self._joined:
+            machine = self._known.get(node)
+            took_part = machine is not None and machine.first is not None
+            self.link.tell(messages.Bye(reason, kept and took_part), node)
 
     def counts(self) -> Counts:
         """Sums over the machines."""
@@ -113,6 +116,8 @@ class Machines:
             self.port = event.port
         elif isinstance(event, messages.Refused):
             self._refused(event)
+        elif isinstance(event, messages.Joined):
+            self._joined.add(event.node)
         elif isinstance(event, messages.Heard):
             self._heard(event.node, links.word_of(event))
         elif (machine := self._known.get(event.node)) is not None:
@@ -178,6 +183,7 @@ class Machines:
         self.on_place(machine, place)
 
     def _gone(self, machine: Machine, reason: str) -> None:
+        self._joined.discard(machine.node)
         machine.lost = reason
         if machine not in self.present:
             del self._known[machine.node]
@@ -190,7 +196,6 @@ class Machines:
                 self._place(waiting)
         elif machine.ended is None:
             self._say(f"{machine.name} is lost: {reason}. {left_there(machine)}")
-            self.link.tell(messages.Bye("this machine was counted as lost", kept=False), machine.node)
 
     def _name(self, hostname: str) -> str:
         names = {machine.name for machine in self._known.values()}

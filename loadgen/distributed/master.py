@@ -276,12 +276,22 @@ class Master:
             yield msgspec.json.encode(Telemetry(source="clock", at_ns=at_ns, worker=workers[0], values=values)) + b"\n"
 
     def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
-        """How each of its workers ended. Of a lost machine every request of an open loop counts as due: the plan gave
-        it to that machine, and nobody else sends it."""
+        """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
+        nobody else sends it."""
         offset = machine.offset(self._header.start_ns)
         shares = self._shares_of(machine)
-        convert = partial(converted, offset, self._header.start_ns, closed=shares[0].due_ns is None)
+        measured = shares[0].due_ns is None or shares[0].conversations is not None
+        convert = partial(converted, offset, self._header.start_ns, closed=measured)
         known = machine.due or [0] * len(shares)
         for share, due, exit_ in zip(shares, known, exits(machine, len(shares)), strict=True):
-            planned = due if machine.ended or share.due_ns is None else len(share.due_ns)
-            yield Outcome(share, planned, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
+            due_in_all = due if machine.ended else planned(share, due)
+            yield Outcome(share, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
+
+
+def planned(share: Share, due: int) -> int:
+    """How many requests a worker would have sent in the end; `due` of them where only the clock was to end it."""
+    if share.until_ns is not None:
+        return due
+    if share.due_ns is None or share.conversations is not None:
+        return sum(1 for _ in share.requests())
+    return len(share.due_ns)

@@ -200,11 +200,12 @@ def test_machines_have_to_ask_the_same(tmp_path: Path, started: list[Process]) -
         started.append(master)
         assert master.stdout is not None
         port = next(found[1] for line in master.stdout if (found := re.search(r"127\.0\.0\.1:(\d+)$", line)))
-        ends = []
-        for name, environment in (("with", {"LOADGEN_API_KEY": "hunter2"}), ("without", {})):
+        where = ["--master", f"127.0.0.1:{port}"]
+        for name in ("with", "without"):
             (tmp_path / name).mkdir()
-            where = ["--master", f"127.0.0.1:{port}"]
-            started.append(start(tmp_path / name, *where, command="worker", **environment))
+        started.append(start(tmp_path / "with", *where, command="worker", LOADGEN_API_KEY="hunter2"))
+        assert any("1 of 2 machines" in line for line in master.stdout)
+        started.append(start(tmp_path / "without", *where, command="worker"))
         ends = [end_of(process) for process in started]
     assert [code for code, _, _ in ends] == [2, 2, 3]
     assert "cannot take part" in ends[0][2]

@@ -83,6 +83,13 @@ def test_commands_are_ours(manifests: list[Manifest]) -> None:
         assert container["image"] == f"llm-loadgen:{version('llm-loadgen')}"
 
 
+def test_the_image_holds_what_joins_machines(root: Path) -> None:
+    """Locust comes with the extra `ui`; the image runs as the user of the manifests."""
+    image = (root / "Dockerfile").read_text("utf-8")
+    assert re.search(r"pip install .*'\.\[[a-z,]*\bui\b[a-z,]*\]'", image)
+    assert "USER 10001:10001" in image
+
+
 def test_workers_find_the_master(manifests: list[Manifest]) -> None:
     """Service, policy, ports and labels lead from the workers to the run, and as many come as it waits for."""
     of = {manifest["kind"]: manifest for manifest in manifests}

@@ -16,7 +16,7 @@ BIN := .venv/bin
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
-test: .venv/.tests .venv/.browser .venv/.compiler
+test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -63,6 +63,12 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	@echo "Installing what the tests need into .venv: once, a minute or two."
 	@$(BIN)/python -m pip install -q -e '.[test]'
 	@touch .venv/.installed $@
+
+# Machines for the tests of --distributed: network namespaces (iproute2), with clocks of their own (util-linux).
+.venv/.network: .venv/.tests
+	@set -e; $(call need,command -v ip >/dev/null,iproute2); \
+	$(call need,command -v unshare >/dev/null && command -v nsenter >/dev/null,util-linux)
+	@touch $@
 
 # Playwright's own Node needs libatomic. Ubuntu has no Chromium without snap: there Playwright fetches one.
 .venv/.browser: .venv/.tests

@@ -97,5 +97,6 @@ ARRIVALS: Mapping[str, Callable[[str], str]] = {
     "ramp": _ramp,
     "steps": lambda rest: f"{rest.replace('@', ' per second for ').replace(',', ', ')}",
     "closed": _closed,
+    "interactive": lambda _: "by users that came and went by hand",
     "trace": lambda rest: f"as recorded in {_name(rest)}",
 }

@@ -52,8 +52,8 @@ def delivery(due_ns: Sequence[int] | Floats, sent_ns: Sequence[int | None] | Flo
     microsecond, of which gamma arrivals are full, would look like another distribution. Where that is more than a
     tenth of the mean gap there is no test: it would pass whatever was sent.
 
-    Closed loops have no due instants, hence neither lateness nor figures of `due`. Raises ValueError when the two
-    sequences differ in length.
+    Closed loops and interactive users have no due instants, hence neither lateness nor figures of `due`. Raises
+    ValueError when the two sequences differ in length.
     """
     if len(due_ns) != len(sent_ns):
         raise ValueError(f"{len(due_ns)} due instants and {len(sent_ns)} send instants are not of the same requests")
@@ -88,7 +88,7 @@ def named_by(arrivals: str) -> Named:
     if kind == "gamma":
         rate, _, cv = rest.partition(",cv=")
         return Named(float(rate), float(cv), stochastic=True)
-    return Named(open_loop=kind != "closed")
+    return Named(open_loop=kind not in ("closed", "interactive"))
 
 
 def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:

@@ -130,7 +130,7 @@ def _kv_cache(run: Run, found: Sequence[Sample]) -> dict[str, Any] | None:
 def _taken(run: Run, found: Sequence[Sample]) -> dict[str, Any] | None:
     """How much of a card the engine takes whatever the load: by its own word, or its default."""
     server = str(run.header.server.get("name") or run.header.plan.get("server"))
-    if server not in TAKES:
+    if server not in TAKES or run.header.server.get("simulated"):
         return None
     last = last_of(found, ("idle", "start", "run", *AFTER))
     share = number(last.values, "taken_share") if last else None

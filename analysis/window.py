@@ -1,8 +1,8 @@
 """The measuring window: the stretch of an open or closed loop in which the server was under its steady load.
 
-A burst has none: its figures are of the whole run. Otherwise the plan's `window_s` sets it, or it is found from the
-number of requests in flight, which rises while the first answers are still being made, stays on a plateau, and falls
-when no more requests come:
+A burst has none, nor have users turned up and down by hand: their figures are of the whole run. Otherwise the plan's
+`window_s` sets it, or it is found from the number of requests in flight, which rises while the first answers are still
+being made, stays on a plateau, and falls when no more requests come:
 
     in flight   |      .--~~--~---~~-.            level: median over the middle half of the arrivals
                 |    /|              |\\           from:  first instant with at least 80 % of the level
@@ -30,6 +30,8 @@ HALVES_SHARE = 0.75
 HALVES_ERRORS = 3
 """The number in flight of Poisson arrivals is Poisson distributed: its standard error is the root of its mean."""
 RATE_CHANGES = ("ramp", "steps", "trace")
+WHOLE = ("burst", "interactive")
+"""Neither has a steady load: one comes all at once, the other as somebody turns it."""
 
 
 class Steps(NamedTuple):
@@ -50,7 +52,7 @@ def choose(frame: Frame, plan: Mapping[str, Any]) -> Window | None:
         return Window(set_s[0] * 1e9, set_s[1] * 1e9, "set", "set by the plan")
     kind = str(plan.get("arrivals", "burst")).partition(":")[0]
     asked = frame.sent & ~np.isnan(frame.end_ns)
-    if kind == "burst" or not asked.any():
+    if kind in WHOLE or not asked.any():
         return None
     begins, ends = float(frame.due_ns[asked].min()), float(frame.due_ns[asked].max())
     if ends <= begins:

@@ -59,7 +59,7 @@ def duration(seconds: float | None, digits: int = 3) -> str:
 def skew(summary: Summary) -> str:
     """What a burst's skew is, and what the clocks of several machines leave open of it."""
     if bounds := summary["burst"].get("skew_range_s"):
-        return f"{duration(bounds[0])} to {duration(bounds[1])}, as clocks agree"
+        return f"{duration(bounds[0])} to {duration(bounds[1])}, by the clocks' uncertainty"
     return "from the first byte sent to the last"
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
-from loadgen.load import Load, bytes_of, load_of, longest_of, part_of
+from loadgen.load import Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
 from loadgen.plan import Plan
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from servers.probe import ServerFacts
     from workloads.request import Request
 
+Dealt = TypeVar("Dealt")
 Say = Callable[[str], None]
 """Gets one line per step."""
 OnProgress = Callable[[str, "Counts"], None]
@@ -70,7 +71,7 @@ def run(
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
-        sampler = _sampler(plan, header)
+        sampler = sampler_of(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
@@ -99,12 +100,12 @@ def _access(plan: Plan) -> Access:
     return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
 
 
-def _sampler(plan: Plan, header: Header) -> Sampler:
+def sampler_of(plan: Plan, header: Header) -> Sampler:
     """What reads the server, the GPUs and the host beside the load. Raises PlanError."""
-    from loadgen.sources import sampler_of
+    from loadgen import sources
 
     access = _access(plan)
-    return sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
+    return sources.sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
 
 
 @contextlib.contextmanager
@@ -113,7 +114,7 @@ def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[Server
     from servers.probe import check_limits
     from servers.resolve import resolve
 
-    longest = [longest_of(plan.input_tokens), longest_of(plan.output_tokens)]
+    longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
         with _simulated(plan, load, max(4096, sum(longest)), say) as facts:
@@ -191,7 +192,7 @@ def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access:
 def _shares(
     plan: Plan, load: Load, folder: Path, facts: ServerFacts, dialect: Dialect, asked: Asked, access: Access
 ) -> list[Share]:
-    """Requests are dealt to the workers in turn, so that each has the same mix."""
+    """Requests, or whole sessions, are dealt to the workers in turn, so that each has the same mix."""
     from loadgen.driver import Limits
     from loadgen.worker import Share
     from servers.connection import target_of
@@ -201,7 +202,8 @@ def _shares(
     return [
         Share(
             worker=worker,
-            requests=partial(_dealt, asked.requests, worker, workers),
+            requests=partial(_requests, asked, worker, workers),
+            conversations=asked.conversations and partial(_dealt, asked.conversations, worker, workers),
             due_ns=None if load.due_ns is None else load.due_ns[worker::workers],
             clients=part_of(load.clients, worker, workers),
             think_ns=load.think_ns,
@@ -220,8 +222,14 @@ def _shares(
     ]
 
 
-def _dealt(requests: Callable[[], Iterator[Request]], worker: int, workers: int) -> Iterator[Request]:
-    return islice(requests(), worker, None, workers)
+def _requests(asked: Asked, worker: int, workers: int) -> Iterator[Request]:
+    if asked.conversations is None:
+        return _dealt(asked.requests, worker, workers)
+    return chain.from_iterable(session.planned() for session in _dealt(asked.conversations, worker, workers))
+
+
+def _dealt(draw: Callable[[], Iterator[Dealt]], worker: int, workers: int) -> Iterator[Dealt]:
+    return islice(draw(), worker, None, workers)
 
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> Header:

@@ -156,6 +156,8 @@ def _ended(line: bytes) -> _Ended | None:
 def _lost(outcome: Outcome, request: Request, *, interrupted: bool) -> Record:
     return Record(
         id=request.id,
+        session=request.session,
+        turn=request.turn,
         state="failed",
         worker=outcome.share.worker,
         error_kind="cancelled" if interrupted else "worker_lost",

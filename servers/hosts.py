@@ -16,6 +16,7 @@ SERVERS = ("vllm", "tgi", "lightllm")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 _SECRET = re.compile(r"(?i)(^|_)(token|key|secret|password)$")
 
 
@@ -31,7 +32,7 @@ class Host:
     address: str = "127.0.0.1"
     """Name or address under which this machine reaches it. Servers listen there only."""
     gpus: Mapping[str, str] = field(default_factory=dict)
-    """GPU of each server, by index or UUID; the others keep the one of docker-compose.yml."""
+    """GPU of each server, by index or UUID, or several with commas between; others keep docker-compose.yml's."""
     model_dir: str = ""
     """Folder of that machine that holds the models; empty: the volume as it is there."""
     model_volume: str = "llm-models"
@@ -99,7 +100,7 @@ def _is_volume(value: Any) -> bool:
 
 def _is_gpus(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        server in SERVERS and isinstance(gpu, str) and re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", gpu)
+        server in SERVERS and isinstance(gpu, str) and all(_GPU.fullmatch(each) for each in gpu.split(","))
         for server, gpu in value.items()
     )
 
@@ -123,7 +124,7 @@ _EXPECTED = {
     "platform": "a text, such as A800",
     "docker": 'the name of a Docker context, or "ssh://user@host", or "" for this machine',
     "address": "a host name or an address, without scheme and port",
-    "gpus": f'one GPU per server ({", ".join(SERVERS)}), by index "0" or UUID "GPU-..."',
+    "gpus": f'one GPU per server ({", ".join(SERVERS)}), by index "0" or UUID "GPU-...", or several: "0,1"',
     "model_dir": "an absolute folder of that machine",
     "model_volume": "the name of a Docker volume",
     "env": "names and texts; secrets come from the environment, never from this file",

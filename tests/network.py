@@ -1,8 +1,8 @@
 """Machines made of network namespaces: a server, a master, and worker machines with slow links and clocks of their own.
 
-    server 10.77.0.1 ──── veth, no delay ──── master, worker a, worker b
-    master 10.77.9.1 ──── delay.py ────────── worker a      5 ms each way
-    master 10.77.9.1 ──── delay.py ────────── worker b     20 ms each way
+    server 10.77.0.1 ──── veth, no delay ──── master, worker machines
+    master 10.77.9.1 ──── delay.py ────────── bench-1      5 ms each way
+    master 10.77.9.1 ──── delay.py ────────── bench-2     20 ms each way
 
 All of it lives in one network and mount namespace that ends with a process of ours; without root, in a user namespace
 too.
@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SERVER = "10.77.0.1"
 MASTER = "10.77.9.1"
+NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+"""A machine of its own has a host name of its own."""
 
 
 class Network:
@@ -35,9 +37,10 @@ class Network:
 
     def start(self, machine: str, *command: str, ahead_s: int = 0, **options: object) -> subprocess.Popen[str]:
         """Run a command on a machine whose CLOCK_MONOTONIC is so far ahead."""
-        shifted = ["unshare", "--time", "--monotonic", str(ahead_s), "--fork", "--kill-child", "--"] if ahead_s else []
+        clock = ["--time", "--monotonic", str(ahead_s), "--fork", "--kill-child"] if ahead_s else []
+        named = ["unshare", "--uts", *clock, "--", "sh", "-c", NAMED, machine]
         return subprocess.Popen(
-            [*self._inside, "ip", "netns", "exec", machine, *shifted, *command],
+            [*self._inside, "ip", "netns", "exec", machine, *named, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

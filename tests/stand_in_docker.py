@@ -73,7 +73,7 @@ class Docker:
         """`folder` gets the program, its rules and its calls."""
         self.folder = folder
         program = folder / "docker"
-        program.write_text(f"#!{sys.executable}\n" + Path(__file__).read_text("utf-8"))
+        program.write_text(f"#!{sys.executable} -IS\n" + Path(__file__).read_text("utf-8"))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         self.answer()
 

@@ -18,6 +18,9 @@ const Report = (() => {
   const plain = (text) => String(text).replace(/[<>&%{}]/g, " ");
   const element = (name) => document.getElementById(`chart-${name}`);
 
+  // On a narrow screen each run has a line of the legend to itself, and charts grow by it (page.css).
+  if (several) root.style.setProperty("--legend", `${1.1 * DATA.runs.length}rem`);
+
   function layout(changes) {
     const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
       title: { standoff: 8 }, separatethousands: true, exponentformat: "none" };

@@ -17,8 +17,10 @@ UNITS: dict[str, tuple[float, str]] = {
 
 
 def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap. Curves with the same `panel`
-    share an axis: those of one unit, but prompt tokens, of which there are many, are apart from output tokens."""
+    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap.
+
+    Curves with the same `panel` share an axis: those of one unit, but the many prompt tokens apart from output tokens.
+    """
     return [_panel(each) for each in series]
 
 

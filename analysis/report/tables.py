@@ -64,6 +64,8 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
     ]
     if sent := words.delivery(summary):
         lines.append({"good": words.delivered(summary), "text": sent})
+    if machines := words.machines(summary):
+        lines.append({"good": True, "text": machines})
     if counted := words.counters(summary):
         lines.append({"good": True, "text": counted})
     if window := words.window(summary):
@@ -73,10 +75,10 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
 
 def trust(summary: Summary) -> dict[str, str]:
     """The beliefs in one sentence and in a word or two, and their kind: good, care or bad."""
-    if summary["client"]["verdict"] != "ok":
-        return _trust("bad", "no", "Not as it stands: the client may have been the limit.")
     if not summary["requests"]["complete"]:
         return _trust("bad", "no", "There is nothing to believe: no request was complete.")
+    if summary["client"]["verdict"] != "ok":
+        return _trust("bad", "no", "Not as it stands: the client may have been the limit.")
     if doubts := sum(not line["good"] for line in beliefs(summary)):
         return _trust("care", "with care", f"With care: {words.count(doubts, 'remark')} below.")
     return _trust("good", "yes", "Yes: nothing that was checked speaks against it.")

@@ -17,6 +17,7 @@ from loadgen.cli.report import report
 from loadgen.cli.run import run
 from loadgen.cli.servers import servers
 from loadgen.cli.sim import sim
+from loadgen.cli.ui import ui
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(compare)
 app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
+app.command()(ui)
 app.command()(worker)
 app.add_typer(servers, name="servers")
 

@@ -47,6 +47,7 @@ def up(
     ] = "compose",
     file: _File = None,
     python: Annotated[Path | None, Option(help="process: the interpreter that has the server installed.")] = None,
+    tensor_parallel: Annotated[int | None, Option(help="compose, process: so many GPUs share the model.")] = None,
     port: Annotated[int | None, Option(help="process, simulated: port to listen on; any free one by default.")] = None,
     timeout_s: Annotated[
         float, Option("--timeout", parser=seconds, metavar="T", help="After which a server that is not ready failed.")
@@ -71,6 +72,7 @@ def up(
     from servers.probe import check_limits, probe
 
     options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments or ()}
+    options["tensor_parallel"] = tensor_parallel
     given = {name: value for name, value in options.items() if value}
     _check_options(launch, given)
     if launch == "process" and not model:
@@ -181,10 +183,16 @@ def _wanted(server: str, host: Host, launch: str | None, model: str, options: di
 
 def _check_options(launch: str, given: dict[str, Any]) -> None:
     """Options that this way of starting would pass over are mistakes."""
-    foreign = {"compose": {"python", "port", "arguments"}, "process": {"file"}, "simulated": {"file", "python"}}
+    foreign = {
+        "compose": {"python", "port", "arguments"},
+        "process": {"file"},
+        "simulated": {"file", "python", "tensor_parallel"},
+    }
     wrong = sorted(given.keys() & foreign.get(launch, set()))
     if wrong:
-        names = ", ".join("options after --" if name == "arguments" else f"--{name}" for name in wrong)
+        names = ", ".join(
+            "options after --" if name == "arguments" else "--" + name.replace("_", "-") for name in wrong
+        )
         more = "; containers are told in docker-compose.yml and in a host's env" if launch == "compose" else ""
         raise BadParameter(f"--launch {launch} takes no {names}{more}")
 

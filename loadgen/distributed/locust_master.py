@@ -45,7 +45,7 @@ STRANGERS_MOST = 256
 """Handshakes under way at a time; the oldest gives way."""
 
 
-class Master(locust_runners.MasterRunner):
+class Master(locust_runners.MasterRunner):  # type: ignore[misc] # Locust is not typed throughout
     """Locust's master, deaf to what has no use here, and not to be silenced by bytes that are no message."""
 
     def handle_message(self, client_id: str, msg: Message) -> None:
@@ -202,7 +202,7 @@ def main(host: str, port: int, fd: int) -> None:
     gevent.spawn(side.watch)
     side.obey()
     runner.quit()
-    runner.server.close(linger=500)  # type: ignore[no-untyped-call]
+    runner.server.close(linger=500)
 
 
 if __name__ == "__main__":

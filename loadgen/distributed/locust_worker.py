@@ -133,9 +133,9 @@ def main(host: str, port: int, fd: int) -> None:
     obeying = gevent.spawn(side.obey)
     gevent.spawn(_until_left, runner, frames, obeying)
     obeying.join()
-    environment.events.quitting.fire(environment=environment)  # type: ignore[no-untyped-call] # tells the master
+    environment.events.quitting.fire(environment=environment)  # tells the master
     runner.greenlet.kill(block=True)  # or it would read from a closed socket for ever
-    runner.client.close(linger=1000)  # type: ignore[no-untyped-call]
+    runner.client.close(linger=1000)
 
 
 def _until_left(runner: locust_runners.WorkerRunner, frames: Frames[messages.Orders], obeying: gevent.Greenlet) -> None:

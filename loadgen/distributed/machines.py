@@ -29,6 +29,8 @@ class Machine:
     host: dict[str, Any]
     first: int | None = None
     """The first of its workers' numbers; None without a place in the run."""
+    prepared: messages.Prepared | None = None
+    connecting: bool = False
     ready: messages.Ready | None = None
     measured: bool = False
     """Whether the series of exchanges that was asked for last is over."""
@@ -68,6 +70,11 @@ class Machines:
     def present(self) -> list[Machine]:
         """Those with a place."""
         return [machine for machine in self.places if machine is not None]
+
+    @property
+    def full(self) -> bool:
+        """Whether every place is taken."""
+        return None not in self.places
 
     def listen(self, timeout_s: float) -> None:
         """Take what comes, for so long at most until the first event. Raises DistributedError when nothing can come."""
@@ -132,6 +139,8 @@ class Machines:
             self._greet(node, word)
         elif machine is None or machine.lost:
             pass  # who was given up has been told so
+        elif isinstance(word, messages.Prepared):
+            machine.prepared = word
         elif isinstance(word, messages.Ready):
             machine.ready = word
         elif isinstance(word, messages.Unable):
@@ -156,7 +165,7 @@ class Machines:
         if self.started:
             self.link.tell(messages.Wait("the run has begun"), node)
             self._say(f"{machine.name} came after the start and has no part in this run")
-        elif None in self.places:
+        elif not self.full:
             self._place(machine)
         else:
             self.link.tell(messages.Wait(f"{len(self.places)} machines are there already"), node)

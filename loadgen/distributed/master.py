@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +21,22 @@ from loadgen.distributed import messages
 from loadgen.distributed.address import Address
 from loadgen.distributed.errors import DistributedError, TokenError
 from loadgen.distributed.machines import Machine, Machines, exits, left_there
-from loadgen.distributed.offsets import Offset
+from loadgen.distributed.offsets import Offset, converted
 from loadgen.distributed.parts import Incoming
+from loadgen.distributed.prints import print_of
 from loadgen.distributed.token import VARIABLE, token_of
 from loadgen.gather import Outcome, append, gather
 from loadgen.load import bytes_of, load_of
 from loadgen.plan import Plan
-from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.telemetry import Sampler
 from loadgen.worker import Share
 
 LISTEN_S = 0.1
-LEAD_NS = 500_000_000
+LEAD_NS = 300_000_000
 """From the order to start to the start, beside twice the longest round trip: enough for each machine's workers to be
 watching their clocks."""
 MEASURE_LIMIT_S = 30.0
-REQUESTS_IN_PRINT = 2
 DRIFT_LEAST_NS = 1_000
 """Less than this between the clocks is left alone."""
 
@@ -72,7 +70,7 @@ def run(
         machines = Machines(link, asked.machines, say, version=version("llm-loadgen"))
         master = Master(machines, shares, header, folder, say=say, on_progress=on_progress)
         with master.interrupts.watched():
-            return master.run(asked)
+            return master.run(asked, api.sampler_of(total, header))
 
 
 def check_bind(bind: Address, token: str) -> None:
@@ -109,45 +107,56 @@ class Master:
         machines.on_place = self._assign
         machines.on_piece = self._write
 
-    def run(self, asked: Asked) -> Footer:
-        """From the first machine to the footer. However it ends, each machine is told."""
+    def run(self, asked: Asked, sampler: Sampler) -> Footer:
+        """From the first machine to the footer. However it ends, each machine is told. `sampler` reads the server from
+        here."""
         ended = "the master failed"
         kept = False
         try:
+            sampler.idle()
             self._assemble(asked)
+            sampler.start()
+            self._header.telemetry = sampler.facts
             self._start()
+            sampler.begin(self._header.start_ns, self._folder, self._machines.counts)
             self._watch()
+            beside = sampler.end(patient=not self.interrupts.count)
             self._measure()
-            footer = self._gather()
+            footer = self._gather(beside)
             ended, kept = "the run is over", True
             return footer
         except (DistributedError, KeyboardInterrupt) as error:
             ended = f"the run was called off: {error or 'interrupted'}"
             raise
         finally:
+            sampler.stop()
             self._machines.dismiss(ended, kept=kept)
             self._incoming.close()
 
     def _assemble(self, asked: Asked) -> None:
         """Until every place is taken by a machine that is ready and whose clock is known."""
         machines = self._machines
-        self._until(lambda: machines.port is not None, MEASURE_LIMIT_S, "Locust's master does not come up")
+        soon = time.monotonic() + MEASURE_LIMIT_S
+        self._until(lambda: machines.port is not None, soon, "Locust's master does not come up")
         self._say(f"waiting for {asked.machines} worker machines on {asked.bind.host}:{machines.port}")
         deadline = time.monotonic() + asked.join_timeout_s
-        while True:
-            self._until(
-                lambda: None not in machines.places and all(machine.ready for machine in machines.present),
-                deadline - time.monotonic(),
-                f"not every machine was ready after {asked.join_timeout_s:g} s",
-            )
+        late = f"not every machine was ready after {asked.join_timeout_s:g} s"
+        while not (machines.full and all(machine.ready for machine in machines.present)):
+            self._until(lambda: machines.full and all(machine.prepared for machine in machines.present), deadline, late)
             self._measure()
-            if None not in machines.places and all(machine.ready for machine in machines.present):
-                break
-        for machine in machines.present:
-            self._check(machine)
+            if machines.full:
+                self._connect()
+                self._until(lambda: not machines.full or all(each.ready for each in machines.present), deadline, late)
 
-    def _until(self, reached: Callable[[], bool], limit_s: float, late: str) -> None:
-        deadline = time.monotonic() + limit_s
+    def _connect(self) -> None:
+        """Only now, and all at the same time, so that no connection idles for long before the start."""
+        for machine in self._machines.present:
+            if not machine.connecting:
+                self._check(machine)
+                machine.connecting = True
+                self._machines.link.tell(messages.Connect(), machine.node)
+
+    def _until(self, reached: Callable[[], bool], deadline: float, late: str) -> None:
         while not reached():
             if self.interrupts.count:
                 raise KeyboardInterrupt
@@ -164,15 +173,15 @@ class Master:
 
     def _check(self, machine: Machine) -> None:
         """The same server and the same bytes everywhere, or the run would be of something else."""
-        assert machine.ready is not None
+        assert machine.prepared is not None
         for fact in ("name", "version", "model", "simulated"):
-            ours, theirs = self._header.server[fact], machine.ready.server.get(fact)
+            ours, theirs = self._header.server[fact], machine.prepared.server.get(fact)
             if ours != theirs:
                 raise DistributedError(
                     f"{machine.name} finds another server at {self._header.server['url']}: {fact} {theirs}, not {ours}",
                     "Give a --url that leads every machine to the same server.",
                 )
-        if machine.ready.prints != [print_of(share) for share in self._shares_of(machine)]:
+        if machine.prepared.prints != [print_of(share) for share in self._shares_of(machine)]:
             raise DistributedError(
                 f"{machine.name} draws other prompts from the same seed",
                 "Its tokenizer, dataset or trace file is not the master's: copy the file, under the same path.",
@@ -241,14 +250,18 @@ class Master:
             raise DistributedError(f"{machine.name} sent the part of worker {piece.worker}, which is not its own")
         self._machines.link.tell(self._incoming.take(piece), machine.node)
 
-    def _gather(self) -> Footer:
+    def _gather(self, beside: Sequence[Path]) -> Footer:
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
         machines = self._machines.present
         append(main, (line for machine in machines for line in self._clock_lines(machine, machine.offset(start_ns))))
         outcomes = [outcome for machine in machines for outcome in self._outcomes(machine)]
         notes = [f"{each.name} was interrupted there" for each in machines if each.ended and each.ended.interrupted]
         notes += [f"{each.name} is lost: {each.lost}. {left_there(each)}" for each in machines if not each.ended]
-        return gather(outcomes, self._header, main, interrupted=self.interrupts.count > 0, notes=notes)
+        ends = [each.ended.at_ns - each.offset(start_ns).after.offset_ns for each in machines if each.ended]
+        interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
+        return gather(
+            outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
+        )
 
     def _clock_lines(self, machine: Machine, offset: Offset) -> Iterator[bytes]:
         workers = [share.worker for share in self._shares_of(machine)]
@@ -272,29 +285,3 @@ class Master:
         for share, due, exit_ in zip(shares, known, exits(machine, len(shares)), strict=True):
             planned = due if machine.ended or share.due_ns is None else len(share.due_ns)
             yield Outcome(share, planned, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
-
-
-def print_of(share: Share) -> bytes:
-    """A digest of the first bodies that a worker sends: equal where prompts, model and dialect are."""
-    made = hashlib.sha256()
-    for request in islice(share.requests(), REQUESTS_IN_PRINT):
-        made.update(share.dialect.encode(request, share.model))
-    return made.digest()
-
-
-def converted(offset: Offset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
-    """A line of a worker machine's part, with its Record on the master's clock.
-
-    The Record moves as a whole, by the drift until it was sent: durations stay as that machine's clock measured them.
-    So does the due instant of an open loop, which is the plan's own.
-    """
-    try:
-        record = msgspec.json.decode(line, type=Record)
-    except msgspec.DecodeError:
-        return line
-    at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
-    by_ns = offset.correction(start_ns, at_ns)
-    moved = shifted(record, by_ns)
-    if not closed:
-        moved.due_ns = record.due_ns
-    return msgspec.json.encode(moved) + b"\n"

@@ -35,14 +35,24 @@ class Assign(msgspec.Struct, tag=True, frozen=True):
     """How many of them it runs."""
 
 
-class Ready(msgspec.Struct, tag=True, frozen=True):
-    """Worker to master: everything is drawn, encoded and connected."""
+class Prepared(msgspec.Struct, tag=True, frozen=True):
+    """Worker to master: it has found the server and drawn its prompts."""
 
-    stamps: str
     prints: list[bytes]
     """A digest of the first bytes that each of its workers will send."""
     server: dict[str, Any]
     """Who answers, as seen from there."""
+
+
+class Connect(msgspec.Struct, tag=True, frozen=True):
+    """Master to worker: everybody is prepared, so encode and connect. Not earlier: servers close connections that idle
+    for some seconds."""
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """Worker to master: everything is encoded and connected."""
+
+    stamps: str
 
 
 class Unable(msgspec.Struct, tag=True, frozen=True):
@@ -94,6 +104,8 @@ class Taken(msgspec.Struct, tag=True, frozen=True):
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """Worker to master, after its last Piece."""
 
+    at_ns: int
+    """When its last request had ended, on its own CLOCK_MONOTONIC."""
     due: list[int]
     exits: list[str]
     """Of each worker: its exit code or signal, in words."""
@@ -114,7 +126,23 @@ class Bye(msgspec.Struct, tag=True, frozen=True):
     kept: bool
 
 
-Words = Hello | Assign | Ready | Unable | Start | Started | Stop | Progress | Piece | Taken | Ended | Wait | Bye
+Words = (
+    Hello
+    | Assign
+    | Prepared
+    | Connect
+    | Ready
+    | Unable
+    | Start
+    | Started
+    | Stop
+    | Progress
+    | Piece
+    | Taken
+    | Ended
+    | Wait
+    | Bye
+)
 
 
 class Bound(msgspec.Struct, tag=True, frozen=True):

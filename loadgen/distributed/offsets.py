@@ -17,6 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
+from loadgen.record import Record, shifted
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -78,3 +82,21 @@ def offset_of(samples: Iterable[Sample], start_ns: int) -> Offset:
         (before if sample.at_ns <= start_ns else after).append(sample)
     best = min(before, key=lambda sample: sample.round_trip_ns)
     return Offset(best, min(after, key=lambda sample: sample.round_trip_ns, default=best))
+
+
+def converted(offset: Offset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
+    """A line of a worker machine's part, with its Record on the master's clock.
+
+    The Record moves as a whole, by the drift until it was sent: durations stay as that machine's clock measured them.
+    So does the due instant of an open loop, which is the plan's own.
+    """
+    try:
+        record = msgspec.json.decode(line, type=Record)
+    except msgspec.DecodeError:
+        return line
+    at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
+    by_ns = offset.correction(start_ns, at_ns)
+    moved = shifted(record, by_ns)
+    if not closed:
+        moved.due_ns = record.due_ns
+    return msgspec.json.encode(moved) + b"\n"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from loadgen import api, coordinator, host
 from loadgen.coordinator import Interrupts, Worker
@@ -17,9 +16,9 @@ from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.address import Address
 from loadgen.distributed.errors import DistributedError, TokenError
-from loadgen.distributed.master import print_of
 from loadgen.distributed.parts import Outgoing
-from loadgen.distributed.token import token_of
+from loadgen.distributed.prints import print_of
+from loadgen.distributed.token import VARIABLE, token_of
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
 from loadgen.load import bytes_of, load_of
@@ -40,6 +39,7 @@ class Talk:
         self.link = link
         self.joined = False
         self.assign: messages.Assign | None = None
+        self.connect = False
         self.start: messages.Start | None = None
         self.wait: messages.Wait | None = None
         self.bye: messages.Bye | None = None
@@ -80,12 +80,9 @@ class Talk:
     def _take(self, event: messages.Events) -> None:
         if isinstance(event, messages.Joined):
             self.joined = True
-        elif isinstance(event, messages.Refused):
-            refused = TokenError if event.node else DistributedError
-            raise refused(
-                f"not let in: {event.reason}", "Is it the master's address, and is its LOADGEN_TOKEN set here?"
-            )
-        elif isinstance(event, messages.Gone):
+        elif isinstance(event, messages.Refused) and event.node:
+            raise TokenError(f"not let in: {event.reason}", f"Set the master's {VARIABLE} here, and check the address.")
+        elif isinstance(event, messages.Refused | messages.Gone):
             self._ends(event.reason)
         elif isinstance(event, messages.Heard):
             self._heard(links.word_of(event))
@@ -93,6 +90,8 @@ class Talk:
     def _heard(self, word: messages.Words) -> None:
         if isinstance(word, messages.Assign):
             self.assign = word
+        elif isinstance(word, messages.Connect):
+            self.connect = True
         elif isinstance(word, messages.Start):
             self.start = word
         elif isinstance(word, messages.Wait):
@@ -168,8 +167,10 @@ def _take_part(talk: Talk, assign: messages.Assign, parts: Path, say: api.Say, o
         with api.prepared(plan, parts, say) as (shares, header):
             host.make_folder(parts, bytes_of(plan, load_of(plan)) * assign.workers // plan.workers)
             mine = shares[assign.first : assign.first + assign.workers]
-            engine = _Engine(talk, mine, header.server, on_progress)
-            outcomes = engine.drive()
+            engine = _Engine(talk, mine, on_progress)
+            talk.link.tell(messages.Prepared([print_of(share) for share in mine], header.server))
+            talk.until(lambda: talk.connect)
+            outcomes = engine.drive() if talk.connect else []
     except Exception as error:
         if engine is None or not engine.began:
             talk.link.tell(messages.Unable(str(error), str(getattr(error, "hint", ""))))
@@ -195,20 +196,18 @@ def _take_part(talk: Talk, assign: messages.Assign, parts: Path, say: api.Say, o
 class _Engine:
     """The measuring engine, ordered about by the master."""
 
-    def __init__(
-        self, talk: Talk, shares: Sequence[Share], server: dict[str, Any], on_progress: api.OnProgress
-    ) -> None:
+    def __init__(self, talk: Talk, shares: Sequence[Share], on_progress: api.OnProgress) -> None:
         self.began = False
         self._talk = talk
         self._shares = shares
-        self._server = server
         self._on_progress = on_progress
         self._told_s = 0.0
+        self._ended_ns = 0
         self._outgoing = talk.outgoing = Outgoing({share.worker: share.part for share in shares}, talk.link.tell)
 
     def drive(self) -> list[Outcome]:
         """Connect, wait for the start, and drive to the end."""
-        return coordinator.drive(self._shares, self._begin, self._talk.interrupts, self._look)
+        return coordinator.drive(self._shares, self._begin, self._talk.interrupts, self._look, self._end)
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
@@ -218,6 +217,7 @@ class _Engine:
         while not self._talk.over and not self._outgoing.pump(ended=True):
             self._talk.listen(LISTEN_S)
         ended = messages.Ended(
+            self._ended_ns,
             [outcome.due for outcome in outcomes],
             [outcome.exit for outcome in outcomes],
             self._talk.interrupted_here,
@@ -229,13 +229,16 @@ class _Engine:
     def _begin(self, stamps: str, _workers: Sequence[Worker]) -> int | None:
         """The agreed instant, once everybody is ready."""
         talk = self._talk
-        talk.link.tell(messages.Ready(stamps, [print_of(share) for share in self._shares], self._server))
+        talk.link.tell(messages.Ready(stamps))
         talk.until(lambda: talk.start)
         if talk.start is None:
             return None
         talk.link.tell(messages.Started(talk.start.at_ns - time.monotonic_ns()))
         self.began = True
         return talk.start.at_ns
+
+    def _end(self) -> None:
+        self._ended_ns = time.monotonic_ns()
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
         """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""

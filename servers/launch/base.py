@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from servers.errors import LaunchError
 from servers.hosts import Host
 
 How = Literal["compose", "process", "simulated", "running"]
@@ -30,6 +31,33 @@ class Wanted:
     how: How
     options: Mapping[str, Any] = field(default_factory=dict)
     """What only this way of starting takes; each launcher's docstring lists it."""
+
+
+def tensor_parallel(wanted: Wanted) -> int:
+    """How many GPUs the model is spread over: options["tensor_parallel"], else one."""
+    return int(wanted.options.get("tensor_parallel") or 1)
+
+
+def gpus_of(wanted: Wanted) -> str:
+    """The GPUs to use, with commas between, as Docker's engine and CUDA both take them; empty: whatever is usual.
+
+    options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first ones.
+    """
+    if wanted.options.get("gpus"):
+        return str(wanted.options["gpus"])
+    count = tensor_parallel(wanted)
+    named = wanted.host.gpus.get(wanted.server, "").split(",")
+    if len(named) >= count:
+        return ",".join(named[:count])
+    return ",".join(map(str, range(count)))
+
+
+def check_options(wanted: Wanted, known: frozenset[str]) -> None:
+    """Raises LaunchError for options that this way of starting would pass over."""
+    if unknown := sorted(wanted.options.keys() - known):
+        raise LaunchError(
+            f"--launch {wanted.how} has no option {', '.join(unknown)}", f"it has {', '.join(sorted(known))}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

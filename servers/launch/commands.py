@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from servers.errors import LaunchError
-from servers.launch.base import Wanted
+from servers.launch.base import Wanted, gpus_of, tensor_parallel
 
 
 class Command(NamedTuple):
@@ -34,11 +34,15 @@ def command_of(wanted: Wanted, host: str, port: int) -> Command:
         )
     folder = _folder(wanted)
     command = build(replace(wanted, model=str(folder)) if folder else wanted, host, port)
-    gpu = wanted.host.gpus.get(wanted.server)
-    chosen = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+    gpus = gpus_of(wanted)
+    chosen = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
     return Command(
         (*command.words, *map(str, wanted.options.get("arguments", ()))),
-        command.env | ({"HF_HUB_OFFLINE": "1"} if folder else {}) | chosen | dict(wanted.host.env),
+        command.env
+        | ({"HF_HUB_OFFLINE": "1"} if folder else {})
+        | chosen
+        | dict(wanted.host.env)
+        | dict(wanted.options.get("env", {})),
     )
 
 
@@ -64,8 +68,10 @@ def _vllm(wanted: Wanted, host: str, port: int) -> Command:
             "vllm is not installed: there is no program of that name on PATH",
             "install it (`pip install vllm`) or name the Python that has it: --python PATH",
         )
-    fixed = ("--served-model-name", _served_name(wanted), "--host", host, "--port", str(port))
+    fixed: tuple[str, ...] = ("--served-model-name", _served_name(wanted), "--host", host, "--port", str(port))
     limits = ("--max-num-seqs", "1024", "--generation-config", "vllm", "--no-enable-prefix-caching")
+    if (count := tensor_parallel(wanted)) > 1:
+        fixed += ("--tensor-parallel-size", str(count))
     return Command((*first, *fixed, *limits, "--disable-uvicorn-access-log"), {"VLLM_NO_USAGE_STATS": "1"})
 
 
@@ -74,7 +80,7 @@ def _lightllm(wanted: Wanted, host: str, port: int) -> Command:
     if python is None:
         raise LaunchError("there is no python3 on PATH", "name the Python that has lightllm: --python PATH")
     fixed = ("--model_dir", wanted.model, "--model_name", _served_name(wanted), "--host", host, "--port", str(port))
-    limits = ("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache")
+    limits = ("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache", "--tp", str(tensor_parallel(wanted)))
     return Command((str(python), "-m", "lightllm.server.api_server", *fixed, *limits), {})
 
 

@@ -19,7 +19,7 @@ import msgspec
 from servers.errors import LaunchError
 from servers.hosts import LOCAL, Host
 from servers.launch import inspect, ready, state
-from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted
+from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options, gpus_of, tensor_parallel
 from servers.launch.diagnose import LOGS, find, tail
 from servers.launch.docker import docker
 from servers.resolve import PORTS
@@ -30,6 +30,9 @@ STOP_TIMEOUT_S = 180.0
 """More than the stop_grace_period of docker-compose.yml."""
 UNREACHABLE_AFTER_S = 60.0
 """A container that is healthy for so long, and does not answer from here, never will."""
+OPTIONS = frozenset(
+    ("file", "env", "tensor_parallel", "gpus", "timeout_s", "poll_s", "unreachable_s", "api_key_env"),
+)
 _POLL_S = 3.0
 
 
@@ -37,9 +40,9 @@ _POLL_S = 3.0
 def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
     """The server in a container of the host.
 
-    Options: `file` (another docker-compose.yml), `timeout_s`, `poll_s`, `api_key_env`; `tensor_parallel`, over how many
-    GPUs the model is spread, and `gpus`, which ones (`0,1`; the first ones by default). Raises LaunchError with the end
-    of the container's log, and what `probe` raises.
+    Options: `file` (another docker-compose.yml), `env` (more for it), `timeout_s`, `poll_s`, `unreachable_s`,
+    `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread, and `gpus`, which ones (see gpus_of).
+    Raises LaunchError with the end of the container's log, and what `probe` raises.
     """
     there = up(wanted, say)
     try:
@@ -51,6 +54,7 @@ def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
 def up(wanted: Wanted, say: Say) -> Launched:
     """Start the server wanted and wait until it is ready. When it is not, it is taken down again and its log kept."""
     host, server = wanted.host, wanted.server
+    check_options(wanted, OPTIONS)
     versions = inspect.versions(host)
     _make_volume(host)
     say(f"starting {server} on {host.name}: docker {' '.join(_words(wanted))} up")
@@ -141,12 +145,10 @@ def _env(wanted: Wanted) -> dict[str, str]:
     told = {"MODELS_VOLUME": host.model_volume, "BIND": _bind(host.address)}
     if wanted.model:
         told["MODEL_NAME"] = wanted.model
-    gpus = dict(host.gpus)
-    if (many := int(wanted.options.get("tensor_parallel", 1))) > 1:
-        told["TENSOR_PARALLEL"] = str(many)
-        # One text with commas: Docker's engine joins the ids with commas for NVIDIA's runtime anyway.
-        gpus[wanted.server] = str(wanted.options.get("gpus") or ",".join(map(str, range(many))))
-    return told | {f"{server.upper()}_GPU": gpu for server, gpu in gpus.items()} | dict(host.env)
+    told["TENSOR_PARALLEL"] = str(tensor_parallel(wanted))
+    if gpus := gpus_of(wanted):
+        told[f"{wanted.server.upper()}_GPU"] = gpus
+    return told | dict(host.env) | {name: str(value) for name, value in wanted.options.get("env", {}).items()}
 
 
 def _bind(address: str) -> str:

@@ -11,10 +11,13 @@ from typing import Any
 
 from servers.errors import LaunchError
 from servers.launch import processes, ready, state
-from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted
+from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options
 from servers.launch.commands import Command, command_of, simulated
 from servers.launch.diagnose import LOGS, find, tail
 
+OPTIONS = frozenset(
+    ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env"),
+)
 _POLL_S = 0.25
 
 
@@ -23,7 +26,8 @@ def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
     """The server as a process of this machine. It is found by `loadgen servers` too, should this process be killed.
 
     Options: `python` (interpreter that has it), `port` (0 or none: any free one), `name` (of the model), `arguments`
-    (added to the command), `log` (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and
+    (added to the command), `env` (added to its environment), `tensor_parallel` and `gpus` (see gpus_of), `log` (file),
+    `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and
     what `probe` raises.
     """
     left = up(wanted, say)
@@ -35,6 +39,7 @@ def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
 
 def up(wanted: Wanted, say: Say) -> state.State:
     """Start the server wanted and leave it running; what was kept of it. Options and errors as for `launched`."""
+    check_options(wanted, OPTIONS)
     if (before := state.read(wanted.server)) and before.alive:
         raise LaunchError(
             f"{wanted.server} runs already, as process {before.pid} at {before.url}, since {before.since}",

@@ -75,6 +75,18 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """One page of four runs, two of them of one server, one of them simulated."""
+    folder, servers = tmp_path_factory.mktemp("many"), ("vllm", "tgi", "lightllm", "vllm")
+    parts = [
+        part_of(run_of(folder / f"{place}", burst(60, 8, seed=place), server=server, simulated=place == 2))
+        for place, server in enumerate(servers)
+    ]
+    (folder / "report.html").write_text(render(parts), encoding="utf-8")
+    return Written(folder / "report.html", dict(parts[0].summary))
+
+
+@pytest.fixture(scope="session")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """The report of an open loop with warm-up, measured on its plateau."""
     plan = header(400).plan | {"arrivals": "constant:100"}

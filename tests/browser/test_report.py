@@ -20,7 +20,8 @@ everywhere = pytest.mark.parametrize(
         (name, width, scheme)
         for name in ("plain", "troubled", "steady")
         for width, scheme in ((360, "dark"), (1600, "light"))
-    ],
+    ]
+    + [("many", 360, "light")],
     indirect=True,
 )
 

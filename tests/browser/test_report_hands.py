@@ -24,6 +24,9 @@ POINT = """(chart) => {
   const middle = Math.floor(x.length / 2);
   return [left + xaxis._offset + xaxis.d2p(x[middle]), top + yaxis._offset + yaxis.d2p(y[middle])];
 }"""
+LINES = """(chart) => document.querySelector(chart).data
+  .filter(({ mode, showlegend }) => mode === "lines" && showlegend !== false)
+  .map(({ line }) => [line.color, line.dash])"""
 TICKS = "document.querySelector('#chart-timeline').data[2].x.length"
 
 
@@ -76,6 +79,26 @@ def test_what_the_server_said_stands_below_on_the_same_axis(opened: Opened) -> N
     assert cache["y"][cache["x"].index(3)] is None
     assert cache["y"][0] == 50
     assert cache["x"][0] == -1
+
+
+@pytest.mark.parametrize("fresh", [("many", 1600, "light")], indirect=True)
+def test_several_runs_share_charts_and_take_turns_in_the_timeline(fresh: Opened) -> None:
+    """One table compares them and sorts; a server's runs have its colour in every chart and differ by their dashes; the
+    timeline shows the run that was picked."""
+    page = fresh.page
+    assert page.locator(".overview tbody tr").count() == 4
+    page.locator(".overview thead button", has_text="run").first.click()
+    names = page.locator(".overview tbody th").all_text_contents()
+    assert [name.split()[0] for name in names] == ["lightllm", "tgi", "vllm", "vllm"]
+    lines = {name: page.evaluate(LINES, f"#chart-{name}") for name in ("ttft_s", "position", "sends")}
+    assert lines["ttft_s"] == lines["position"] == lines["sends"]
+    assert lines["ttft_s"][0][0] == lines["ttft_s"][3][0]
+    assert lines["ttft_s"][0][1] != lines["ttft_s"][3][1]
+    first = page.evaluate("document.querySelector('#chart-timeline').data[1].line.color")
+    page.select_option("#timeline-run", "2")
+    assert (
+        page.evaluate("document.querySelector('#chart-timeline').data[1].line.color") == lines["ttft_s"][2][0] != first
+    )
 
 
 @plain_fresh

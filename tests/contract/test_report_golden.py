@@ -19,7 +19,7 @@ RENEW = (
 
 def test_the_page_of_the_golden_run_stays() -> None:
     """Nineteen requests with every ending: what a reader sees and what the charts draw, without scripts and styles."""
-    if bare(render([part_of(read(GOLDEN))])) != (GOLDEN / "report.html").read_text("utf-8"):
+    if bare(render([part_of(read(GOLDEN))])) != (GOLDEN / "page.html").read_text("utf-8"):
         pytest.fail(f"The page of tests/golden/burst is another one now. {RENEW}")
 
 
@@ -33,4 +33,4 @@ def bare(page: str) -> str:
 
 
 if __name__ == "__main__":
-    (GOLDEN / "report.html").write_text(bare(render([part_of(read(GOLDEN))])), "utf-8")
+    (GOLDEN / "page.html").write_text(bare(render([part_of(read(GOLDEN))])), "utf-8")

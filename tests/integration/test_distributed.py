@@ -40,11 +40,13 @@ def started() -> Iterator[list[Process]]:
 class Machines:
     """A master, and worker machines that find it."""
 
-    def __init__(self, folder: Path, started: list[Process], url: str, machines: int, *options: str) -> None:
+    def __init__(
+        self, folder: Path, started: list[Process], url: str, machines: int, *options: str, port: str = "0"
+    ) -> None:
         self.folder = folder
         self._started = started
         common = ["--server", "tgi", "--url", url, "--no-report", "--output-tokens", "8", "--input-tokens", "16"]
-        several = ["--distributed", "--expect-workers", str(machines), "--bind", "127.0.0.1:0"]
+        several = ["--distributed", "--expect-workers", str(machines), "--bind", f"127.0.0.1:{port}"]
         self.master = start(folder, *common, *several, *options, LOADGEN_TOKEN=TOKEN)
         started.append(self.master)
         self.said: list[str] = []
@@ -91,8 +93,8 @@ def end_of(process: Process) -> tuple[int, str, str]:
 
 def test_a_wrong_token_is_refused_and_a_late_machine_is_told(tmp_path: Path, started: list[Process]) -> None:
     """Whoever sends nonsense is not heard. Whoever has another token gets exit code 2 and a reason, and the master says
-    so; the run is that of the others. Who comes after the start is told, and has nothing to do. An interrupt at the master ends the run everywhere: what
-    came is kept, and every request has a Record."""
+    so; the run is that of the others. Who comes after the start is told, and has nothing to do. An interrupt at the
+    master ends the run everywhere: what came is kept, and every request has a Record."""
     with running(SimulatedConfig(server="tgi", **SLOW)) as simulated:
         machines = Machines(tmp_path, started, simulated.url, 2, "--n", "12", "--workers", "2")
         shout(machines.port)
@@ -122,7 +124,7 @@ def test_a_wrong_token_is_refused_and_a_late_machine_is_told(tmp_path: Path, sta
 
 
 def test_a_machine_that_leaves_before_the_start_is_replaced(tmp_path: Path, started: list[Process]) -> None:
-    """It is noticed at once, and the next one that comes takes its place; `--stay` waits for a place."""
+    """It is noticed at once, and the next one that comes takes its place. The server is read beside the run."""
     with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
         machines = Machines(tmp_path, started, simulated.url, 2, "--n", "10")
         leaving = machines.worker("leaving")
@@ -133,22 +135,45 @@ def test_a_machine_that_leaves_before_the_start_is_replaced(tmp_path: Path, star
         assert end_of(machines.master)[0] in (0, 5)
         assert [end_of(worker)[0] for worker in workers] == [0, 0]
     assert accounted(tmp_path, 10) == {"complete": 10}
+    assert {"client", "clock", "server"} <= {line.source for line in runfile.read(tmp_path / "run").telemetry}
 
 
-def test_a_machine_whose_command_is_killed_is_lost_at_once(tmp_path: Path, started: list[Process]) -> None:
-    """Its requests are counted by its name, and the others' end as they would have."""
+def test_a_machine_that_stays_takes_part_in_one_run_after_the_other(tmp_path: Path, started: list[Process]) -> None:
+    """With --stay it finds the next master at the same address. An interrupt ends it."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        first, second = tmp_path / "first", tmp_path / "second"
+        for folder in (first, second):
+            folder.mkdir()
+        machines = Machines(first, started, simulated.url, 1, "--n", "4")
+        staying = machines.worker("staying", "--stay")
+        assert end_of(machines.master)[0] in (0, 5)
+        again = Machines(second, started, simulated.url, 1, "--n", "6", port=machines.port)
+        assert end_of(again.master)[0] in (0, 5)
+        staying.send_signal(signal.SIGINT)
+        assert end_of(staying)[0] == 130
+    assert accounted(first, 4) == {"complete": 4}
+    assert accounted(second, 6) == {"complete": 6}
+
+
+def test_one_machine_is_killed_and_one_interrupted(tmp_path: Path, started: list[Process]) -> None:
+    """The requests of a machine whose command is killed are lost at once, by its name. One that is interrupted sends
+    back what came, and the master says who did it. The run ends when nobody is left, and everything adds up."""
     with running(SimulatedConfig(server="tgi", **SLOW)) as simulated:
-        machines = Machines(tmp_path, started, simulated.url, 2, "--n", "12", "--timeout", "5")
+        machines = Machines(tmp_path, started, simulated.url, 2, "--n", "12")
         workers = [machines.worker("one"), machines.worker("two")]
         wait_for(lambda: events_sent(simulated.url) == 12, machines.master)
         workers[0].kill()
         machines.until("is lost: it left")
+        workers[1].send_signal(signal.SIGINT)
         assert end_of(machines.master)[0] == 1
-        assert end_of(workers[1])[0] == 0
+        assert end_of(workers[1])[0] == 130
     assert accounted(tmp_path, 12) == {"failed": 12}
-    records = runfile.read(tmp_path / "run").records
-    assert Counter(record.error_kind for record in records) == {"worker_lost": 6, "timeout": 6}
-    assert all("its machine" in record.error_detail for record in records if record.error_kind == "worker_lost")
+    run = runfile.read(tmp_path / "run")
+    assert Counter(record.error_kind for record in run.records) == {"worker_lost": 6, "cancelled": 6}
+    assert all("its machine" in record.error_detail for record in run.records if record.error_kind == "worker_lost")
+    assert all(record.chunk_ns for record in run.records if record.error_kind == "cancelled")
+    assert run.footer is not None
+    assert "was interrupted there" in " ".join(run.footer.notes)
 
 
 def test_without_its_master_a_machine_stops_and_keeps_its_part(tmp_path: Path, started: list[Process]) -> None:

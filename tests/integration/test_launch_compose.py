@@ -81,6 +81,7 @@ def test_a_container_is_up_and_then_down(docker: Docker, url: str) -> None:
         "BIND": "127.0.0.1",
         "VLLM_GPU": "3",
         "MODELS_VOLUME": "llm-models",
+        "TENSOR_PARALLEL": "1",
         "VLLM_TAG": "v0.32.0",
     }
     assert (facts["image"], facts["image_digest"]) == ("vllm/vllm-openai:v0.32.0", DIGEST)
@@ -215,6 +216,25 @@ def test_ports_are_bound_where_the_host_is_reached(docker: Docker) -> None:
     assert binds[2] in ("127.0.0.1", "[::1]")
     with pytest.raises(LaunchError, match="no such host"):
         compose.down(wanted(replace(GPU_A, address="no.such.host.invalid")))
+
+
+def test_a_model_is_spread_over_the_gpus_of_the_host(docker: Docker, tmp_path: Path) -> None:
+    """As many as asked, the first of those named, which is one unless more are asked for."""
+    four = replace(GPU_A, gpus={"vllm": "4,5,6,7"})
+    for host, options in ((four, {"tensor_parallel": 2}), (four, {}), (replace(GPU_A, gpus={}), {})):
+        compose.down(wanted(host, **options))
+    told = [(call["environment"].get("VLLM_GPU"), call["environment"]["TENSOR_PARALLEL"]) for call in docker.calls]
+    assert told == [("4,5", "2"), ("4", "1"), (None, "1")]
+
+
+def test_options_that_nobody_knows_are_mistakes(docker: Docker) -> None:
+    """They would be passed over; nothing is started. More for docker-compose.yml goes under `env`."""
+    with pytest.raises(LaunchError, match="--launch compose has no option temperature") as caught:
+        compose.up(wanted(GPU_A, temperature=1), no_word)
+    assert "tensor_parallel" in caught.value.hint
+    assert docker.calls == []
+    compose.down(wanted(GPU_A, env={"VLLM_TAG": "v0.33.0"}))
+    assert docker.calls[0]["environment"]["VLLM_TAG"] == "v0.33.0"
 
 
 def test_old_and_new_lists_of_containers_are_read(docker: Docker) -> None:

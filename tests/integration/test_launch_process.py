@@ -203,6 +203,12 @@ def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path, monkeypatch
     assert relative[2] == str(tmp_path)  # else vLLM takes it for a name on the Hub
     below = wanted(model=tmp_path.name, python=python, host=Host("local", model_dir=str(tmp_path.parent)))
     assert commands.command_of(below, "127.0.0.1", 9).words[2] == str(tmp_path)
+    spread = wanted(python=python, tensor_parallel=2, env={"OMP_NUM_THREADS": "8"})
+    made = commands.command_of(spread, "127.0.0.1", 9)
+    assert made.words[made.words.index("--tensor-parallel-size") + 1] == "2"
+    assert (made.env["CUDA_VISIBLE_DEVICES"], made.env["OMP_NUM_THREADS"]) == ("0,1", "8")
+    with pytest.raises(LaunchError, match="no option colour"):
+        process.up(wanted(colour="red"), print)
     (python.parent / "vllm").unlink()
     old = commands.command_of(asked, "127.0.0.1", 9).words
     assert old[:5] == (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path))

@@ -96,6 +96,7 @@ def test_readings_go_on_during_the_run(tmp_path: Path) -> None:
     assert moments(tmp_path, "server").count("run") >= 2
     curves = {(each.name, each.of): each for each in series(runfile.read(tmp_path / "run"))}
     assert max(y or 0 for y in curves["running", "server"].y) == 6
+    assert (curves["prompt_tokens_per_s", "server"].y[2] or 0) > 0  # vLLM counts a prompt when it has been read
     assert ("process_memory", f"process {os.getpid()}") in curves
 
 

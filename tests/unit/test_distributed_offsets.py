@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.distributed.master import converted
-from loadgen.distributed.offsets import Offset, Sample, exchanged, offset_of
+from loadgen.distributed.offsets import Offset, Sample, converted, exchanged, offset_of
 from loadgen.record import Record
 
 MILLISECOND_NS = 1_000_000

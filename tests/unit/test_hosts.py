@@ -15,7 +15,7 @@ WHOLE = """
 platform = "A800"
 docker = "ssh://bench@gpu-a"
 address = "10.0.0.5"
-gpus = {vllm = "0", tgi = "GPU-8f4e0b6c-1d2e", lightllm = "2"}
+gpus = {vllm = "0", tgi = "GPU-8f4e0b6c-1d2e", lightllm = "2,3"}
 model_dir = "/srv/models"
 env = {VLLM_TAG = "v0.32.0"}
 
@@ -39,7 +39,7 @@ def test_a_table_is_a_host(tmp_path: Path) -> None:
         platform="A800",
         docker="ssh://bench@gpu-a",
         address="10.0.0.5",
-        gpus={"vllm": "0", "tgi": "GPU-8f4e0b6c-1d2e", "lightllm": "2"},
+        gpus={"vllm": "0", "tgi": "GPU-8f4e0b6c-1d2e", "lightllm": "2,3"},
         model_dir="/srv/models",
         env={"VLLM_TAG": "v0.32.0"},
     )
@@ -62,6 +62,7 @@ def test_this_machine_is_always_there(tmp_path: Path) -> None:
         ('[a]\ndocker = "ssh://-oProxyCommand=x"', "a.docker cannot be"),
         ('[a]\naddress = "http://x"', "a.address cannot be"),
         ('[a]\ngpus = {sglang = "0"}', "a.gpus cannot be"),
+        ('[a]\ngpus = {vllm = "0,"}', "a.gpus cannot be"),
         ("[a]\ngpus = {vllm = 0}", "a.gpus cannot be"),
         ('[a]\nmodel_dir = "models"', "a.model_dir cannot be"),
         ('[a]\nmodel_volume = "/srv"', "a.model_volume cannot be"),

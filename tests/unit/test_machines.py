@@ -82,7 +82,7 @@ def test_each_machine_is_listed(tmp_path: Path) -> None:
     assert (two["offset_s"], two["uncertainty_s"], two["drift_s"]) == (3.0, 0.03, 5e-7)
     text = render(summary)
     assert "2 machines, clocks known to: bench-1 ±5.00 ms, bench-2 ±30.0 ms." in text
-    assert "to 36.0 ms, as clocks agree" in text
+    assert "ms, by the clocks' uncertainty" in text
 
 
 def test_a_machine_that_sent_nothing_leaves_the_skew_alone(tmp_path: Path) -> None:

@@ -120,6 +120,16 @@ def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
         assert f'data-csv="{name}"' in page
 
 
+def test_every_link_leads_to_a_part_of_the_page(tmp_path: Path) -> None:
+    """Each section can be linked to, each link in the page has its target, and no two elements share a name."""
+    page = re.sub(r"<script>.*?</script>", "", render([part(tmp_path / "a"), part(tmp_path / "b")]), flags=re.S)
+    targets = re.findall(r' id="([^"]+)"', page)
+    assert len(targets) == len(set(targets))
+    links = re.findall(r'href="#([^"]+)"', page)
+    sections = re.findall(r'<section id="([^"]+)"', page)
+    assert set(sections) <= set(links) <= set(targets)
+
+
 def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
     """The page says what was delivered, what was measured and what was warm-up, and has no burst in its words."""
     plan = header(400).plan | {"arrivals": "constant:100", "label": "run"}

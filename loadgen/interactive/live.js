@@ -1,0 +1,174 @@
+// The section under Locust's page: asks for the run's figures once a second and draws them. Loads nothing else.
+(() => {
+  "use strict";
+  const home = document.getElementById("loadgen");
+  const SHARES = ["p50", "p90", "p95", "p99"];
+  const CHARTS = [
+    { title: "Time to first token", unit: "ms", times: 1000, lines: [["ttft_s_p50", "p50"], ["ttft_s_p99", "p99"]] },
+    { title: "Time per output token", unit: "ms", times: 1000, lines: [["tpot_s_p50", "p50"], ["tpot_s_p99", "p99"]] },
+    { title: "Output tokens per second", unit: "tokens/s", times: 1, lines: [["tokens_per_s", "arriving"]] },
+    { title: "Streams in flight", unit: "requests", times: 1, lines: [["streams", "streaming"], ["waiting", "waiting for the first token"]] },
+  ];
+  let points = [], seen = 0, folder = null;
+
+  // Text goes in as text nodes: what a server says is never markup.
+  function node(tag, attributes, ...children) {
+    const svg = ["svg", "path", "line", "text", "circle", "title"].includes(tag);
+    const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  const number = value => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : value < 100 ? 1 : 0 });
+  const milliseconds = seconds => seconds === null ? "–" : (seconds * 1000).toFixed(3);
+
+  function isDark() {
+    const parts = (getComputedStyle(document.body).backgroundColor.match(/[\d.]+/g) || [255, 255, 255]).map(Number);
+    return parts.length < 4 || parts[3] > 0 ? parts[0] + parts[1] + parts[2] < 380 : false;
+  }
+
+  function facts(live) {
+    const line = node("div", { class: "facts line", id: "loadgen-facts" });
+    if (!live.server) { line.append("No server."); return line; }
+    const { name, version, model, url, simulated, speed } = live.server;
+    if (simulated) line.append(node("span", { class: "simulated" }, "SIMULATED"));
+    line.append(node("span", {}, `${name} ${simulated ? `(clock x${speed})` : version} · ${model} · ${url}`));
+    if (!live.run) { line.append(node("span", { class: "note" }, "Start to see exact latencies here.")); return line; }
+    const client = live.run.client, limited = client.reasons.length > 0;
+    line.append(node("span", { class: limited ? "limited" : "ok", id: "loadgen-verdict" },
+      limited ? `client limited: ${client.reasons.join("; ")}` : "client ok"));
+    line.append(node("span", { class: "note" }, `${client.stamps} stamps`));
+    line.append(node("a", { href: "./loadgen/report", id: "loadgen-report", download: "" }, "Download report"));
+    line.append(node("a", { href: "./loadgen/run", download: "" }, "Run file"));
+    line.append(node("span", { class: "note" }, live.run.folder));
+    return line;
+  }
+
+  function latencies(run) {
+    const head = node("tr", {}, ...["", ...SHARES, "max", "mean", "samples"].map(title => node("th", {}, title)));
+    const rows = run.latency.map(row => {
+      const cells = [...SHARES, "max", "mean"].map(name =>
+        node("td", { "data-seconds": row[name] === null ? "" : row[name], "data-figure": name }, milliseconds(row[name])));
+      const title = row.left_out ? `${row.title} (newest; ${row.left_out.toLocaleString("en")} older left out)` : row.title;
+      return node("tr", { "data-metric": row.name }, node("td", {}, title), ...cells, node("td", { "data-figure": "n" }, row.n.toLocaleString("en")));
+    });
+    return [node("h2", {}, "Latencies, ms"),
+      node("div", { class: "scroll" }, node("table", { id: "loadgen-latency" }, node("thead", {}, head), node("tbody", {}, ...rows))),
+      node("p", { class: "note" }, "Exact percentiles from raw samples, of complete requests since Start. " +
+        `${counts(run.requests)}, ${run.tokens.toLocaleString("en")} tokens.`)];
+  }
+
+  function counts(requests) {
+    const states = ["complete", "truncated", "failed"].map(state => `${(requests[state] || 0).toLocaleString("en")} ${state}`);
+    return `${states.join(", ")}, ${requests.in_flight} in flight, ${requests.users} users`;
+  }
+
+  function failures(run) {
+    if (!run.failures.length) return [];
+    const rows = run.failures.map(each => node("tr", { "data-kind": each.kind }, node("td", {}, each.kind),
+      node("td", {}, each.n.toLocaleString("en")), node("td", {}, each.detail)));
+    const head = node("tr", {}, ...["Kind", "Requests", "In words (numbers as #)"].map(title => node("th", {}, title)));
+    return [node("h2", {}, "Failures"),
+      node("div", { class: "scroll" }, node("table", { class: "failures" }, node("thead", {}, head), node("tbody", {}, ...rows)))];
+  }
+
+  const HEIGHT = 200, LEFT = 52, BOTTOM = 22, TOP = 8;
+
+  function chart({ title, unit, times, lines }) {
+    const WIDTH = Math.max(280, home.clientWidth / (home.clientWidth > 900 ? 2 : 1) - 56);
+    const values = lines.map(([name]) => points.map(point => point[name] === null ? null : point[name] * times));
+    const most = Math.max(...values.flat().filter(value => value !== null), 0) || 1;
+    const step = niceStep(most / 4), top = Math.ceil(most / step) * step;
+    const first = points.length ? points[0].at : 0, span = Math.max(10, points.length - 1);
+    const x = at => LEFT + (at - first) / span * (WIDTH - LEFT - 6), y = value => TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM);
+    const drawn = node("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, ${said(lines, values)}` });
+    for (let value = 0; value <= top * 1.0001; value += step) {
+      drawn.append(node("line", { class: "grid", x1: LEFT, x2: WIDTH - 6, y1: y(value), y2: y(value) }),
+        node("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
+    }
+    const every = niceStep(span / 6);
+    for (let at = Math.ceil(first / every) * every; at <= first + span; at += every)
+      drawn.append(node("text", { x: x(at), y: HEIGHT - 6, "text-anchor": "middle" }, `${number(at)} s`));
+    values.forEach((line, index) => drawn.append(node("path", { class: index ? "second" : "first", d: path(line, x, y) })));
+    const key = node("span", { class: "key" }, ...lines.flatMap(([, name], index) => [node("b", index ? { class: "two" } : {}), name]));
+    return node("figure", { style: "margin:0" }, node("h3", {}, `${title}, ${unit}`), key, drawn);
+  }
+
+  function path(line, x, y) {
+    let made = "", pen = "M";
+    line.forEach((value, index) => {
+      if (value === null) { pen = "M"; return; }
+      made += `${pen}${x(points[index].at).toFixed(1)} ${y(value).toFixed(1)}`;
+      if (pen === "M" && (index + 1 === line.length || line[index + 1] === null)) made += "h.1";
+      pen = "L";
+    });
+    return made;
+  }
+
+  function said(lines, values) {
+    return lines.map(([, name], index) => {
+      const newest = values[index].filter(value => value !== null).at(-1);
+      return `${name} ${newest === undefined ? "none yet" : number(newest)}`;
+    }).join(", ");
+  }
+
+  function niceStep(rough) {
+    const power = 10 ** Math.floor(Math.log10(rough));
+    return [1, 2, 5, 10].find(each => each * power >= rough) * power;
+  }
+
+  // Each part has a box of its own and is replaced only when it has changed: a link must not go while it is clicked.
+  function show(name, parts) {
+    let box = document.getElementById(`loadgen-part-${name}`);
+    if (!box) home.append(box = node("div", { id: `loadgen-part-${name}` }));
+    const made = node("div", {}, ...parts);
+    if (box.innerHTML !== made.innerHTML) box.replaceChildren(...made.childNodes);
+  }
+
+  function draw(live) {
+    const run = live.run;
+    home.className = isDark() ? "dark" : "";
+    home.style.color = getComputedStyle(document.body).color;
+    show("facts", [facts(live)]);
+    show("latency", run ? latencies(run) : []);
+    show("failures", run ? failures(run) : []);
+    show("charts", run ? [node("h2", {}, "Second by second"), node("div", { class: "charts" }, ...CHARTS.map(chart)),
+      node("p", { class: "note" },
+        "Latencies are of the requests that ended in that second. A read of an unfinished answer counts as one token.")] : []);
+  }
+
+  // The workload stands in Locust's form under "Custom parameters", which is folded at first.
+  function unfold() {
+    const button = [...document.querySelectorAll("#root button[aria-expanded=false]")].find(each => each.textContent.includes("Custom parameters"));
+    if (button && !unfold.done) { unfold.done = true; button.click(); }
+  }
+
+  async function look() {
+    try {
+      let live = await ask(seen);
+      if (live.run && live.run.folder !== folder) {  // another run: its points from the first on
+        folder = live.run.folder;
+        points = [];
+        if (seen) live = await ask(0);
+      }
+      if (live.run) {
+        points = points.concat(live.run.points).slice(-live.run.point_limit);
+        seen = points.length ? points.at(-1).at + 1 : 0;
+      }
+      draw(live);
+      unfold();
+    } catch (error) {
+      home.dataset.error = String(error);  // the process has ended: the last figures stay
+    }
+    setTimeout(look, 1000);
+  }
+
+  async function ask(since) {
+    const answer = await fetch(`./loadgen/live?since=${since}`);
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    return answer.json();
+  }
+
+  look();
+})();

@@ -1,0 +1,221 @@
+"""Our part of Locust's web page: exact figures under its own tables, checks of its form, and the report.
+
+Locust's page is served as it is; two lines are put before `</body>`, and what they load fills a section below. Nothing
+comes from the network. Locust answers any origin (CORS *); a page that can start load and read files must not, so
+requests of other origins, and on loopback of other host names (DNS rebinding), are refused here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gevent
+from flask import Flask, Response, jsonify, request, send_file
+
+from analysis.limits import reasons
+from loadgen.interactive import figures as exact
+from loadgen.interactive.desk import MEANT_FOR_USERS, Desk
+from loadgen.interactive.ledger import Ledger
+from loadgen.interactive.setting import CHOSEN
+from loadgen.interactive.verdict import health
+from loadgen.plan import Plan
+from workloads import workload
+
+HERE = Path(__file__).parent
+ASSETS = {"live.js": "text/javascript", "live.css": "text/css"}
+INSERTED = (
+    b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen"></section>'
+    b'<script src="./loadgen/live.js"></script></body>'
+)
+REPORT_LIMIT_S = 300
+TABLE = {
+    "key": "latencies",
+    "title": "Latencies",
+    "structure": [
+        {"key": "title", "title": "Exact, of complete requests"},
+        {"key": "n", "title": "Samples"},
+        *({"key": name, "title": f"{name} (ms)"} for name in (*exact.SHARES, "max")),
+    ],
+}
+"""A tab beside Locust's own."""
+
+
+def extend(web_ui: Any, desk: Desk) -> None:
+    """Add our routes, tab and section to Locust's page."""
+    app: Flask = web_ui.app
+    app.debug = False
+    web_ui.template_args["extended_tables"] = [TABLE]
+    web_ui.template_args["extended_tabs"] = [{"key": TABLE["key"], "title": TABLE["title"]}]
+    web_ui.template_args["extended_csv_files"] = [
+        {"href": "./loadgen/report", "title": "Download loadgen report"},
+        {"href": "./loadgen/run", "title": "Download run file"},
+    ]
+    base = web_ui.environment.parsed_options.web_base_path or ""
+    app.before_request(lambda: _refused(web_ui.host) or _unfit(desk, web_ui, base))
+    # The first of them runs last: after flask_cors has put its header on.
+    app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, desk, base))
+    app.add_url_rule(f"{base}/loadgen/live", "loadgen_live", web_ui.auth_required_if_enabled(lambda: _live(desk)))
+    app.add_url_rule(f"{base}/loadgen/report", "loadgen_report", web_ui.auth_required_if_enabled(lambda: _report(desk)))
+    app.add_url_rule(f"{base}/loadgen/run", "loadgen_run", web_ui.auth_required_if_enabled(lambda: _run(desk)))
+    app.add_url_rule(f"{base}/loadgen/<any(live.js, live.css):name>", "loadgen_asset", _asset)
+
+
+def _asset(name: str) -> Response:
+    return Response((HERE / name).read_bytes(), mimetype=ASSETS[name], headers={"Cache-Control": "no-cache"})
+
+
+# What is refused.
+
+
+def _refused(bound: str) -> Response | None:
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        return Response("requests from other pages are refused", 403)
+    if _loopback(bound) and not _loopback(_name(request.host)):
+        return Response("this page answers to loopback names only", 403)
+    return None
+
+
+def _name(host: str) -> str:
+    """A Host field without its port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _unfit(desk: Desk, web_ui: Any, base: str) -> Response | None:
+    """A start form that cannot be run is answered with its mistakes, in the form."""
+    if request.method != "POST" or request.path != f"{base}/swarm":
+        return None
+    try:
+        plan = desk.plan(request.form)
+        if desk.running:
+            kept = all(getattr(plan, name) == getattr(desk.plan(), name) for name in CHOSEN)
+            return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
+        if not _loopback(web_ui.host) and not _files(plan) <= _files(desk.plan()):
+            return _mistake(
+                "Files can be named here only while the page is on loopback: name them when starting.", web_ui
+            )
+        given = request.form.get("host", "").rstrip("/")
+        if desk.setting is not None and given and given != desk.setting.facts.url:
+            desk.move(given)
+        desk.choose(desk.plan(request.form))
+    except MEANT_FOR_USERS as error:
+        return _mistake(f"{error} {getattr(error, 'hint', '')}".strip(), web_ui)
+    return None
+
+
+def _files(plan: Plan) -> set[str]:
+    """What these words would have this process read."""
+    lengths = (str(plan.input_tokens), str(plan.output_tokens))
+    named = {words for words in lengths if words.startswith("empirical:")}
+    path = getattr(workload.parse(plan.workload), "path", None)
+    return named if path is None else named | {str(path)}
+
+
+def _mistake(text: str, web_ui: Any) -> Response:
+    return jsonify({"success": False, "message": text, "host": web_ui.environment.host})
+
+
+# What is shown.
+
+
+def _completed(answer: Response, desk: Desk, base: str) -> Response:
+    answer.headers.pop("Access-Control-Allow-Origin", None)
+    if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
+        answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
+    elif request.path == f"{base}/stats/requests" and answer.is_json and desk.ledger is not None:
+        found = answer.get_json()
+        found["extended_stats"] = [{"key": TABLE["key"], "data": [_row(row) for row in _latency(desk.ledger)]}]
+        answer.set_data(jsonify(found).get_data())
+    return answer
+
+
+def _latency(ledger: Ledger) -> list[dict[str, Any]]:
+    """Sorted in another thread: the loop goes on meanwhile. At most once a second."""
+    found: list[dict[str, Any]] = ledger.cached("latency", lambda: _described(ledger.figures))
+    return found
+
+
+def _described(figures: exact.Figures) -> list[dict[str, Any]]:
+    pool = gevent.get_hub().threadpool
+    copies = {name: samples.copy() for name, samples in figures.samples.items()}
+    return [
+        {
+            "name": name,
+            "title": title,
+            "left_out": figures.samples[name].seen - figures.samples[name].kept,
+            **pool.apply(exact.described, (copies[name],)),
+        }
+        for name, title in exact.METRICS.items()
+    ]
+
+
+def _row(figure: dict[str, Any]) -> dict[str, Any]:
+    milliseconds = {
+        name: "" if figure[name] is None else f"{figure[name] * 1000:.3f}" for name in (*exact.SHARES, "max")
+    }
+    return {"title": figure["title"], "n": figure["n"], **milliseconds}
+
+
+def _live(desk: Desk) -> Response:
+    setting, ledger = desk.setting, desk.ledger
+    if setting is None:
+        return jsonify({"server": None, "run": None})
+    facts = setting.facts
+    server = {"name": facts.name, "version": facts.version, "model": facts.model, "url": facts.url}
+    about = {"server": {**server, "simulated": facts.simulated, "speed": facts.speed}}
+    return jsonify(about | {"run": None if ledger is None else _shown(desk, ledger)})
+
+
+def _shown(desk: Desk, ledger: Ledger) -> dict[str, Any]:
+    since = request.args.get("since", 0, type=int)
+    figures = ledger.figures
+    client = health(ledger)
+    points = [] if since >= figures.points_seen else [point for point in figures.points if point["at"] >= since]
+    return {
+        "folder": str(ledger.folder),
+        "ended": ledger.ended,
+        "requests": {"in_flight": len(ledger.in_flight), "users": desk.users, **figures.states},
+        "tokens": figures.tokens,
+        "latency": _latency(ledger),
+        "failures": [
+            {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
+        ],
+        "client": client | {"reasons": reasons(client)},
+        "points": points,
+        "point_limit": exact.POINTS,
+    }
+
+
+def _run(desk: Desk) -> Response:
+    if desk.ledger is None:
+        return Response("nothing has been run yet", 404)
+    return send_file(desk.ledger.folder.resolve() / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
+
+
+def _report(desk: Desk) -> Response:
+    """`loadgen report` on the run so far, in a process of its own, so that this one goes on."""
+    if desk.ledger is None:
+        return Response("nothing has been run yet", 404)
+    folder = desk.ledger.folder.resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        page = folder / "report.html" if desk.ledger.ended else Path(scratch) / "report.html"
+        command = [sys.executable, "-m", "loadgen", "report", str(folder), "--out", str(page), "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False)  # noqa: S603
+        if done.returncode:
+            return Response(done.stderr, 500, mimetype="text/plain")
+        name = f"{folder.name}.html"
+        return Response(
+            page.read_bytes(), mimetype="text/html", headers={"Content-Disposition": f'attachment; filename="{name}"'}
+        )

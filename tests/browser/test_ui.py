@@ -1,0 +1,111 @@
+"""Locust's page with our part of it, in a real browser: turned up while it runs, stopped, and its report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from loadgen import runfile
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import spawn
+from tests.ui import environment, page
+
+FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
+
+
+def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) -> None:
+    """20 users, then 100 while it runs, stop, report: the page's figures are those of `loadgen report` on the run, and
+    nothing was asked of any other machine."""
+    config = SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.01)
+    with spawn(config) as url, page(tmp_path, "--server", "vllm", "--url", url) as ui:
+        context = browser.new_context(viewport={"width": 1600, "height": 1000}, accept_downloads=True)
+        opened = context.new_page()
+        asked: list[str] = []
+        complaints: list[str] = []
+        opened.on("request", lambda request: asked.append(request.url))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.goto(ui.url)
+        assert "SIMULATED" in opened.inner_text("#loadgen-facts")
+        _fill(opened, users=20, input_tokens=16, output_tokens=20)
+        opened.get_by_role("button", name="Start").click()
+        _until(lambda: _cell(opened, "ttft_s", "n") > 20)
+        opened.get_by_role("button", name="Edit").click()
+        opened.fill('input[name="userCount"]', "100")
+        opened.fill('input[name="spawnRate"]', "100")
+        opened.get_by_role("button", name="Update").click()
+        _until(lambda: ui.live()["run"]["requests"]["users"] == 100)
+        _until(lambda: len(opened.query_selector_all("#loadgen svg path[d*=L]")) >= 4)
+        opened.get_by_role("tab", name="Latencies").click()
+        _until(lambda: "Time to first token" in opened.inner_text("#root"))
+        opened.get_by_role("button", name="Stop").click()
+        _until(lambda: ui.live()["run"]["ended"])
+        live = ui.live()["run"]
+        _until(lambda: _cell(opened, "itl_s", "n") == live["latency"][2]["n"])
+        shown = {row["name"]: {name: _cell(opened, row["name"], name) for name in FIGURES} for row in live["latency"]}
+        with opened.expect_download() as download:
+            opened.click("#loadgen-report")
+        download.value.save_as(tmp_path / "report.html")
+        context.close()
+    assert not complaints
+    assert all(address.startswith((ui.url, "data:")) for address in asked), asked
+    _equals_the_report(tmp_path, shown)
+    _adds_up(tmp_path, live)
+    assert "llama-2-7b" in (tmp_path / "report.html").read_text()
+
+
+def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]]) -> None:
+    """To the nanosecond for each percentile that the report gives."""
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgen", "report", str(folder / "run"), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(folder),
+        check=True,
+    )
+    summary: dict[str, Any] = json.loads(done.stdout)
+    for metric, figures in shown.items():
+        for name, value in figures.items():
+            assert value == pytest.approx(summary["latency"][metric][name], abs=1.5e-9), (metric, name)
+
+
+def _adds_up(folder: Path, live: dict[str, Any]) -> None:
+    """Every request that was sent has a Record; those cut off by the stop are failures of their own kind."""
+    run = runfile.read(folder / "run")
+    assert run.footer is not None
+    assert run.footer.sent == len(run.records) == run.footer.complete + run.footer.failed
+    assert run.footer.complete == live["requests"]["complete"]
+    assert {record.error_kind for record in run.records if record.state == "failed"} <= {"cancelled"}
+    assert {kind["kind"] for kind in live["failures"]} == {"cancelled"}
+
+
+def _fill(opened: Page, *, users: int, **fields: int) -> None:
+    """The start form, with our fields unfolded under Locust's."""
+    opened.fill('input[name="userCount"]', str(users))
+    opened.fill('input[name="spawnRate"]', str(users))
+    for name, value in fields.items():
+        opened.locator(f'input[name="{name}"]').fill(str(value))
+
+
+def _cell(opened: Page, metric: str, figure: str) -> float:
+    """A figure of the table of latencies; of seconds the exact ones that are behind the milliseconds shown."""
+    cell = opened.query_selector(f'#loadgen-latency tr[data-metric="{metric}"] td[data-figure="{figure}"]')
+    if cell is None:
+        return 0
+    text = cell.inner_text() if figure == "n" else cell.get_attribute("data-seconds")
+    return float((text or "0").replace(",", ""))
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 40
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,257 @@
+"""`loadgen ui --headless` and locustfiles: exact to the server's own log, every request accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import pytest
+import trustme
+
+from analysis.calibration import compare, read_log
+from loadgen import runfile
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.faults import parse_rule
+from servers.simulated.server import running, spawn
+from tests.command import FAST, ROOT
+from tests.ui import behind_tls, environment, headless, page
+
+OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
+SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "1s", "--no-report")
+
+
+def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> None:
+    """TTFT and TPOT of 200 users stay within 1 ms of the server's own log, 99 of 100."""
+    config = SimulatedConfig(server="vllm", ttft_s=0.5, itl_s=0.2, log=tmp_path / "sim.jsonl")
+    with spawn(config) as url:
+        users = ("--users", "200", "--spawn-rate", "100", "--output-tokens", "6", "--run-time", "5s")
+        code, _, err = headless(tmp_path, "--server", "vllm", "--url", url, *users, "--no-report")
+    assert code in OK, err
+    run = runfile.read(tmp_path / "run")
+    assert {record.state for record in run.records} == {"complete"}
+    found = compare(run, read_log(tmp_path / "sim.jsonl"))
+    assert found.stamps == "kernel"
+    assert found.requests >= 400
+    assert found.not_compared == 0
+    assert found.ttft_s.p99 < 0.001, found
+    assert found.tpot_s.p99 < 0.001, found
+
+
+@pytest.mark.parametrize("server", ["tgi", "lightllm"])
+def test_every_server_in_its_own_dialect(server: str, tmp_path: Path) -> None:
+    """Exact prompts and outputs; the run and its summary are those of any other run."""
+    with running(SimulatedConfig(server=server, **FAST)) as simulated:
+        code, out, err = headless(
+            tmp_path, "--server", server, "--url", simulated.url, *SMALL, "--users", "4", "--json"
+        )
+    assert code in OK, err
+    summary = json.loads(out)
+    assert summary["requests"]["complete"] == summary["requests"]["sent"] > 4
+    assert summary["tokens"]["prompt_mismatches"] == summary["tokens"]["output_mismatches"] == 0
+    assert summary["server"]["simulated"] is True
+    assert summary["window"]["chosen"] == "whole"
+
+
+def test_failures_keep_their_kinds(tmp_path: Path) -> None:
+    """A reset, a cut, an error in the stream and a refusal are told apart, and nothing is lost; exit code 1."""
+    rules = tuple(map(parse_rule, ("reset@2:1", "cut@2:3", "error@2:5", "503:7")))
+    with running(SimulatedConfig(server="vllm", faults=rules, **FAST)) as simulated:
+        code, _, err = headless(tmp_path, "--server", "vllm", "--url", simulated.url, *SMALL, "--users", "2")
+    assert code == 1, err
+    run = runfile.read(tmp_path / "run")
+    kinds = Counter(record.error_kind for record in run.records if record.state != "complete")
+    assert kinds["truncated"] == 2
+    assert kinds["http_status"] >= 1
+    assert kinds["in_band_error"] >= 1
+    assert sorted(record.id for record in run.records) == list(range(len(run.records)))
+    assert run.footer is not None
+    assert run.footer.sent == len(run.records)
+    assert "POST /v1/completions: RequestError('truncated: " in err  # Locust's own table has them too
+
+
+def test_an_interrupt_keeps_what_was_in_flight(tmp_path: Path) -> None:
+    """Stopped in the middle of its streams, each request has a Record of what had come; exit code 130."""
+    with spawn(SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.05)) as url:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "loadgen",
+                "ui",
+                "--headless",
+                "--out",
+                str(tmp_path / "run"),
+                "--server",
+                "vllm",
+                "--url",
+                url,
+                "--users",
+                "5",
+                "--output-tokens",
+                "1000",
+                "--run-time",
+                "60s",
+                "--no-report",
+            ],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        _streams(url, 5, process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    run = runfile.read(tmp_path / "run")
+    assert [(record.state, record.error_kind) for record in run.records] == [("failed", "cancelled")] * 5
+    assert all(record.chunk_ns for record in run.records)
+    assert run.footer is not None
+    assert run.footer.interrupted
+
+
+def test_answers_are_finished_when_the_time_is_up(tmp_path: Path) -> None:
+    """Without a page, the end of --run-time cuts nothing off."""
+    with running(SimulatedConfig(server="vllm", ttft_s=1.5, itl_s=0.002)) as simulated:
+        code, _, err = headless(tmp_path, "--server", "vllm", "--url", simulated.url, *SMALL, "--users", "3")
+    assert code in OK, err
+    run = runfile.read(tmp_path / "run")
+    assert [record.state for record in run.records] == ["complete"] * 3
+
+
+def test_tls_is_checked_and_stamped(tmp_path: Path) -> None:
+    """Over https with our authority the stamps are the kernel's; without it nothing is sent."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated, behind_tls(simulated.url, context) as url:
+        refused, _, _ = headless(tmp_path, "--server", "vllm", "--url", url, *SMALL)
+        code, _, err = headless(
+            tmp_path, "--server", "vllm", "--url", url, *SMALL, "--ca-file", str(tmp_path / "ca.pem")
+        )
+    assert refused == 3
+    assert code in OK, err
+    run = runfile.read(tmp_path / "run")
+    assert {(record.state, record.stamps) for record in run.records} == {("complete", "kernel")}
+
+
+def test_the_example_runs_under_locust_itself(tmp_path: Path) -> None:
+    """Plain `locust -f`: two endpoints, prompts of its own, Locust's table, and a Run beside it."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "locust",
+                "-f",
+                str(ROOT / "examples/locustfile.py"),
+                "--headless",
+                "-u",
+                "8",
+                "-r",
+                "8",
+                "-t",
+                "3",
+                "-s",
+                "5",
+                "--only-summary",
+                "--server",
+                "vllm",
+                "--url",
+                simulated.url,
+                "--input-tokens",
+                "16",
+                "--output-tokens",
+                "8",
+                "--out",
+                str(tmp_path / "run"),
+            ],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            check=False,
+        )
+    run = runfile.read(tmp_path / "run")
+    # Locust may stop a user who is just waking up from its wait: that request is cut off, and says so.
+    ends = Counter((record.state, record.error_kind) for record in run.records)
+    assert set(ends) <= {("complete", ""), ("failed", "cancelled")}, done.stderr
+    assert ends["complete", ""] > 10
+    assert {record.output_tokens_asked for record in run.records} == {32, 8}
+    assert "/v1/chat/completions" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--run-time", "1s", "--input-tokens", "abc"), 2, "--input-tokens abc"),
+        (("--run-time", "1s", "--url", "http://127.0.0.1:9"), 3, "nothing listens"),
+        ((), 2, "--run-time"),
+    ],
+)
+def test_what_cannot_begin_says_why(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    """Bad words, no server, no end: a line that says so, its exit code, and no folder."""
+    found, _, err = headless(tmp_path, "--server", "vllm", *arguments)
+    assert (found, said in err) == (code, True), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    """Where Locust is not installed: exit code 2, and the line that installs it."""
+    (tmp_path / "locust.py").write_text("raise ModuleNotFoundError(\"No module named 'locust'\")")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgen", "ui", "--server", "vllm"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'llm-loadgen[ui]'" in done.stderr
+
+
+def test_the_page_refuses_other_pages_and_bad_forms(tmp_path: Path) -> None:
+    """Another origin, another host name and a form that cannot be run are refused, and nothing is started."""
+    with spawn(SimulatedConfig(server="vllm", **FAST)) as url, page(tmp_path, "--server", "vllm", "--url", url) as ui:
+        for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            with pytest.raises(HTTPError) as refusal:
+                urlopen(Request(f"{ui.url}/stats/requests", headers=header), timeout=20)
+            assert refusal.value.code == 403
+            refusal.value.close()
+        form = {"user_count": 1, "spawn_rate": 1, "input_tokens": "many", "host": url}
+        with urlopen(f"{ui.url}/swarm", data=urlencode(form).encode(), timeout=20) as answer:
+            told = json.load(answer)
+            assert "Access-Control-Allow-Origin" not in answer.headers
+        assert told["success"] is False
+        assert "--input-tokens many" in told["message"]
+        assert ui.live()["run"] is None
+    assert not (tmp_path / "run").exists()
+
+
+def _streams(url: str, number: int, process: subprocess.Popen[str]) -> None:
+    """Wait until so many streams have sent tokens."""
+    deadline = time.monotonic() + 40
+    while True:
+        with urlopen(f"{url}/simulated/status", timeout=10) as answer:
+            if json.load(answer)["events"] > 5 * number:
+                return
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -35,6 +35,10 @@ models = ["tiny"]
 repeats = 2
 options = {poll_s = 0.01, tensor_parallel = 2}
 
+[[cases]]
+host = "gpu-b"
+options = {gpus = "4,5"}
+
 [[workloads]]
 name = "burst"
 n = 5
@@ -58,7 +62,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
 
 def test_one_host_fails_and_the_other_is_measured(tmp_path: Path, docker: Docker) -> None:
     """Each host is spoken to through its own context; the failure says what to do; what image ran is kept with the run;
-    the container is removed at the end."""
+    the model is spread over the first GPUs unless others are named; the container is removed at the end."""
     with running(SimulatedConfig(server="vllm", model="tiny", **FAST)) as server:
         (tmp_path / "hosts.toml").write_text(HOSTS.format(port=server.url.rpartition(":")[2]), encoding="utf-8")
         (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
@@ -75,4 +79,5 @@ def test_one_host_fails_and_the_other_is_measured(tmp_path: Path, docker: Docker
     ups = {call["arguments"][1]: call for call in docker.calls if "up" in call["arguments"]}
     assert set(ups) == {"gpu-a", "gpu-b"}
     assert {call["environment"]["TENSOR_PARALLEL"] for call in ups.values()} == {"2"}
+    assert {name: call["environment"]["VLLM_GPU"] for name, call in ups.items()} == {"gpu-a": "0,1", "gpu-b": "4,5"}
     assert [call["arguments"][1] for call in docker.calls if "rm" in call["arguments"]].count("gpu-a") == 1

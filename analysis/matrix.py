@@ -116,6 +116,7 @@ def matrix(kept: Kept, measured: Sequence[Measured]) -> dict[str, Any]:
         "seed": plan["seed"],
         "equal_work": _equal_work(plan, by_cell),
         "references": plan.get("references", []),
+        "plan": {name: value for name, value in plan.items() if name != "hosts_found"},
         "cells": cells,
         "differences": differences(cells),
         "skipped": [{"cell": cell, "reason": reason} for cell, reason in kept.skipped.items()],

@@ -96,6 +96,18 @@ def memory_rows(found: Found) -> list[dict[str, Any]]:
     return rows
 
 
+def start_rows(found: Found) -> list[dict[str, Any]]:
+    """Each time a server came up: which build of it, and how long that took."""
+    rows = []
+    for line in found["server_starts"]:
+        facts = line["facts"]
+        build = [str(facts[name]) for name in ("version", "image", "image_digest") if facts.get(name)]
+        texts = [str(line["start"]), line["model"], words.duration(line["seconds"], 2), str(facts.get("launch", ""))]
+        names = [server_of(found, line["server"]), platform_of(found, line["host"])]
+        rows.append({"names": names, "texts": texts, "build": ", ".join(build)})
+    return rows
+
+
 def memory_notes(found: Found) -> list[str]:
     """What the engines take at their start, and what could not be read and why."""
     notes = [note for cell in found["cells"] for note in cell["memory"].get("notes", [])]

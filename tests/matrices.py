@@ -39,9 +39,8 @@ def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: An
     resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     with journal(folder, resolved, resume=False) as book:
         for start in starts(asked):
-            book.write(
-                "up", start=start.number, server=start.server.name, model=start.model.name, seconds=1.5, facts={}
-            )
+            named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
+            book.write("up", start=start.number, **named, seconds=1.5, facts={"image": "tgi:3.3.7"})
             for place, repeat in enumerate(start.repeats):
                 key = {"cell": key_of(repeat.cell), "repeat": repeat.number}
                 if repeat.cell.server == failing:

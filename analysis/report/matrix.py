@@ -6,6 +6,7 @@ that run's own report.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ def render(found: Found, measured: Sequence[Measured]) -> str:
         metrics=[{"name": name, "title": METRICS[name].title, "short": words.NAMES[name]} for name in SAMPLED],
         beliefs=said.beliefs(found),
         order=said.order(found),
+        starts=tables.start_rows(found),
+        plan=json.dumps(found["plan"], indent=2),
         equal_work=said.equal_work(found),
         figures=[figure for figure in FIGURES if figure.name in SHOWN],
         figure_rows=[tables.figure_row(found, cell, SHOWN) for cell in _met(found)],

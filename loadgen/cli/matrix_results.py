@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,22 +85,18 @@ def _read(folder: Path) -> tuple[Kept, list[Measured]]:
     order = {cell: place for place, cell in enumerate(cells(plan))}
     done.sort(key=lambda repeat: (order[repeat.cell], repeat.number))
     began = beginnings(lines)
+    failures = [line for repeat, line in last_failures(lines).items() if repeat not in done]
     kept = Kept(
         plan=begun["plan"],
         cells=[_key(cell) for cell in order],
         skipped=skipped(plan),
-        failures=[line for repeat, line in last_failures(lines).items() if repeat not in done],
+        failures=failures,
         starts=[line for line in lines if line["type"] == "up"],
         started_at=str(begun["at"]),
         version=str(begun["version"]),
-        interrupted=len(done) < len(order) * plan.repeats and _stopped(lines),
+        interrupted=len(done) + len(failures) < len(order) * plan.repeats,
     )
     return kept, [_measured(folder, repeat, began.get(repeat)) for repeat in done]
-
-
-def _stopped(lines: Sequence[Line]) -> bool:
-    """Whether runs are missing because nobody made them, not because they failed."""
-    return str(lines[-1]["type"]) not in ("down", "failure")
 
 
 def _measured(folder: Path, repeat: Repeat, began: Line | None) -> Measured:
@@ -111,13 +107,17 @@ def _measured(folder: Path, repeat: Repeat, began: Line | None) -> Measured:
 
     run, frame = load(folder / repeat.folder)
     samples, lengths = samples_of(frame)
+    summary = summarise(run, frame)
+    beside = folder / repeat.folder / "summary.json"
+    if not beside.exists():  # killed between the run's end and its summary
+        _write(beside, json.dumps(summary, indent=2) + "\n")
     return Measured(
         cell=_key(repeat.cell),
         repeat=repeat.number,
         folder=str(repeat.folder),
         start=None if began is None else int(began["start"]),
         place=None if began is None else int(began["place"]),
-        summary=summarise(run, frame),
+        summary=summary,
         samples=samples,
         lengths=lengths,
     )

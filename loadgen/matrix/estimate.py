@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from loadgen.load import load_of
 from loadgen.matrix.cells import Cell, Repeat, Start
 from loadgen.matrix.plan import MatrixPlan, run_settings
 from loadgen.matrix.state import Line, took_s
@@ -18,6 +19,8 @@ TOKENS_PER_S = 1_000.0
 """Output tokens per second of a server about which nothing is known."""
 PREPARED_S = 2.0
 """A run beside its load: prompts, connections, the run file, its summary."""
+JOBS_MOST = 2_000
+"""Of a larger burst so many are modelled, and the rest taken to go on as fast."""
 MEASURED, MODELLED, GUESSED = "measured", "modelled", "guessed"
 
 
@@ -80,10 +83,13 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
     if run.duration_s is not None and run.arrivals != "burst":
         return Estimate(run.duration_s + PREPARED_S, MODELLED)
+    due_ns = load_of(run).due_ns
+    last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
     modelled = _modelled_s(start, run)
     if modelled is not None:
-        return Estimate(modelled + PREPARED_S, MODELLED)
-    return Estimate((run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S + PREPARED_S, GUESSED)
+        return Estimate(max(last_due_s, modelled) + PREPARED_S, MODELLED)
+    guessed = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
+    return Estimate(max(last_due_s, guessed) + PREPARED_S, GUESSED)
 
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
@@ -101,7 +107,8 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
     try:
         hardware = roofline(str(gpu), str(shape), int(options.get("tensor_parallel", 1)))
         clock = BatchingClock(policy, hardware.kv_tokens(policy.memory_fraction), hardware.step_ns)
-        for _ in range(run.n or 1):
+        jobs = min(run.n or 1, JOBS_MOST)
+        for _ in range(jobs):
             clock.submit(Job(_mean_length(run.input_tokens), _mean_length(run.output_tokens), 0), 0)
     except ValueError:
         return None
@@ -109,7 +116,8 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
     while (ends_ns := clock.next_ns()) is not None:
         clock.emissions(ended_ns := ends_ns)
     simulated = start.launch == "simulated"
-    return ended_ns / 1e9 / (float(options.get("speed", 1.0)) if simulated else 1.0)
+    speed = float(options.get("speed", 1.0)) if simulated else 1.0
+    return ended_ns / 1e9 * (run.n or 1) / jobs / speed
 
 
 def _mean_length(tokens: int | str) -> int:

@@ -93,16 +93,6 @@ def test_a_container_is_up_and_then_down(docker: Docker, url: str) -> None:
     assert "starting vllm on gpu-a" in lines[0]
 
 
-@pytest.mark.parametrize(("options", "gpus"), [({}, "0,1,2,3"), ({"gpus": "4,5,6,7"}, "4,5,6,7")])
-def test_a_model_can_be_spread_over_several_gpus(docker: Docker, url: str, options: dict[str, str], gpus: str) -> None:
-    """The first ones unless others are named; the host's single GPU for this server does not hold then."""
-    asked = wanted(on(GPU_A, url.rpartition(":")[2]), tensor_parallel=4, **options)
-    with launched(asked, no_word):
-        pass
-    told = docker.call("up")["environment"]
-    assert (told["TENSOR_PARALLEL"], told["VLLM_GPU"]) == ("4", gpus)
-
-
 @pytest.mark.parametrize(
     ("engine", "flags", "environment"),
     [

@@ -54,6 +54,18 @@ def test_a_given_duration_is_taken_as_it_is() -> None:
     assert seconds(plan(workloads=[workload])) == (60 + estimate.PREPARED_S, "modelled")
 
 
+def test_an_open_loop_takes_until_its_last_request_is_due() -> None:
+    """However fast the server is."""
+    workload = {"name": "steady", "arrivals": "constant:2", "n": 101, "output_tokens": 1}
+    assert seconds(plan(workloads=[workload]))[0] >= 50 + estimate.PREPARED_S
+
+
+def test_a_large_burst_is_modelled_by_a_part_of_it() -> None:
+    """The rest is taken to go on as fast."""
+    few, many = (seconds(plan(workloads=[{"name": "b", "n": n, "output_tokens": 2}]))[0] for n in (2_000, 20_000))
+    assert many - estimate.PREPARED_S == pytest.approx(10 * (few - estimate.PREPARED_S))
+
+
 def test_what_was_measured_wins() -> None:
     """The mean of the cell's own runs, and of the starts of that server; only what is left is counted."""
     asked = plan()

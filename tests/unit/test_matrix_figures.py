@@ -110,3 +110,12 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
     assert found["kv_cache"] == {"mean_share": 0.5, "peak_share": 0.9, "tokens": 64}
     assert found["notes"] == ["It takes 90 %.", "Not read, host: it is elsewhere."]
     assert memory([{}, {}]) == {}
+
+
+def test_a_matrix_of_which_nothing_was_measured_has_a_report(tmp_path: Path) -> None:
+    """It says what failed, in text and on the page."""
+    folder = fabricate(tmp_path / "m", failing="tgi", servers=["tgi"])
+    assert "Nothing was measured yet." in (folder / "matrix.html").read_text("utf-8")
+    found = json.loads((folder / "matrix.json").read_text("utf-8"))
+    assert {cell["state"] for cell in found["cells"]} == {"failed"}
+    assert "0 of 2 cells measured, 0 of 4 runs; 2 failed." in render(found)

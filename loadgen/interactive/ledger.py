@@ -122,6 +122,8 @@ class Ledger:
             return None
         self.ended = True
         self.sample(users)
+        with self._making:
+            self._cache.clear()  # what comes now is final
         states: Mapping[str, int] = self.figures.states
         footer = Footer(
             ended_ns=time.monotonic_ns() - self.start_ns,

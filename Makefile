@@ -16,7 +16,7 @@ BIN := .venv/bin
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
-test: .venv/.tests .venv/.browser
+test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -64,6 +64,12 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	@$(BIN)/python -m pip install -q -e '.[test]'
 	@touch .venv/.installed $@
 
+# Machines for the tests of --distributed: network namespaces (iproute2), with clocks of their own (util-linux).
+.venv/.network: .venv/.tests
+	@set -e; $(call need,command -v ip >/dev/null,iproute2); \
+	$(call need,command -v unshare >/dev/null && command -v nsenter >/dev/null,util-linux)
+	@touch $@
+
 # Playwright's own Node needs libatomic. Ubuntu has no Chromium without snap: there Playwright fetches one.
 .venv/.browser: .venv/.tests
 	@set -e; $(call need,$(BIN)/python -m playwright --version >/dev/null 2>&1,libatomic1); \
@@ -72,4 +78,9 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	else \
 		$(call need,command -v chromium >/dev/null,chromium); \
 	fi
+	@touch $@
+
+# The tests compile a stand-in of the GPU driver's library.
+.venv/.compiler: | .venv/bin/python
+	@set -e; $(call need,command -v cc >/dev/null,gcc libc6-dev)
 	@touch $@

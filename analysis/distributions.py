@@ -77,3 +77,55 @@ def _fraction(x: Floats, shape: float) -> Floats:
             break
     front: Floats = np.exp(shape * np.log(x) - x - math.lgamma(shape))
     return value * front
+
+
+def student_cdf(t: float, freedom: float) -> float:
+    """P(T <= t) for Student's t, of any positive number of degrees of freedom, whole or not (DLMF 8.17, A&S 26.7.1)."""
+    if math.isinf(t):
+        return 0.0 if t < 0 else 1.0
+    tail = 0.5 * beta_cdf(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return tail if t < 0 else 1.0 - tail
+
+
+def student_quantile(share: float, freedom: float) -> float:
+    """The t that `share` of Student's t lies below, to 1e-10, by halving `student_cdf`."""
+    if share < 0.5:
+        return -student_quantile(1 - share, freedom)
+    high = 1.0
+    while student_cdf(high, freedom) < share:
+        high *= 2
+    low = 0.0
+    while high - low > 1e-10 * max(1.0, high):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_cdf(middle, freedom) < share else (low, middle)
+    return (low + high) / 2
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """Regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22, modified Lentz)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - beta_cdf(1 - x, b, a)
+    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(logarithm) / a * _beta_fraction(x, a, b)
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    """1 / (1 + d_1 / (1 + d_2 / (1 + ...)))."""
+    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    value = d
+    for m in range(1, TERMS_LIMIT):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1 / _away_from_zero(1 + term * d)
+            c = _away_from_zero(1 + term / c)
+            value *= c * d
+        if abs(c * d - 1) < PRECISION * 4:
+            break
+    return value
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > TINY else TINY

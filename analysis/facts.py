@@ -34,6 +34,8 @@ def run_facts(run: Run, frame: Frame) -> dict[str, Any]:
         "command": shlex.join(run.header.command),
         "version": run.header.version,
         "prompts": run.header.client.get("prompts"),
+        "repeat": plan.get("repeat", 0),
+        "repeats": plan.get("repeats", 1),
     }
 
 
@@ -44,6 +46,7 @@ def server_facts(run: Run) -> dict[str, Any]:
         "name": server.get("name") or run.header.plan.get("server"),
         "version": server.get("version"),
         "model": server.get("model"),
+        "platform": run.header.plan.get("platform") or "",
         "url": server.get("url") or run.header.plan.get("url"),
         "endpoint": server.get("endpoint") or run.header.plan.get("endpoint"),
         "simulated": bool(server.get("simulated", False)),

@@ -63,6 +63,7 @@ class Window:
 class Frame:
     """One row per Record, in the order of the run file, and one entry per chunk."""
 
+    id: Integers
     measured: Booleans
     """False for warm-up requests, which are in no figure."""
     complete: Booleans
@@ -87,6 +88,7 @@ class Frame:
     output_asked: Floats
     output_reported: Floats
     """NaN where the server did not say."""
+    worker: Integers
     late_ns_max: Integers
     reads: Integers
     coalesced_reads: Integers

@@ -23,6 +23,7 @@ RECORDS_PER_BLOCK = 256
 DETAILS_MAX = 1000
 """Different words of errors that are told apart; a server may put something new into each."""
 OTHER_DETAIL = "(other words)"
+NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened")
 
 Block = dict[str, NDArray[Any]]
 
@@ -135,7 +136,7 @@ def _block(records: Sequence[Record]) -> Block:
         "output_reported": _instants(records, "output_tokens"),
         "first_token_merged": np.fromiter((record.first_token_merged for record in records), np.bool_, len(records)),
         **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns")},
-        **{name: _numbers(records, name) for name in ("late_ns_max", "reads", "coalesced_reads", "reopened")},
+        **{name: _numbers(records, name) for name in NUMBERS},
     }
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analysis import client, facts, formulas, stats
+from analysis.counters import counters
 from analysis.delivery import delivery
 from analysis.frame import Floats, Frame
 from analysis.gather import frame_of_run
+from analysis.machines import machines, skew_range_s
+from analysis.memory import memory
 from loadgen.runfile import Run
 
 
@@ -41,7 +44,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
     health = client.health(run, frame, latency)
     facts_of_run = facts.run_facts(run, frame)
-    rows = frame.measured
+    rows, on = frame.measured, machines(run, frame)
     return {
         "run": facts_of_run,
         "server": facts.server_facts(run),
@@ -51,10 +54,13 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "throughput": _throughput(frame, health["error_bar_s"]),
         "latency": latency,
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
-        "burst": {"skew_s": _single(METRICS["skew_s"], frame)},
+        "burst": {"skew_s": _single(METRICS["skew_s"], frame)}
+        | ({"skew_range_s": skew_range_s(on, frame)} if on else {}),
         "delivery": delivery(frame.due_ns[rows], frame.sent_ns[rows], facts_of_run["arrivals"]),
-        "memory": {},  # nothing in a run tells of memory yet
+        "memory": memory(run),
+        "server_counters": counters(run, frame),
         "client": health,
+        **({"machines": on} if on else {}),
     }
 
 

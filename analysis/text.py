@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from analysis import words
 from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
+from analysis.terminal import plain, printed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,21 +20,7 @@ DETAIL_LENGTH = 100
 
 def render(summary: words.Summary, *, width: int = 80, colour: bool = False) -> str:
     """The summary as lines of at most `width` characters; ANSI colours only if asked for."""
-    from rich.console import Console
-
-    output = StringIO()
-    console = Console(
-        file=output,
-        width=width,
-        force_terminal=colour,
-        no_color=not colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        legacy_windows=False,
-    )
-    for part in _parts(summary):
-        console.print(part)
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+    return printed(_parts(summary), width=width, colour=colour)
 
 
 def _parts(summary: words.Summary) -> list[Any]:
@@ -51,8 +37,8 @@ def _title(summary: words.Summary) -> Text:
     title = Text()
     if mark := words.simulated(summary):
         title.append(f"{mark}  ", style="bold yellow")
-    title.append(_plain(words.who(summary)), style="bold")
-    title.append(_plain(f"  {model}" if model else ""))
+    title.append(plain(words.who(summary)), style="bold")
+    title.append(plain(f"  {model}" if model else ""))
     title.append(f"\n{asked(summary)}", style="dim")
     return title
 
@@ -70,7 +56,7 @@ def _headline(summary: words.Summary) -> Table:
     took = f"in {words.duration(run['duration_s'])}"
     table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)
     if summary["run"]["arrivals"] == "burst":
-        table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), "from the first byte sent to the last")
+        table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), words.skew(summary))
     return table
 
 
@@ -135,7 +121,7 @@ def _failures(summary: words.Summary) -> Table:
     for kind, number in summary["requests"]["errors"].items():
         example = summary["requests"]["examples"][kind][0]
         status = f"{example['http_status']} " if example["http_status"] not in (None, 200) else ""
-        table.add_row(f"{number:,}", Text(_plain(kind)), Text(_plain(f"{status}{example['detail']}")[:DETAIL_LENGTH]))
+        table.add_row(f"{number:,}", Text(plain(kind)), Text(plain(f"{status}{example['detail']}")[:DETAIL_LENGTH]))
     return table
 
 
@@ -151,9 +137,14 @@ def _verdict(summary: words.Summary) -> list[Text]:
     ]
     if sent := words.delivery(summary):
         lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
+    if machines := words.machines(summary):
+        lines.append(Text(plain(machines)))
     if window := words.window(summary):
         lines.append(Text(window))
-    return [*lines, *(Text(_plain(warning), style="yellow") for warning in words.warnings(summary))]
+    if counted := words.counters(summary):
+        lines.append(Text(counted))
+    lines += [Text(plain(line)) for line in words.memory(summary)]
+    return [*lines, *(Text(plain(warning), style="yellow") for warning in words.warnings(summary))]
 
 
 def _objectives(summary: words.Summary) -> list[Any]:
@@ -177,12 +168,7 @@ def _objectives(summary: words.Summary) -> list[Any]:
     table.add_column()
     for each in objectives:
         style = {"pass": "green", "fail": "bold red"}.get(each["verdict"], "yellow")
-        table.add_row(Text(each["verdict"], style=style), Text(_plain(words.objective(each))))
+        table.add_row(Text(each["verdict"], style=style), Text(plain(words.objective(each))))
     untold = sum(each["verdict"] == "cannot tell" for each in objectives)
     warning = f"{words.count(untold, 'objective')} cannot be told from this run. That is neither a pass nor a fail."
     return ["", table, *([Text(warning, style="yellow")] if untold else [])]
-
-
-def _plain(text: str) -> str:
-    """Without control characters: a server's words must not move the cursor."""
-    return "".join(character if character.isprintable() else " " for character in text)

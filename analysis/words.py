@@ -12,6 +12,10 @@ UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 UNLIKELY = 0.001
 """A p-value below which a load is said to be another than the one named: one such run in a thousand is chance."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
+GPUS_NAMED = 4
+"""More GPUs than this are counted, not listed."""
+COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
+"""What server and client both count."""
 NAMES = {
     "ttft_s": "TTFT",
     "ttft_due_s": "TTFT from due",
@@ -52,9 +56,32 @@ def duration(seconds: float | None, digits: int = 3) -> str:
     return f"{significant(seconds * factor, digits)} {unit}"
 
 
+def skew(summary: Summary) -> str:
+    """What a burst's skew is, and what the clocks of several machines leave open of it."""
+    if bounds := summary["burst"].get("skew_range_s"):
+        return f"{duration(bounds[0])} to {duration(bounds[1])}, by the clocks' uncertainty"
+    return "from the first byte sent to the last"
+
+
+def machines(summary: Summary) -> str:
+    """Over which machines a run was spread, and how well their clocks are known; empty for one machine."""
+    if not (spread := summary.get("machines")):
+        return ""
+    each = ", ".join(f"{machine['name']} ±{duration(machine['uncertainty_s'])}" for machine in spread)
+    return f"{count(len(spread), 'machine')}, clocks known to: {each}."
+
+
 def share(value: float | None) -> str:
     """A share as a percentage."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
+
+
+def size(number: float | None, digits: int = 3) -> str:
+    """Bytes in the unit in which they read best: GiB and MiB, as the drivers' own tools count."""
+    if number is None:
+        return UNKNOWN
+    factor, unit = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
+    return f"{significant(number / factor, digits)} {unit}"
 
 
 def count(number: int, noun: str) -> str:
@@ -72,9 +99,10 @@ def simulated(summary: Summary) -> str:
 
 
 def who(summary: Summary) -> str:
-    """The server, its version and its model."""
+    """The server, its version, and what it runs on where that was said."""
     server = summary["server"]
-    return " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    name = " ".join(str(part) for part in (server["name"], server["version"]) if part)
+    return f"{name} on {platform}" if (platform := server.get("platform")) else name
 
 
 def started(summary: Summary) -> str:
@@ -98,6 +126,23 @@ def endings(summary: Summary) -> str:
     if not parts:
         return f"All {total:,} requests were complete."
     return f"{requests['complete']:,} of {total:,} requests were complete; {', '.join(parts)}."
+
+
+def all_complete(summary: Summary) -> bool:
+    """Whether every request asked for was sent and came back whole."""
+    requests = summary["requests"]
+    return bool(requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"])
+
+
+def unit_of(figure: str, value: float | None) -> tuple[float, str]:
+    """Factor and unit in which a figure reads best, by its name as --assert knows it."""
+    if figure.partition(".")[0] == "goodput":
+        return 1.0, "requests/s"
+    if figure in ("complete", "attainment") or figure.endswith("_share"):
+        return 100.0, "%"
+    if figure.endswith("_per_s"):
+        return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
+    return scale_of(value)
 
 
 def lengths(summary: Summary) -> str:
@@ -174,6 +219,54 @@ def delivered(summary: Summary) -> bool:
     return not sent["not_sent"] and all(check["p_value"] >= UNLIKELY for check in checks)
 
 
+def memory(summary: Summary) -> list[str]:
+    """What is known of memory, in a sentence each: the KV cache, the GPUs, the server's processes. Often nothing."""
+    found = summary["memory"]
+    if not found:
+        return []
+    lines = []
+    if (cache := found["kv_cache"]) and cache["peak_share"] is not None:
+        room = f" of {cache['tokens']:,} tokens" if cache["tokens"] else ""
+        lines.append(f"KV cache{room}: at most {share(cache['peak_share'])} in use, by the server's own gauge.")
+    lines += [_level(each) for each in found["gpus"][:GPUS_NAMED] if each["peak_bytes"] is not None]
+    if (more := len(found["gpus"]) - GPUS_NAMED) > 0:
+        lines.append(f"{count(more, 'more GPU')} in summary.json.")
+    if found["taken_at_start"] and lines:
+        lines.append(f"{found['taken_at_start']['note']}.")
+    held = [each for each in found["processes"] if each["on"] == "host" and each["peak_bytes"] is not None]
+    return [*lines, *(_level(each) for each in held)]
+
+
+def _level(each: Mapping[str, Any]) -> str:
+    name = f" ({each['name']})" if each["name"] else ""
+    whole = f" of {size(each['total_bytes'])}" if each.get("total_bytes") else ""
+    before = f"{size(each['idle_bytes'])} before the first request, " if each["idle_bytes"] is not None else ""
+    return f"{each['of'][0].upper()}{each['of'][1:]}{name}: {before}{size(each['peak_bytes'])} at most{whole}."
+
+
+def counters(summary: Summary) -> str:
+    """That the server counted the same, where it did; disagreement is a warning."""
+    same = [COUNTED[word] for word in COUNTED if summary["server_counters"].get(word, {}).get("agree")]
+    if not same:
+        return ""
+    warmup = summary["requests"]["warmup"]
+    included = f", {count(warmup, 'warm-up request')} included" if warmup else ""
+    return (
+        f"The server counted the same {' and '.join([', '.join(same[:-1]), same[-1]] if same[1:] else same)}{included}."
+    )
+
+
+def _disagreements(summary: Summary) -> list[str]:
+    found = []
+    for word, title in COUNTED.items():
+        entry = summary["server_counters"].get(word, {})
+        if entry.get("agree") is False:
+            most = "" if entry["client_most"] is None else f" to {entry['client_most']:,}"
+            ours = f"the client {entry['client']:,}{most}"
+            found.append(f"The server counted {entry['server']:,} {title}, {ours}: {entry['why']}.")
+    return found
+
+
 def objective(entry: Mapping[str, Any]) -> str:
     """An objective, what was measured, and what that leaves out."""
     out = f"; {count(entry['left_out'], 'request')} not complete and left out" if entry["left_out"] else ""
@@ -200,4 +293,4 @@ def warnings(summary: Summary) -> list[str]:
         found.append(f"{merged} came together with later ones: those TTFTs are upper bounds.")
     if client["reopened"]:
         found.append(f"{count(client['reopened'], 'connection')} had been closed by the server and opened again.")
-    return [*found, *(f"{note}." for note in run["notes"])]
+    return [*found, *_disagreements(summary), *(f"{note}." for note in run["notes"])]

@@ -53,16 +53,60 @@ def metrics() -> str:
         ],
         "{limits}": [f"| {each.title} | {text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
     }
-    page = (DOCS / "reference/metrics.template").read_text("utf-8").replace("{note}", NOTE)
+    return _filled("reference/metrics.template", rows)
+
+
+def telemetry() -> str:
+    """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
+    from analysis.telemetry import CURVES
+    from servers.telemetry.dcgm import DCGM
+    from servers.telemetry.prometheus import COUNTERS, SERVERS
+
+    words = list(dict.fromkeys(word for names in SERVERS.values() for word in names))
+    names = {
+        server: {word: "<br>".join(f"`{_code(each)}`" for each in names.get(word, ())) for word in words}
+        for server, names in SERVERS.items()
+    }
+    rows = {
+        "{words}": [
+            f"| `{word}` | {'counter' if word in COUNTERS else 'gauge'} | "
+            + " | ".join(names[server][word] or "–" for server in SERVERS)  # noqa: RUF001 - a dash in a table cell
+            + " |"
+            for word in words
+        ],
+        "{servers}": [" | ".join(["| word", "kind", *SERVERS]) + " |", "| --- " * (len(SERVERS) + 2) + "|"],
+        "{gpus}": [f"| `{word}` | `{name}` | {factor:,.12g} |" for word, (name, factor) in DCGM.items()],
+        "{curves}": [f"| `{each.name}` | {each.title} | {each.unit} | {each.source} |" for each in CURVES],
+    }
+    return _filled("reference/telemetry.template", rows)
+
+
+def _filled(template: str, rows: dict[str, list[str]]) -> str:
+    page = (DOCS / template).read_text("utf-8").replace("{note}", NOTE)
     for mark, lines in rows.items():
         page = page.replace(mark, "\n".join(lines))
     return page
 
 
+def exported() -> str:
+    """The page of every exported table and column, from their registry."""
+    from analysis.exported import MEANINGS, TABLES
+
+    parts = []
+    for name, columns in TABLES.items():
+        rows = [f"| `{column.name}` | {column.kind} | {_text(column.meaning)} |" for column in columns]
+        table = "\n".join(["| column | type | meaning |", "| --- | --- | --- |", *rows])
+        parts.append(f"## {name}\n\n{MEANINGS[name]}\n\n{table}\n")
+    head = (DOCS / "reference/export.template").read_text("utf-8").replace("{note}", NOTE)
+    return "\n".join([head, *parts])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
     "reference/metrics.md": metrics,
+    "reference/export.md": exported,
     "reference/run-file.md": run_file,
+    "reference/telemetry.md": telemetry,
 }
 
 

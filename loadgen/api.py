@@ -5,29 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
-from loadgen.load import Load, bytes_of, load_of, longest_of, part_of
+from loadgen.load import Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
 from loadgen.plan import Plan
 
 if TYPE_CHECKING:
     from loadgen.asking import Asked
     from loadgen.counts import Counts
     from loadgen.runfile import Footer, Header
+    from loadgen.telemetry import Sampler
     from loadgen.worker import Share
     from servers.dialects.base import Dialect
     from servers.probe import ServerFacts
     from workloads.request import Request
 
+Dealt = TypeVar("Dealt")
 Say = Callable[[str], None]
 """Gets one line per step."""
 OnProgress = Callable[[str, "Counts"], None]
@@ -52,34 +54,58 @@ def default_folder(plan: Plan) -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
 
 
-def run(plan: Plan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress) -> Footer:
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: Say,
+    on_progress: OnProgress,
+    launch: Mapping[str, Any] | None = None,
+) -> Footer:
     """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
+    `launch` is what is known of how the server was started.
 
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
+        sampler = sampler_of(plan, header)
         host.make_folder(folder, bytes_of(plan, load_of(plan)))
         header.command = command
+        header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = calibration.recall(header.host, say)
-        return coordinator.run(shares, header, folder, on_progress)
+        return coordinator.run(shares, header, folder, on_progress, sampler)
 
 
 @contextlib.contextmanager
 def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], Header]]:
     """Everything that is known before the first connection is opened: each worker's share, and the Run's header."""
-    from servers.connection import tls_context
-
-    access = Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+    access = _access(plan)
     dialect = _dialect(plan)
     load = load_of(plan)
     host.allow_open_files(-(-load.in_flight // plan.workers))
     with _server(plan, load, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
+        dialect = _of_version(dialect, facts, say, force=plan.force)
         asked = _asked(plan, load, facts, dialect, access)
         say(f"{asked.what} ({asked.how}) for {facts.model}")
         yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
+
+
+def _access(plan: Plan) -> Access:
+    from servers.connection import tls_context
+
+    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+
+
+def sampler_of(plan: Plan, header: Header) -> Sampler:
+    """What reads the server, the GPUs and the host beside the load. Raises PlanError."""
+    from loadgen import sources
+
+    access = _access(plan)
+    return sources.sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
 
 
 @contextlib.contextmanager
@@ -88,7 +114,7 @@ def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[Server
     from servers.probe import check_limits
     from servers.resolve import resolve
 
-    longest = [longest_of(plan.input_tokens), longest_of(plan.output_tokens)]
+    longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
         with _simulated(plan, load, max(4096, sum(longest)), say) as facts:
@@ -105,7 +131,7 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
     from servers.probe import probe
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn
+    from servers.simulated.server import spawn_process
 
     host.allow_open_files(load.in_flight)  # the child inherits the limit
     config = SimulatedConfig(
@@ -116,8 +142,8 @@ def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator
         max_model_len=max_model_len,
         seed=plan.seed,
     )
-    with spawn(config) as url:
-        yield probe(url, plan.server)
+    with spawn_process(config) as (url, pid):
+        yield replace(probe(url, plan.server), pids=(pid,))
 
 
 def _words(plan: Plan) -> str:
@@ -139,6 +165,22 @@ def _dialect(plan: Plan) -> Dialect:
     return DIALECTS[plan.server, endpoint]
 
 
+def _of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
+    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
+    from servers.dialects import NATIVE
+    from servers.dialects.versions import misleads, variant
+    from servers.errors import VersionError
+
+    if why := misleads(dialect, facts.version):
+        if not force:
+            instead = f"use its native endpoint (--endpoint {NATIVE[dialect.server]})"
+            raise VersionError(
+                f"{facts.url} misleads on {dialect.endpoint}: {why}", f"{instead}, or measure it anyway: --force"
+            )
+        say(f"FORCED: {why}")
+    return variant(dialect, facts.version)
+
+
 def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access: Access) -> Asked:
     from loadgen.asking import asked_of
     from servers.tokenize import connect
@@ -150,7 +192,7 @@ def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access:
 def _shares(
     plan: Plan, load: Load, folder: Path, facts: ServerFacts, dialect: Dialect, asked: Asked, access: Access
 ) -> list[Share]:
-    """Requests are dealt to the workers in turn, so that each has the same mix."""
+    """Requests, or whole sessions, are dealt to the workers in turn, so that each has the same mix."""
     from loadgen.driver import Limits
     from loadgen.worker import Share
     from servers.connection import target_of
@@ -160,7 +202,8 @@ def _shares(
     return [
         Share(
             worker=worker,
-            requests=partial(_dealt, asked.requests, worker, workers),
+            requests=partial(_requests, asked, worker, workers),
+            conversations=asked.conversations and partial(_dealt, asked.conversations, worker, workers),
             due_ns=None if load.due_ns is None else load.due_ns[worker::workers],
             clients=part_of(load.clients, worker, workers),
             think_ns=load.think_ns,
@@ -179,8 +222,14 @@ def _shares(
     ]
 
 
-def _dealt(requests: Callable[[], Iterator[Request]], worker: int, workers: int) -> Iterator[Request]:
-    return islice(requests(), worker, None, workers)
+def _requests(asked: Asked, worker: int, workers: int) -> Iterator[Request]:
+    if asked.conversations is None:
+        return _dealt(asked.requests, worker, workers)
+    return chain.from_iterable(session.planned() for session in _dealt(asked.conversations, worker, workers))
+
+
+def _dealt(draw: Callable[[], Iterator[Dealt]], worker: int, workers: int) -> Iterator[Dealt]:
+    return islice(draw(), worker, None, workers)
 
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> Header:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from loadgen.errors import PlanError
 from loadgen.load import Load
@@ -13,8 +14,9 @@ from loadgen.plan import ANSWERS, Plan
 from servers.dialects.base import Dialect
 from servers.tokenize import ServerTokenizer
 from workloads import arrivals, lengths, workload
-from workloads.material import Order, material, requests, warm_up
+from workloads.material import Order, conversations, material, requests, warm_up
 from workloads.request import Request
+from workloads.sessions import Conversation
 from workloads.tokenizer import load as load_tokenizer
 from workloads.traces import Trace
 
@@ -24,7 +26,9 @@ class Asked:
     """The Requests of a run."""
 
     requests: Callable[[], Iterator[Request]]
-    """Draws them anew, the same ones each time."""
+    """Draws them anew, the same ones each time. Empty where there are sessions."""
+    conversations: Callable[[], Iterator[Conversation]] | None
+    """Draws the sessions anew, where the workload is of sessions."""
     warmup: Sequence[Request]
     """Other Requests of the same kind, with ids below zero."""
     what: str
@@ -41,26 +45,29 @@ def asked_of(plan: Plan, load: Load, dialect: Dialect, server: ServerTokenizer) 
     order = _order(plan, load)
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
     made = material(order, token_ids=dialect.token_ids, local=local, server=server)
+    warmup = tuple(warm_up(order, made))
+    count = "" if load.count is None else f"{load.count} "
+    if isinstance(order.workload, workload.MultiTurn):
+        sessions = partial(conversations, order, made, chat=dialect.endpoint == "chat")
+        if order.workload.path is not None:
+            _check_enough(order.workload.path, "sessions", sessions(), load)
+        return Asked(lambda: iter(()), sessions, warmup, f"{count}sessions, {plan.lengths[0]} tokens a turn", made.how)
     draw = partial(requests, order, made)
-    if isinstance(order.workload, workload.Dataset) and load.count is not None:
-        there = sum(1 for _ in islice(draw(), load.count))
-        if there < load.count:
-            raise PlanError(
-                f"{order.workload.path} holds {there} prompts, and {load.count} requests are to be sent",
-                f"Ask for fewer: --n {there}",
-            )
-    count = "prompts" if load.count is None else f"{load.count} prompts"
-    return Asked(draw, tuple(warm_up(order, made)), f"{count} of {plan.lengths[0]} tokens", made.how)
+    if isinstance(order.workload, workload.Dataset):
+        _check_enough(order.workload.path, "prompts", draw(), load)
+    return Asked(draw, None, warmup, f"{count}prompts of {plan.lengths[0]} tokens", made.how)
+
+
+def _check_enough(path: Path, what: str, drawn: Iterator[object], load: Load) -> None:
+    if load.count is None:
+        return
+    there = sum(1 for _ in islice(drawn, load.count))
+    if there < load.count:
+        raise PlanError(f"{path} holds {there} {what}, and {load.count} are to be sent", f"Ask for fewer: --n {there}")
 
 
 def _order(plan: Plan, load: Load) -> Order:
     asked = workload.parse(plan.workload)
-    if isinstance(asked, workload.MultiTurn):
-        raise PlanError(
-            f"--workload {plan.workload}: the turns of a session follow its answers, and a run sends requests that are "
-            "known beforehand",
-            "Choose another workload, such as sharegpt:FILE, which sends the first question of each dialogue.",
-        )
     named = arrivals.parse(plan.arrivals)
     return Order(
         asked,

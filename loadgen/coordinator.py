@@ -21,6 +21,7 @@ from loadgen.clock import ClockPairs
 from loadgen.counts import Counts, total
 from loadgen.gather import Outcome, append, gather
 from loadgen.runfile import Footer, Header
+from loadgen.telemetry import Sampler
 from loadgen.worker import Share, work
 
 START_LEAD_NS = 100_000_000
@@ -62,39 +63,80 @@ class Interrupts:
         self.count += 1
 
 
-def run(shares: Sequence[Share], header: Header, folder: Path, on_progress: Callable[[str, Counts], None]) -> Footer:
+def run(
+    shares: Sequence[Share],
+    header: Header,
+    folder: Path,
+    on_progress: Callable[[str, Counts], None],
+    sampler: Sampler | None = None,
+) -> Footer:
     """Drive all shares and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
+    `sampler` reads the server, the GPUs and the host meanwhile.
 
     The first interrupt ends the run and keeps what came; the second kills the workers too.
     Raises OutputError when the run file cannot be written.
     """
+    readings = sampler or Sampler({})
+    ended_ns: int | None = None
+    beside: Sequence[Path] = ()
+
+    def begin(stamps: str, workers: Sequence[Worker]) -> int:
+        readings.start()
+        header.telemetry = readings.facts
+        clocks = ClockPairs()
+        header.start_ns = time.monotonic_ns() + START_LEAD_NS
+        header.start_realtime_ns = clocks.to_realtime(header.start_ns)
+        header.client["stamps"] = stamps
+        append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+        readings.begin(header.start_ns, folder, lambda: _counts(workers))
+        return header.start_ns
+
+    def end() -> None:
+        nonlocal ended_ns, beside
+        ended_ns = time.monotonic_ns()
+        beside = readings.end(patient=not interrupts.count)
+
     interrupts = Interrupts()
     with interrupts.watched():
-        workers: list[Worker] = []
+        readings.idle()
         try:
-            for share in shares:
-                workers.append(_fork(share, [worker.pipe for worker in workers]))
-            _until(
-                workers,
-                lambda worker: bool(worker.stamps),
-                interrupts,
-                lambda: on_progress("connecting", _counts(workers)),
+            outcomes = drive(
+                shares, begin, interrupts, lambda phase, workers: on_progress(phase, _counts(workers)), end
             )
-            clocks = ClockPairs()
-            header.start_ns = time.monotonic_ns() + START_LEAD_NS
-            header.start_realtime_ns = clocks.to_realtime(header.start_ns)
-            header.client["stamps"] = "kernel" if all(worker.stamps == "kernel" for worker in workers) else "user"
-            append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-            _order(workers, ("start", header.start_ns) if not interrupts.count else ("stop",))
-            _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", _counts(workers)))
         finally:
-            for worker in workers:
-                worker.process.join(1 if worker.done else 0)
-                worker.process.kill()
-                worker.process.join()
-        on_progress("ended", _counts(workers))
-        outcomes = [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
-        return gather(outcomes, header, folder / "run.jsonl", interrupted=interrupts.count > 0)
+            readings.stop()
+        main, interrupted = folder / "run.jsonl", interrupts.count > 0
+        return gather(outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside)
+
+
+def drive(
+    shares: Sequence[Share],
+    begin: Callable[[str, Sequence[Worker]], int | None],
+    interrupts: Interrupts,
+    on_progress: Callable[[str, Sequence[Worker]], None],
+    end: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """Fork a worker per share, let them connect, start them together, and wait for their ends.
+
+    `begin` gets the kind of stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or
+    None when there is to be no start. `end` is called as soon as every worker is done.
+    """
+    workers: list[Worker] = []
+    try:
+        for share in shares:
+            workers.append(_fork(share, [worker.pipe for worker in workers]))
+        _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
+        start_ns = begin("kernel" if all(worker.stamps == "kernel" for worker in workers) else "user", workers)
+        _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
+        _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
+        end()
+    finally:
+        for worker in workers:
+            worker.process.join(1 if worker.done else 0)
+            worker.process.kill()
+            worker.process.join()
+    on_progress("ended", workers)
+    return [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
 
 
 def _fork(share: Share, others: Sequence[Pipe]) -> Worker:

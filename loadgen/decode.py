@@ -24,6 +24,8 @@ def record_of(
     """Decode everything one exchange received. Never raises on what a server sent."""
     record = Record(
         id=request.id,
+        session=request.session,
+        turn=request.turn,
         state="truncated" if exchange.error_kind == "truncated" else "failed",
         sent_ns=_since(start_ns, exchange.sent_ns),
         sent_end_ns=_since(start_ns, exchange.sent_end_ns),
@@ -50,6 +52,12 @@ def record_of(
     health.reads(late, len(late), record.coalesced_reads)
     health.connection(_full_reads(exchange.sizes), *exchange.losses)
     return record
+
+
+def said(exchange: Exchange, dialect: Dialect) -> str:
+    """The text of an answer that was recorded as complete. Only sessions pay for it."""
+    body = b"".join(exchange.raw[start:end] for start, end in exchange.framing.body_spans(exchange.raw))
+    return dialect.text(split(body)[0])
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 
 from loadgen.clock import Clock
 from loadgen.counts import Counts
-from loadgen.feed import Feed, Slot
+from loadgen.feed import Feed, Sessions, Slot
 from loadgen.part import Part
+from loadgen.record import Record
 from loadgen.recorder import Recorder
 from servers.connection import Connection
 from servers.dialects.base import Dialect
 from servers.pool import Pool
 from servers.transport import Exchange
+from workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
@@ -74,21 +76,20 @@ class Driver:
         self._clock = clock
         self._limits = limits
         self._counts = counts
-        self._recorder = Recorder(dialect, part, worker, counts, self._check_done)
+        self._recorder = Recorder(dialect, part, worker, counts, self._check_done, self._on_turn)
         self._group: list[Slot] = []
         """Prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._thinking: list[Slot] = []
-        """A closed loop's next slots, waiting for their instants."""
+        """The next slots of closed loops and sessions, waiting for their instants."""
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
 
     async def open(self) -> None:
         """Open the spare connections and prepare what is due first."""
-        self._group = self._feed.group()
-        self._counts.due += len(self._group)
+        self._take_group()
         await self._wire.pool.fill()
         self._prepare(self._group)
 
@@ -122,6 +123,10 @@ class Driver:
         self._check_done()
 
     # Before the instant.
+
+    def _take_group(self) -> None:
+        self._group = self._feed.group()
+        self._counts.due += sum(slot.turns for slot in self._group)
 
     def _prepare(self, group: Sequence[Slot]) -> None:
         """Attach connections and seal the bytes, while there is time."""
@@ -157,8 +162,7 @@ class Driver:
         group, self._group = self._group, []
         self._send(group)
         if not self._interrupted:
-            self._group = self._feed.group()
-            self._counts.due += len(self._group)
+            self._take_group()
             self._prepare(self._group)
             self._arm()
         self._check_done()
@@ -221,24 +225,43 @@ class Driver:
         elif free is not None:
             free.close()
         self._recorder.take(slot, exchange)
-        self._follow()
+        if slot.conversation is None:
+            self._follow()
 
     def _give_up(self, slot: Slot, kind: str, detail: str) -> None:
         """End a request of which nothing was sent."""
         _close(slot)
         self._recorder.take(slot, None, kind, detail)
+        if slot.conversation is None:
+            self._follow()
+
+    def _on_turn(self, slot: Slot, record: Record, answer: str) -> None:
+        """A session's turn has been recorded: the next one follows the answer, or none does."""
+        assert isinstance(self._feed, Sessions)
+        assert slot.conversation is not None
+        now_ns = self._clock.now_ns() - self._recorder.start_ns
+        going_on = record.state == "complete" and not self._interrupted
+        following = self._feed.next_turn(slot.conversation, answer, now_ns) if going_on else None
+        if following is not None:
+            self._wait(following)
+            return
+        ending = NOT_SENT if self._interrupted else ("session_ended", _why(record))
+        for request in slot.conversation.to_come():
+            self._recorder.take(Slot(request, b"", now_ns), None, *ending)
         self._follow()
 
     def _follow(self) -> None:
         """In a closed loop an end makes the next request due."""
         if self._interrupted:
             return
-        start_ns = self._recorder.start_ns
-        slot = self._feed.after_end(self._clock.now_ns() - start_ns)
+        slot = self._feed.after_end(self._clock.now_ns() - self._recorder.start_ns)
         if slot is not None:
-            self._counts.due += 1
-            self._thinking.append(slot)
-            self._clock.at(start_ns + slot.due_ns, lambda: self._on_thought(slot))
+            self._counts.due += slot.turns
+            self._wait(slot)
+
+    def _wait(self, slot: Slot) -> None:
+        self._thinking.append(slot)
+        self._clock.at(self._recorder.start_ns + slot.due_ns, lambda: self._on_thought(slot))
 
     def _on_thought(self, slot: Slot) -> None:
         if not self._interrupted:
@@ -278,6 +301,13 @@ class Driver:
         expired = [exchange for exchange in self._in_flight if (exchange.sent_ns or now_ns) <= limit_ns]
         for exchange in expired:
             exchange.fail("timeout", f"no end after {self._limits.timeout_s:g} s")
+
+
+def _why(record: Record) -> str:
+    """Why the turns after this one are not sent."""
+    if record.state == "complete":
+        return f"not sent, the session had grown past {TRANSCRIPT_LIMIT:,} characters"
+    return f"not sent, turn {record.turn} of its session was {record.state} ({record.error_kind})"
 
 
 def _close(slot: Slot) -> None:

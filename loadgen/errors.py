@@ -7,7 +7,8 @@
     └── CalibrationError  there was nothing to calibrate with
 
 All exit with 2, as do workloads.prompts.PromptError and loadgen.runfile.RunFileError; errors about the server under
-test (servers.errors) exit with 3, but with 2 where the plan asks for more than its limits. A failed request never
+test (servers.errors) exit with 3, but with 2 where the plan asks for more than its limits, or for an endpoint that is
+known to mislead in its version, or where the hosts file is wrong. A failed request never
 raises: it becomes a Record with a kind (loadgen.record.ERROR_KINDS).
 """
 

@@ -1,12 +1,13 @@
-"""Which request is next, and when: open loops follow the plan's instants, closed loops the answers."""
+"""Which request is next, and when: open loops follow the plan's instants, closed loops and sessions the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from servers.transport import Exchange
 from workloads.request import Request
+from workloads.sessions import Conversation
 
 
 @dataclass(slots=True)
@@ -20,6 +21,13 @@ class Slot:
     exchange: Exchange | None = None
     connected_ns: int | None = None
     reopened: int = 0
+    conversation: Conversation | None = None
+    """The session at this turn."""
+
+    @property
+    def turns(self) -> int:
+        """How many requests come due with this one: a session's are taken for due when it starts."""
+        return 1 if self.conversation is None else len(self.conversation.turns)
 
 
 class OpenLoop:
@@ -86,4 +94,37 @@ class ClosedLoop:
         return slot
 
 
-Feed = OpenLoop | ClosedLoop
+class Sessions:
+    """Sessions that start as `starts` says, an open or a closed loop of first turns. The next turn of each is due when
+    the answer to the last one has been decoded, `think_ns` later."""
+
+    def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], Slot]) -> None:
+        self._starts = starts
+        self._slot_of = slot_of
+        self._under_way = 0
+
+    def group(self) -> list[Slot]:
+        """The first turns of the sessions that start together next."""
+        group = self._starts.group()
+        self._under_way += len(group)
+        return group
+
+    def after_end(self, ended_ns: int) -> Slot | None:
+        """A session has ended: the first turn of the one that this makes due."""
+        self._under_way -= 1
+        slot = self._starts.after_end(ended_ns)
+        self._under_way += slot is not None
+        return slot
+
+    def next_turn(self, conversation: Conversation, answer: str, decoded_ns: int) -> Slot | None:
+        """The turn after this one; None when the session is over."""
+        following = conversation.after(answer)
+        return None if following is None else self._slot_of(following, decoded_ns + following.think_ns)
+
+    @property
+    def more(self) -> bool:
+        """Whether sessions are to start or may go on."""
+        return self._starts.more or self._under_way > 0
+
+
+Feed = OpenLoop | ClosedLoop | Sessions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,8 @@ class Outcome:
     """Its exit code or signal, in words."""
     rescued: Path | None
     """Where it wrote what the run's disk refused."""
+    convert: Callable[[bytes], bytes] | None = None
+    """What makes its lines into lines of this Run, where they were written by another machine's clock."""
 
 
 @dataclass(slots=True)
@@ -48,17 +50,30 @@ class _Ended(msgspec.Struct, tag_field="type", tag="request"):
 _ENDED = msgspec.json.Decoder(_Ended)
 
 
-def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupted: bool) -> Footer:
+def gather(
+    outcomes: Sequence[Outcome],
+    header: Header,
+    main: Path,
+    *,
+    interrupted: bool,
+    ended_ns: int | None = None,
+    beside: Sequence[Path] = (),
+    notes: Sequence[str] = (),
+) -> Footer:
     """Append every part to `main`, account for each request, close with the footer, remove the parts.
+
+    `ended_ns` is when the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of
+    telemetry. `notes` are what else is to be said of the run.
 
     Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
     """
-    tally = _Tally()
+    tally = _Tally(notes=list(notes))
     try:
         for outcome in outcomes:
             append(main, _lines(outcome, tally, interrupted=interrupted))
+        append(main, _whole_lines(beside, tally.notes, "telemetry"))
         footer = Footer(
-            ended_ns=time.monotonic_ns() - header.start_ns,
+            ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=sum(tally.counts.values()) - tally.counts["dropped"],
             interrupted=interrupted,
             notes=tally.notes,
@@ -66,7 +81,7 @@ def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupt
         )
         append(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:
-        rescued = [str(outcome.rescued) for outcome in outcomes if outcome.rescued]
+        rescued = [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]
         error.hint = " ".join(
             [
                 f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it.",
@@ -78,6 +93,8 @@ def gather(outcomes: Sequence[Outcome], header: Header, main: Path, *, interrupt
         outcome.share.part.unlink(missing_ok=True)
         if outcome.rescued:
             outcome.rescued.unlink(missing_ok=True)
+    for path in beside:
+        path.unlink(missing_ok=True)
     return footer
 
 
@@ -95,7 +112,9 @@ def append(file: Path, lines: Iterable[bytes]) -> None:
 def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[bytes]:
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
-    for line in _whole_lines(outcome, tally.notes):
+    paths = (outcome.share.part, outcome.rescued)
+    whole = _whole_lines(paths, tally.notes, f"worker {outcome.share.worker}")
+    for line in whole if outcome.convert is None else map(outcome.convert, whole):
         ended = _ended(line)
         if ended is not None and ended.phase == "measured":
             seen.add(ended.id)
@@ -111,9 +130,10 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
         tally.notes.append(f"worker {outcome.share.worker} ended with {outcome.exit}; {lost} requests without record")
 
 
-def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
+def _whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
+    """The whole lines of files of which each may go on in the next one; those that do not exist are passed over."""
     rest = b""
-    for path in (outcome.share.part, outcome.rescued):
+    for path in paths:
         if path is None or not path.exists():
             continue
         with path.open("rb") as stream:
@@ -123,7 +143,7 @@ def _whole_lines(outcome: Outcome, notes: list[str]) -> Iterator[bytes]:
                 if not rest:
                     yield line
     if rest:
-        notes.append(f"worker {outcome.share.worker}: its last line was cut off and is left out")
+        notes.append(f"{whose}: its last line was cut off and is left out")
 
 
 def _ended(line: bytes) -> _Ended | None:
@@ -136,6 +156,8 @@ def _ended(line: bytes) -> _Ended | None:
 def _lost(outcome: Outcome, request: Request, *, interrupted: bool) -> Record:
     return Record(
         id=request.id,
+        session=request.session,
+        turn=request.turn,
         state="failed",
         worker=outcome.share.worker,
         error_kind="cancelled" if interrupted else "worker_lost",

@@ -10,10 +10,16 @@ from loadgen.plan import ANSWERS, Plan
 from workloads.arrivals import Concurrency, due_instants, parse
 from workloads.lengths import Fixed, Uniform
 from workloads.lengths import parse as parse_lengths
+from workloads.workload import MultiTurn
+from workloads.workload import parse as parse_workload
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
 SPARE_LEAST = 8
+SESSION_TOKENS = 1 << 15
+"""What a server is checked, or simulated, to have room for where the sessions are a file's."""
+TURN_TOKENS = 16
+"""What a line break or a chat template may add to each thing said."""
 BYTES_PER_RECORD = 600
 BYTES_PER_CHUNK = 16
 NS_PER_S = 1_000_000_000
@@ -67,6 +73,17 @@ def longest_of(tokens: int | str) -> int:
         return 1
     named = parse_lengths(str(tokens))
     return named.length if isinstance(named, Fixed) else named.high if isinstance(named, Uniform) else 1
+
+
+def longest_prompt_of(plan: Plan) -> int:
+    """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
+    asked, answered = longest_of(plan.input_tokens), longest_of(plan.output_tokens)
+    named = parse_workload(plan.workload)
+    if not isinstance(named, MultiTurn):
+        return asked
+    if named.turns is None:
+        return SESSION_TOKENS
+    return named.turns * (asked + TURN_TOKENS) + (named.turns - 1) * (answered + TURN_TOKENS)
 
 
 def part_of(whole: int, worker: int, workers: int) -> int:

@@ -52,8 +52,24 @@ class Plan(BaseModel):
     insecure: bool = False
     stamps: Literal["kernel", "user"] = "kernel"
     real: bool = False
+    force: bool = False
+    """Measure a version of a server that is known to mislead."""
     speed: float = Field(5.0, gt=0)
+    metrics_every_s: float = Field(1.0, ge=0)
+    """How often the server's metrics, the GPUs and the host's memory are read while the run is on; 0 is never."""
+    dcgm_url: str | None = None
+    """A DCGM exporter on the server's machine."""
+    gpu: bool | None = None
+    """Whether to read this machine's GPUs; None: when the server is on it."""
+    server_pid: tuple[int, ...] = ()
+    """Server processes on this machine, whose memory is read."""
+    repeats: int = Field(1, ge=1, le=1000)
+    """How often the plan is run."""
+    repeat: int = Field(0, ge=0)
+    """Which of the repeats this run is, from 1; 0 for a run by itself."""
     label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    platform: str = Field("", max_length=60)
+    """What the server runs on, such as A800: shown beside its name."""
 
     @property
     def lengths(self) -> tuple[str, str]:
@@ -63,7 +79,7 @@ class Plan(BaseModel):
         own = not self.workload.startswith(("synthetic", "shared-prefix"))
         return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
 
-    @field_validator("url")
+    @field_validator("url", "dcgm_url")
     @classmethod
     def _known_scheme(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
@@ -95,6 +111,20 @@ class Plan(BaseModel):
         canonical = str(_hinted(lengths.parse, str(value)))
         return int(canonical) if canonical.isdecimal() else canonical
 
+    @field_validator("metrics_every_s")
+    @classmethod
+    def _seldom(cls, every_s: float) -> float:
+        if 0 < every_s < 1:
+            raise ValueError(
+                "at most once a second, or a server at its limit is measured while it answers us; 0 is off"
+            )
+        return every_s
+
+    @field_validator("server_pid", mode="before")
+    @classmethod
+    def _several(cls, pids: Any) -> Any:
+        return (pids,) if isinstance(pids, int) else pids or ()
+
     @field_validator("window_s")
     @classmethod
     def _forward(cls, window_s: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -109,6 +139,8 @@ class Plan(BaseModel):
             raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
+        if self.gpu and self.dcgm_url:
+            raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
         return self
 
 
@@ -129,6 +161,21 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
+
+
+def from_catalog(name: str) -> dict[str, Any]:
+    """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
+    from workloads.catalog import load
+
+    named = load(name)
+    return {
+        "n": named.requests,
+        "arrivals": str(named.arrivals),
+        "workload": str(named.workload),
+        "input_tokens": str(named.input_tokens),
+        "output_tokens": str(named.output_tokens),
+        "label": named.name,
+    }
 
 
 def _hinted(parse: Any, text: str) -> Any:

@@ -16,6 +16,7 @@ ERROR_KINDS = (
     "protocol",  # bytes that are not what HTTP or the dialect allows
     "truncated",  # the stream ended before its end marker, or shorter than asked
     "dropped",  # never sent: past the limit on requests in flight
+    "session_ended",  # never sent: a turn of a session that ended before it
     "cancelled",  # never sent or cut off, because the run was interrupted
     "worker_lost",  # the process that drove it died; what happened to it is unknown
 )
@@ -31,6 +32,10 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
 
     id: int
     state: State
+    session: int | None = None
+    """A turn of a session: the id of the session's first turn. None: a request on its own."""
+    turn: int = 0
+    """Which turn of its session, from 0."""
     worker: int = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the run's instant 0 and are in no figure."""
@@ -53,6 +58,7 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     http_status: int | None = None
     finish_reason: str = ""
     prompt_tokens_asked: int = 0
+    """0: not known beforehand, as a later turn of a session holds answers."""
     prompt_tokens: int | None = None
     """As the server reported it; None when it did not."""
     output_tokens_asked: int = 0

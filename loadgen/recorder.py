@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from loadgen.clock import ClockPairs
 from loadgen.counts import Counts
-from loadgen.decode import record_of
+from loadgen.decode import record_of, said
 from loadgen.feed import Slot
 from loadgen.health import Health
 from loadgen.part import Part
@@ -19,9 +19,18 @@ from servers.transport import Exchange
 
 
 class Recorder:
-    """Turns ended Exchanges into Records of one worker. `on_idle` is called when everything taken has been recorded."""
+    """Turns ended Exchanges into Records of one worker. `on_idle` is called when everything taken has been recorded,
+    `on_turn` when a session's turn has been: with its Record, and with the answer's text where it is complete."""
 
-    def __init__(self, dialect: Dialect, part: Part, worker: int, counts: Counts, on_idle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        part: Part,
+        worker: int,
+        counts: Counts,
+        on_idle: Callable[[], None],
+        on_turn: Callable[[Slot, Record, str], None],
+    ) -> None:
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -30,6 +39,7 @@ class Recorder:
         self._worker = worker
         self._counts = counts
         self._on_idle = on_idle
+        self._on_turn = on_turn
         self._clocks = ClockPairs()
         self._ended: deque[tuple[Slot, Exchange | None, str, str]] = deque()
         self._tokens = 0
@@ -78,6 +88,9 @@ class Recorder:
         self._tokens += sum(record.chunk_tokens)
         setattr(self._counts, record.state, getattr(self._counts, record.state) + 1)
         slot.exchange, slot.payload = None, b""
+        if slot.conversation is not None:
+            complete = exchange is not None and record.state == "complete"
+            self._on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
         self._ended.popleft()
         if self._ended:
             asyncio.get_running_loop().call_soon(self._record_one)
@@ -89,7 +102,9 @@ def unsent(slot: Slot, kind: str, detail: str) -> Record:
     """The Record of a request of which no byte was sent."""
     return Record(
         id=slot.request.id,
-        state="dropped" if kind == "dropped" else "failed",
+        session=slot.request.session,
+        turn=slot.request.turn,
+        state="dropped" if kind in {"dropped", "session_ended"} else "failed",
         error_kind=kind,
         error_detail=detail,
         prompt_tokens_asked=slot.request.input_tokens,

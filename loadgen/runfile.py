@@ -45,19 +45,25 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
-    """stamps (`kernel` or `user`), prompts (how their length was made exact), open_files."""
+    """stamps (`kernel` or `user`), prompts (how their length was made exact), open_files; of a run over several
+    machines also machines: name, workers, host, offset_ns, uncertainty_ns and exchanges of each."""
+    telemetry: dict[str, Any] = {}
+    """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
     """One sample of something that changes during the run. `at_ns` counts like a Record's instants."""
 
     source: str
-    """`client` (one per worker and second), later `server` and `gpu`."""
+    """`client` (one per worker and second), `server`, `gpu` or `host`; `clock`, of a run over several machines."""
     at_ns: int
     worker: int = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
-    clock_disagreement_ns, late_counts ({bucket: reads}, see loadgen.health)."""
+    clock_disagreement_ns, late_counts ({bucket: reads}, see loadgen.health). For `clock`, one from before the start and
+    one from the end: machine, workers, and by how much its clock was ahead of the master's, offset_ns, which is known
+    to uncertainty_ns. For the others: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the words of
+    docs/reference/telemetry.md; or `gap`, why there is nothing."""
 
 
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):

@@ -31,7 +31,7 @@ from msgspec import structs
 from loadgen.clock import SystemClock
 from loadgen.counts import Counts
 from loadgen.driver import Driver, Limits, Wire
-from loadgen.feed import ClosedLoop, Feed, OpenLoop, Slot
+from loadgen.feed import ClosedLoop, Feed, OpenLoop, Sessions, Slot
 from loadgen.part import Held, Part, PartFile
 from loadgen.record import Record, shifted
 from servers.connection import Target
@@ -42,6 +42,7 @@ from servers.pool import Pool
 from servers.stamps import hold_stamps
 from servers.transport import Exchange
 from workloads.request import Request
+from workloads.sessions import Conversation
 
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
@@ -53,9 +54,11 @@ class Share:
 
     worker: int
     requests: Callable[[], Iterator[Request]]
-    """Draws this worker's Requests, the same ones each time, in order of id."""
+    """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
+    conversations: Callable[[], Iterator[Conversation]] | None
+    """Draws this worker's sessions, where the workload is of sessions."""
     due_ns: Sequence[int] | None
-    """Open loop: the due offsets of these requests. None: a closed loop."""
+    """Open loop: the due offsets of these requests or sessions. None: a closed loop."""
     clients: int
     think_ns: int
     until_ns: int | None
@@ -99,7 +102,16 @@ def _closed(part: PartFile, path: Path) -> Path | None:
 
 def slots_of(share: Share) -> Iterator[Slot]:
     """This worker's slots, encoded as they are drawn: every byte that will be sent."""
-    return map(partial(_slot, share), share.requests(), share.due_ns if share.due_ns is not None else repeat(0))
+    due_ns = share.due_ns if share.due_ns is not None else repeat(0)
+    if share.conversations is not None:
+        return map(partial(_turn, share), share.conversations(), due_ns)
+    return map(partial(_slot, share), share.requests(), due_ns)
+
+
+def _turn(share: Share, conversation: Conversation, due_ns: int) -> Slot:
+    slot = _slot(share, conversation.request(), due_ns)
+    slot.conversation = conversation
+    return slot
 
 
 def _slot(share: Share, request: Request, due_ns: int) -> Slot:
@@ -132,9 +144,12 @@ async def _work(share: Share, part: PartFile, pipe: Pipe, counts: Counts, stamps
 
 
 def _feed(share: Share) -> Feed:
-    if share.due_ns is None:
-        return ClosedLoop(slots_of(share), share.clients, share.think_ns, share.until_ns)
-    return OpenLoop(slots_of(share))
+    feed: OpenLoop | ClosedLoop = (
+        ClosedLoop(slots_of(share), share.clients, share.think_ns, share.until_ns)
+        if share.due_ns is None
+        else OpenLoop(slots_of(share))
+    )
+    return feed if share.conversations is None else Sessions(feed, partial(_turn, share))
 
 
 def _driver(

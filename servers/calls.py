@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+import threading
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,7 +50,7 @@ class Caller:
             status, content = self._exchange(path, body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise _unreachable(self._url, error) from error
+            raise _unreachable(self._url, error, TIMEOUT_S) from error
         if status in (401, 403):
             raise UnauthorizedError(
                 f"{self._url} answers {status} to {path}: it wants an API key, or another one",
@@ -59,6 +60,21 @@ class Caller:
             return status, msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return status, None
+
+    def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
+        """GET a page of any kind: HTTP status and body. It may take `limit_s` to connect and as long again to arrive.
+
+        Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off.
+        """
+        try:
+            if self._connection.sock:
+                with suppress(ConnectionError):  # closed while idle, as in `_exchange`
+                    return self._timed(path, accept, limit_s, limit_bytes)
+                self.close()
+            return self._timed(path, accept, limit_s, limit_bytes)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise _unreachable(self._url, error, limit_s) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -81,6 +97,47 @@ class Caller:
             self.close()  # longer than anything a server has to say here: what is left must not be taken for an answer
         return answer.status, content
 
+    def _timed(self, path: str, accept: str, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
+        self._connection.timeout = limit_s
+        if self._connection.sock is None:
+            self._connection.connect()
+        sock = self._connection.sock
+        assert isinstance(sock, socket.socket)
+        sock.settimeout(limit_s)  # of each single read; a server that sends a byte at a time never meets it, so:
+        late = threading.Event()
+        alarm = threading.Timer(limit_s, _cut_off, (sock, late))
+        alarm.daemon = True
+        alarm.start()
+        try:
+            self._connection.request("GET", self._prefix + path, headers={**self._headers, "accept": accept})
+            answer = self._connection.getresponse()
+            content = answer.read(limit_bytes)
+            if not answer.isclosed():
+                raise http.client.IncompleteRead(content) if len(content) < limit_bytes else _TooLongError(limit_bytes)
+        except (OSError, http.client.HTTPException):
+            if late.is_set():
+                raise TimeoutError from None
+            raise
+        finally:
+            alarm.cancel()
+        if late.is_set():
+            raise TimeoutError
+        return answer.status, content
+
+
+class _TooLongError(http.client.HTTPException):
+    """A body over the limit."""
+
+    def __str__(self) -> str:
+        return f"more than {self.args[0]:,} bytes"
+
+
+def _cut_off(sock: socket.socket, late: threading.Event) -> None:
+    """End every read of the socket. Not `SSLSocket.shutdown`, which takes the TLS state from under the reader."""
+    late.set()
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
 
 def _context(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
     if isinstance(verify, ssl.SSLContext):
@@ -92,10 +149,10 @@ def _context(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
     return context
 
 
-def _unreachable(url: str, error: Exception) -> UnreachableError:
+def _unreachable(url: str, error: Exception, limit_s: float) -> UnreachableError:
     reason = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        return UnreachableError(f"{url} did not answer within {TIMEOUT_S:g} s", "is the server still loading?")
+        return UnreachableError(f"{url} did not answer within {limit_s:g} s", "is the server still loading?")
     if isinstance(error, socket.gaierror):
         return UnreachableError(f"{url}: no such host", "check the host name in --url")
     if isinstance(error, ssl.SSLCertVerificationError):

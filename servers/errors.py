@@ -5,7 +5,10 @@ ServerError
 ├── WrongServerError    something answers, but not the server that was named
 ├── UnauthorizedError   it wants an API key, or refuses the one it got
 ├── LimitError          it would refuse or shorten what the plan asks
-└── UncountableError    it does not say how many tokens a prompt has
+├── VersionError        this version of it says what is not so
+├── UncountableError    it does not say how many tokens a prompt has
+├── HostsError          the hosts file is wrong
+└── LaunchError         it could not be started, or ended while it started
 """
 
 from __future__ import annotations
@@ -41,5 +44,22 @@ class LimitError(ServerError):
     """The server would refuse or shorten what the plan asks; the message lists every limit."""
 
 
+class VersionError(ServerError):
+    """This version of the server is known to mislead on the endpoint asked for."""
+
+
 class UncountableError(ServerError):
     """The server does not say how many tokens a prompt has."""
+
+
+class HostsError(ServerError):
+    """The hosts file is wrong; the message lists every mistake."""
+
+
+class LaunchError(ServerError):
+    """The server could not be started, or ended while it started."""
+
+    def __init__(self, message: str, hint: str = "", *, log_tail: str = "") -> None:
+        super().__init__(message, hint)
+        self.log_tail = log_tail
+        """The last lines of the server's log; empty where there is none."""

@@ -38,6 +38,8 @@ class ServerFacts:
     simulated: bool = False
     speed: float | None = None
     """How many times faster than life a simulated server's clock runs."""
+    pids: tuple[int, ...] = ()
+    """Its processes on this machine, where we started it."""
 
 
 def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLContext | bool = True) -> ServerFacts:

@@ -13,6 +13,7 @@ from analysis.gather import frame_of_run
 from analysis.metrics import summarise
 from analysis.report.curves import curves
 from analysis.report.page import Part
+from analysis.telemetry import series
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
 
@@ -175,7 +176,7 @@ def run_of(
 
 def part_of(run: Run) -> Part:
     """What a page needs of this run."""
-    return Part(run, summarise(run), curves(frame_of_run(run)))
+    return Part(run, summarise(run), curves(frame_of_run(run)), series(run))
 
 
 def loop(number: int = 400, *, warmup: int = 0, rate_per_s: float = 100, stay_ms: int = 500) -> list[Record]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 
 from workloads.lengths import Fixed, Lengths
 from workloads.prompts import BLOCK_TOKENS, Judge, Prompt, PromptError, Stretch, Tokenizer, id_prompts
@@ -37,7 +37,7 @@ from workloads.syntax import WorkloadError
 from workloads.texts import Wanted, text_prompts
 from workloads.traces import Trace
 from workloads.words import COMMON_WORDS
-from workloads.workload import TURNS_LIMIT, Material, MultiTurn, SharedPrefix, Synthetic, Workload, replay
+from workloads.workload import Material, MultiTurn, SharedPrefix, Synthetic, Workload, replay
 
 NUMBERS_LIMIT = 1_000_000
 """Where nobody says how many requests there will be, ids number so many; later ones may begin as earlier ones did."""
@@ -58,7 +58,8 @@ class Order:
     """None: as long as a dataset's own answers."""
     seed: int
     n: int | None
-    """At most so many requests. None: until the trace or file ends, or somebody stops drawing."""
+    """At most so many requests, or sessions where the workload is of sessions. None: until the trace or file ends, or
+    somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
 
@@ -95,14 +96,13 @@ def requests(order: Order, material: Material) -> Iterator[Request]:
 
 
 def conversations(order: Order, material: Material, *, chat: bool) -> Iterator[Conversation]:
-    """The sessions, until they have `n` turns together; the last one is not cut short. `chat` as MultiTurn says.
+    """The first `n` sessions. `chat` as MultiTurn says.
 
     Raises WorkloadError for a workload that is not of sessions.
     """
     if not isinstance(order.workload, MultiTurn):
         raise WorkloadError(f"{order.workload} has no sessions", "name multi-turn:...")
-    every = order.workload.conversations(material, chat=chat)
-    return takewhile(lambda conversation: order.n is None or conversation.first_id < order.n, every)
+    return islice(order.workload.conversations(material, chat=chat), order.n)
 
 
 def warm_up(order: Order, material: Material) -> list[Request]:
@@ -112,7 +112,7 @@ def warm_up(order: Order, material: Material) -> list[Request]:
     """
     first = NUMBERS_LIMIT if order.n is None else order.n
     if isinstance(order.workload, MultiTurn):
-        first += TURNS_LIMIT  # the last session may run past n
+        first *= order.workload.turns or 1
     lengths = order.input.tokens(order.seed, "warm-up input")
     answers = (order.output or WARMUP_OUTPUT).tokens(order.seed, "warm-up output")
     return [

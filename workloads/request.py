@@ -21,3 +21,6 @@ class Request:
     temperature: float = 0.0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, content) of a chat so far, the last one `prompt`. Empty: a chat of `prompt` alone."""
+    session: int | None = None
+    """Where this is a turn of a session: the id of its first turn."""
+    turn: int = 0

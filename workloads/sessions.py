@@ -53,7 +53,16 @@ class Conversation:
         turn = self.turns[number]
         input_tokens = turn.input_tokens if number == 0 else 0
         prompt, messages = (turn.question, self._messages()) if self.chat else (self._transcript(), ())
-        return Request(self.first_id + number, prompt, input_tokens, turn.output_tokens, messages=messages)
+        return replace(self._bare(number), prompt=prompt, input_tokens=input_tokens, messages=messages)
+
+    def to_come(self) -> Iterator[Request]:
+        """The turns after this one, by id and length asked for; their prompts are not known and empty."""
+        return map(self._bare, range(len(self.answers) + 1, len(self.turns)))
+
+    def planned(self) -> Iterator[Request]:
+        """This turn's Request and those to come."""
+        yield self.request()
+        yield from self.to_come()
 
     def after(self, answer: str) -> Conversation | None:
         """The conversation after the server's answer to this turn; None when there is no further turn.
@@ -65,6 +74,10 @@ class Conversation:
         if len(answers) == len(self.turns) or said > TRANSCRIPT_LIMIT:
             return None
         return replace(self, answers=answers)
+
+    def _bare(self, number: int) -> Request:
+        turn = self.turns[number]
+        return Request(self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number)
 
     def _messages(self) -> tuple[tuple[str, str], ...]:
         asked = [("user", turn.question) for turn in self.turns]

@@ -1,4 +1,5 @@
-"""What the charts draw: distribution functions with their band, the course of the run, and when requests were sent.
+"""What the charts draw: distribution functions with their band, the course of the run, when requests were sent; and
+what `lifetime` and `requests` add to it.
 
 Curves of many samples are drawn through some of them. Which ones never depends on their values, except that the
 extremes are always among them, so that no tail is smoothed away; `drawn` and `n` say how many of how many.
@@ -12,6 +13,9 @@ import numpy as np
 
 from analysis.frame import Floats, Frame, Integers
 from analysis.metrics import METRICS
+from analysis.report.lifetime import lifetime
+from analysis.report.requests import first_tokens, timeline
+from analysis.report.spacing import nice_step
 from analysis.stats import dkw_margin
 from analysis.window import in_flight
 
@@ -27,6 +31,9 @@ def curves(frame: Frame) -> dict[str, Any]:
         "cdf": {name: distribution(METRICS[name].values(frame), int(frame.sampled.sum())) for name in CDF_METRICS},
         "course": course(frame),
         "sends": sends(frame),
+        "first": first_tokens(frame),
+        "lifetime": lifetime(frame),
+        "timeline": timeline(frame),
     }
 
 
@@ -82,12 +89,6 @@ def sends(frame: Frame) -> dict[str, Any]:
     ranks = drawn_ranks(len(sent))
     after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
     return {"x": np.round(after_s, 9).tolist(), "y": (ranks + 1).tolist(), "n": len(sent), "drawn": len(ranks)}
-
-
-def nice_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least this much."""
-    power = 10.0 ** np.floor(np.log10(least))
-    return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9)))
 
 
 def _tokens_by_bin(frame: Frame, begins: float, bin_ns: float, bins: int) -> Floats:

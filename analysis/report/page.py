@@ -12,16 +12,24 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis import words
 from analysis.asked import asked
 from analysis.metrics import METRICS
-from analysis.report import tables
+from analysis.report import machines, said, tables
 from analysis.report.curves import CDF_METRICS
+from analysis.report.panels import panels
+from analysis.telemetry import Series
 from loadgen.runfile import Run
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 HERE = Path(__file__).parent
+SCRIPTS = ("plotly-basic.min.js", "charts.js", "page.js", "course.js", "requests.js", "tables.js")
+RUNS_WITH_TOKENS = 3
+"""A page of more runs has no room for the instant of each token in the timelines."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -32,31 +40,58 @@ class Part(NamedTuple):
     summary: Mapping[str, Any]
     curves: Mapping[str, Any]
     """As analysis.report.curves draws them."""
+    series: Sequence[Series] = ()
+    """What the server, the GPUs and the host said during the run."""
 
 
-def render(parts: Sequence[Part]) -> str:
-    """The page of these Runs, one column or curve each."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+class Extra(NamedTuple):
+    """A section that another part of the project adds to the page, right after its first screen.
 
-    scripts = [_file("plotly-basic.min.js"), _file("page.js")]
-    environment = Environment(
-        loader=FileSystemLoader(HERE, encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    The template sees `runs`, `several` and `mark` of the page beside its own `values`; its figures come from the macros
+    in macros.html.j2. The script runs after the page's own, finds its data in `DATA.extras[id]` and draws with
+    `Report.chart` (charts.js).
+    """
+
+    id: str
+    """Of the section: lower-case letters, digits and hyphens. Links lead to it."""
+    title: str
+    template: str
+    """A file in analysis/report/."""
+    values: Mapping[str, Any] = {}
+    data: Mapping[str, Any] = {}
+    script: str = ""
+    """A file in analysis/report/, or nothing."""
+
+
+def render(parts: Sequence[Part], *, extras: Sequence[Extra] = ()) -> str:
+    """The page of these Runs, one column or curve each, with the extra sections of the caller."""
+    added = dict.fromkeys(extra.script for extra in extras if extra.script)
+    scripts = [_file(name) for name in (*SCRIPTS, *added)]
     data, summaries = _data(parts), [part.summary for part in parts]
+    data["extras"] = {extra.id: extra.data for extra in extras}
+    shared = {
+        "runs": [_run(part, drawn) for part, drawn in zip(parts, data["runs"], strict=True)],
+        "several": len(parts) > 1,
+        "mark": _mark(summaries),
+    }
+    environment = _environment()
     return environment.get_template("page.html.j2").render(
+        **shared,
         policy=_policy(scripts),
         style=_file("page.css"),
         scripts=scripts,
         data=_json(data),
-        runs=[_run(part, drawn) for part, drawn in zip(parts, data["runs"], strict=True)],
-        charts=[chart | {"rows": _rows(data, "cdf", chart)} for chart in data["charts"]],
-        sends=data["sends"] | {"rows": _rows(data, "sends", data["sends"])},
-        several=len(parts) > 1,
-        mark=_mark(summaries),
+        extras=[(extra, environment.get_template(extra.template).render(**shared, **extra.values)) for extra in extras],
+        charts=data["charts"],
+        runs_with_tokens=RUNS_WITH_TOKENS,
+        measured=any(part.series for part in parts),
+        prompts_differ=any(len(set(part.curves["first"]["prompts"])) > 1 for part in parts),
+        longest_rows=said.longest_rows([part.curves for part in parts]),
+        memory_rows=machines.memory_rows(summaries),
+        counter_rows=machines.counter_rows(summaries),
+        overview_heads=tables.OVERVIEW,
+        overview_rows=tables.overview_rows(summaries),
+        objectives=tables.objective_rows(summaries),
         asked=asked(summaries[0]),
         percentile_rows=tables.percentile_rows(summaries),
         adjusted_rows=tables.percentile_rows(summaries, "latency_adjusted"),
@@ -64,6 +99,28 @@ def render(parts: Sequence[Part]) -> str:
         length_rows=tables.length_rows(summaries),
         client_rows=tables.client_rows(summaries),
         metrics=list(METRICS.values()),
+    )
+
+
+def assembled(template: str, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
+    """Another page with this one's looks and rules: its template, its scripts (in analysis/report/), their data."""
+    texts = [_file(name) for name in scripts]
+    return (
+        _environment()
+        .get_template(template)
+        .render(policy=_policy(texts), style=_file("page.css"), scripts=texts, data=_json(data), **values)
+    )
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(HERE, encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
@@ -76,6 +133,10 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "summary": summary,
         "headline": tables.headline(summary),
         "beliefs": tables.beliefs(summary),
+        "trust": tables.trust(summary),
+        "said": said.captions(part.curves),
+        "memory": words.memory(summary),
+        "not_measured": machines.not_measured(summary),
         "window": words.window(summary),
         "sending": words.delivery(summary),
         "failures": tables.failure_rows(summary),
@@ -94,22 +155,28 @@ def _data(parts: Sequence[Part]) -> dict[str, Any]:
         colour = tables.colour_of(part.summary)
         dash = DASHES[colours.count(colour) % len(DASHES)]
         colours.append(colour)
-        drawn.append({"name": name, "colour": colour, "dash": dash, "window": part.summary["window"], **part.curves})
+        look = {"name": name, "colour": colour, "dash": dash, "window": part.summary["window"]}
+        drawn.append({**look, **part.curves, "series": panels(part.series)})
+    if len(drawn) > RUNS_WITH_TOKENS:
+        drawn = [each | {"timeline": each["timeline"] | {"tokens": None}} for each in drawn]
     charts = [_chart(name, summaries) for name in CDF_METRICS]
     longest_s = max((each["sends"]["x"][-1] for each in drawn if each["sends"]["x"]), default=0)
     factor, unit = words.scale_of(longest_s)
-    return {"runs": drawn, "charts": charts, "sends": {"factor": factor, "unit": unit}}
+    sends = {"factor": factor, "unit": unit}
+    return {"runs": drawn, "charts": charts, "sends": sends, "gaps": _gap_unit(drawn)}
+
+
+def _gap_unit(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The unit in which the typical gap between tokens reads best."""
+    known = [value for each in drawn for value in each["lifetime"]["p50"] + each["lifetime"]["max"] if value]
+    factor, unit = words.scale_of(known[0] if known else None)
+    return {"factor": factor, "unit": unit}
 
 
 def _chart(name: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     medians = [summary["latency"][name]["p50"] for summary in summaries]
     factor, unit = words.scale_of(max((median for median in medians if median is not None), default=None))
     return {"name": name, "title": METRICS[name].title, "short": words.NAMES[name], "factor": factor, "unit": unit}
-
-
-def _rows(data: Mapping[str, Any], part: str, chart: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    curves_of_runs = [run[part].get(chart.get("name"), run[part]) for run in data["runs"]]
-    return tables.curve_rows(curves_of_runs, chart["factor"])
 
 
 def _mark(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,6 @@ Summary = Mapping[str, Any]
 
 SERVERS = ("vllm", "tgi", "lightllm", "openai")
 FIGURES = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
-CURVE_SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run")
 
 
@@ -65,9 +64,45 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
     ]
     if sent := words.delivery(summary):
         lines.append({"good": words.delivered(summary), "text": sent})
+    if machines := words.machines(summary):
+        lines.append({"good": True, "text": machines})
+    if counted := words.counters(summary):
+        lines.append({"good": True, "text": counted})
     if window := words.window(summary):
         lines.append({"good": not summary["window"]["reason"].startswith("no plateau"), "text": window})
     return lines + [{"good": False, "text": warning} for warning in words.warnings(summary)]
+
+
+def trust(summary: Summary) -> dict[str, str]:
+    """The beliefs in one sentence and in a word or two, and their kind: good, care or bad."""
+    if not summary["requests"]["complete"]:
+        return _trust("bad", "no", "There is nothing to believe: no request was complete.")
+    if summary["client"]["verdict"] != "ok":
+        return _trust("bad", "no", "Not as it stands: the client may have been the limit.")
+    if doubts := sum(not line["good"] for line in beliefs(summary)):
+        return _trust("care", "with care", f"With care: {words.count(doubts, 'remark')} below.")
+    return _trust("good", "yes", "Yes: nothing that was checked speaks against it.")
+
+
+def overview_rows(summaries: Sequence[Summary]) -> list[list[tuple[str, float | None]]]:
+    """One row per run: the figures of OVERVIEW as texts in their units, and as they are."""
+    return [[_overview(summary, title) for title, _ in OVERVIEW] for summary in summaries]
+
+
+def objective_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """One row per objective and run: what was asked, the verdict, and what was measured."""
+    kinds = {"pass": "good", "fail": "bad"}
+    return [
+        {
+            "run": run,
+            "objective": each["objective"],
+            "verdict": each["verdict"],
+            "kind": kinds.get(each["verdict"], "care"),
+            "said": each["said"],
+        }
+        for run, summary in enumerate(summaries)
+        for each in summary.get("objectives", ())
+    ]
 
 
 def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list[dict[str, Any]]:
@@ -89,11 +124,6 @@ def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list
                 }
             )
     return rows
-
-
-def curve_rows(drawn: Sequence[Mapping[str, Any]], factor: float) -> list[tuple[str, list[str]]]:
-    """A drawn curve as a table: for each share, where the curve of each run reaches it, in units of `factor`."""
-    return [(f"{part * 100:g} %", [_reached(curve, part, factor) for curve in drawn]) for part in CURVE_SHARES]
 
 
 def failure_rows(summary: Summary) -> list[dict[str, Any]]:
@@ -156,6 +186,17 @@ def environment(run: Run, summary: Summary) -> dict[str, dict[str, str]]:
     return {title: _texts(values) for title, values in parts.items()}
 
 
+OVERVIEW = (
+    ("output", "tokens/s"),
+    ("requests", "/s"),
+    ("TTFT p50", "s"),
+    ("TTFT p99", "s"),
+    ("TPOT p50", "ms"),
+    ("ITL p99", "ms"),
+    ("E2E p50", "s"),
+    ("complete", ""),
+)
+"""What a page of several runs shows of each at once: latencies are in one unit down a column, to be compared."""
 SHOWN = (
     *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
     *("seed", "workers", "timeout_s"),
@@ -187,10 +228,31 @@ DELIVERY_SIDES = {"named": "as named", "due": "as due", "sent": "as sent"}
 def _sending(summary: Summary) -> dict[str, str]:
     """A burst's skew; of other arrivals the rate that was reached."""
     if summary["run"]["arrivals"] == "burst":
-        return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), "from first byte sent to last")
+        return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), words.skew(summary))
     rate = summary["delivery"]["rate_per_s"]
     named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
     return _card("Load sent", words.significant(rate["sent"], 4), "/s", named)
+
+
+def _overview(summary: Summary, title: str) -> tuple[str, float | None]:
+    requests, throughput = summary["requests"], summary["throughput"]
+    figure, _, percentile = title.partition(" ")
+    if not percentile:
+        if title == "complete":
+            asked = requests["sent"] + requests["dropped"] + requests["unrecorded"]
+            return f"{requests['complete']:,} of {asked:,}", requests["complete"]
+        value = throughput["output_tokens_per_s" if title == "output" else "requests_per_s"]
+        return words.significant(value, 4), value
+    described = summary["latency"][f"{figure.lower()}_s"]
+    if percentile in described["thin"]:
+        return "n too small", None
+    value = described[percentile]
+    factor = 1e3 if dict(OVERVIEW)[title] == "ms" else 1.0
+    return words.UNKNOWN if value is None else words.significant(value * factor, 4), value
+
+
+def _trust(kind: str, brief: str, word: str) -> dict[str, str]:
+    return {"kind": kind, "brief": brief, "word": word}
 
 
 def _card(label: str, value: str, unit: str, note: str) -> dict[str, str]:
@@ -227,13 +289,6 @@ def _cell(described: Summary, figure: str, factor: float) -> dict[str, Any]:
     if value is None and described.get("failures"):
         text = "∞"
     return {"figure": figure, "value": value, "text": text, "interval": interval, "thin": False}
-
-
-def _reached(curve: Mapping[str, Any], part: float, factor: float) -> str:
-    wanted = part * curve["y"][-1] if curve["y"] else 0
-    values = (x for x, y in zip(curve["x"], curve["y"], strict=True) if y >= wanted)
-    value = next(values, None)
-    return words.UNKNOWN if value is None else words.significant(value * factor, 4)
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -9,8 +9,13 @@ import typer
 
 from loadgen.cli.burst import burst
 from loadgen.cli.calibrate import calibrate
+from loadgen.cli.compare import compare
+from loadgen.cli.distributed import worker
+from loadgen.cli.export import export
+from loadgen.cli.matrix import matrix
 from loadgen.cli.report import report
 from loadgen.cli.run import run
+from loadgen.cli.servers import servers
 from loadgen.cli.sim import sim
 from loadgen.cli.ui import ui
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
@@ -25,10 +30,15 @@ app = typer.Typer(
 )
 app.command()(burst)
 app.command()(run)
+app.command()(matrix)
 app.command()(report)
+app.command()(compare)
+app.command()(export)
 app.command()(calibrate)
 app.command()(sim)
 app.command()(ui)
+app.command()(worker)
+app.add_typer(servers, name="servers")
 
 
 def main() -> None:
@@ -42,6 +52,8 @@ def main() -> None:
         code = _exit_code(error)
         if code is None:
             raise
+        for line in getattr(error, "log_tail", "").splitlines():
+            print(f"  | {line}", file=sys.stderr)
         print(f"loadgen: {error}", file=sys.stderr)
         if hint := getattr(error, "hint", ""):
             print(f"  {hint}", file=sys.stderr)
@@ -52,12 +64,13 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import LimitError, ServerError
+    from servers.errors import HostsError, LimitError, ServerError, VersionError
     from servers.simulated.errors import SimulatedError
     from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
-    if isinstance(error, LoadgenError | RunFileError | PromptError | WorkloadError | LimitError | SimulatedError):
+    ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
+    if isinstance(error, ours | HostsError | LimitError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

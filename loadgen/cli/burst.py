@@ -2,59 +2,54 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
+from loadgen.cli import options
 from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output
-from loadgen.cli.quantities import seconds
-from loadgen.cli.run import SERVERS, drive
+from loadgen.cli.run import drive
 
 
 def burst(
-    server: Annotated[str, Option(help=f"Which server answers: {SERVERS}.")],
+    server: Annotated[str, Option(help=f"Which server answers: {options.SERVERS}.")],
     n: Annotated[int, Option("--n", help="How many requests, all sent at once.")] = 1000,
-    url: Annotated[
-        str | None,
-        Option(
-            help="Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
-            "docker-compose.yml publishes, then the built-in simulated server."
-        ),
-    ] = None,
-    endpoint: Annotated[
-        str | None, Option(help="completions, chat or generate; the server's native one by default.")
-    ] = None,
-    model: Annotated[str | None, Option(help="Model name to ask for; the server's first one by default.")] = None,
-    input_tokens: Annotated[str, Option(help="Prompt length, exact by the server's own tokenizer.")] = "512",
-    output_tokens: Annotated[str, Option(help="Tokens to generate per request.")] = "128",
-    seed: Annotated[int, Option(help="The same seed gives byte-identical requests.")] = 0,
-    workers: Annotated[int, Option(help="Processes that share the burst.")] = 1,
-    timeout_s: Annotated[
-        float, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
-    ] = 600.0,
-    warmup: Annotated[int, Option(help="Requests to send before the clock starts; in no figure.")] = 0,
-    tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
-    api_key_env: Annotated[
-        str, Option(help="Environment variable that holds the API key, where one is needed.")
-    ] = "LOADGEN_API_KEY",
-    ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
-    insecure: Annotated[bool, Option("--insecure", help="Do not check certificates.")] = False,
-    stamps: Annotated[
-        str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
-    ] = "kernel",
-    real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
-    speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
+    url: options.Url = None,
+    endpoint: options.Endpoint = None,
+    model: options.Model = None,
+    input_tokens: options.InputTokens = None,
+    output_tokens: options.OutputTokens = None,
+    seed: options.Seed = None,
+    workers: options.Workers = None,
+    timeout_s: options.Timeout = None,
+    warmup: options.Warmup = None,
+    repeats: options.Repeats = None,
+    tokenizer: options.Tokenizer = None,
+    api_key_env: options.ApiKeyEnv = None,
+    ca_file: options.CaFile = None,
+    insecure: options.Insecure = None,
+    stamps: options.Stamps = None,
+    metrics_every_s: options.MetricsEvery = None,
+    dcgm_url: options.DcgmUrl = None,
+    gpu: options.Gpu = None,
+    server_pid: options.ServerPid = None,
+    real: options.Real = None,
+    force: options.Force = None,
+    speed: options.Speed = None,
     label: Annotated[str, Option(help="A word for the run's folder and report.")] = "burst",
-    out: Annotated[
-        Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")
-    ] = None,
+    platform: options.Platform = None,
+    out: options.Out = None,
+    distributed: Distributed = False,
+    expect_workers: ExpectWorkers = 0,
+    bind: Bind = BIND,
+    join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
     junit: Junit = None,
-    report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
-    as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    report: options.Report = True,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Send N prompts of exactly the same length all at once and report what came back.
 
@@ -65,5 +60,6 @@ def burst(
     from loadgen.plan import Plan, plan_of
 
     output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
-    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields})
-    drive(plan, out, output, report=report)
+    plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
+    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
+    drive(plan, out, output, report=report, spread=spread)

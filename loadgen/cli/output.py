@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from loadgen.cli.assertions import exit_code
 from loadgen.errors import OutputError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from analysis.objectives import Objective
     from analysis.report.page import Part
     from loadgen.progress import Display
+    from loadgen.runfile import Run
 
 Summary = dict[str, Any]
 
@@ -24,6 +25,20 @@ Summary = dict[str, Any]
 def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
     return exit_code(output.results([folder], folder / "report.html" if report else None))
+
+
+class Group(NamedTuple):
+    """One run, or the repeats in one folder."""
+
+    folder: Path
+    parts: list[Part]
+    between: Summary | None
+    """What repeats say together; None for a run by itself."""
+
+    def json(self) -> Summary:
+        """summary.json of a run; of repeats what they say together, and all of theirs."""
+        summaries = [dict(part.summary) for part in self.parts]
+        return summaries[0] if self.between is None else {"repeats": self.between, "runs": summaries}
 
 
 class Output:
@@ -43,29 +58,62 @@ class Output:
         if not self._quiet:
             print(line, file=self._stream, flush=True)
 
-    def progress(self, requests: int | None) -> Display:
-        """A display of the run's progress, on stderr."""
+    def progress(self, requests: int | None, *, plain: bool = True) -> Display:
+        """A display of the run's progress, on stderr; `plain`: also where that is no terminal."""
         from loadgen.progress import Display
 
-        return Display(requests, quiet=self._quiet)
+        return Display(requests, quiet=self._quiet or not (plain or sys.stderr.isatty()))
+
+    def document(self, as_json: str, as_text: Callable[[], str]) -> None:
+        """A result in the form that was asked for."""
+        if self._as_json:
+            print(as_json, end="")
+        elif not self._quiet:
+            print(as_text())
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
-        """Write summary.json beside each run and `page` for all of them, and print the figures as asked."""
-        parts = [_summarised(path, self._objectives) for path in paths]
+        """Write summary.json beside each run and `page` for all of them, and print the figures as asked.
+
+        A path may be a folder of repeats; they are reported by what differs between them. Returns every run's summary.
+        """
+        groups = [self._group(path) for path in paths]
+        parts = [part for group in groups for part in group.parts]
         if page is not None:
-            _write_page(parts, page)
+            _write_page(parts, page, [group for group in groups if group.between])
         summaries = [dict(part.summary) for part in parts]
         if self._junit is not None:
             _write_junit(summaries, self._junit)
         if self._as_json:
-            print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
+            found = [group.json() for group in groups]
+            print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
         elif not self._quiet:
-            for summary in summaries:
-                print(f"\n{_as_text(summary, self._stream)}")
-            print(page or folder_of(paths[0]) / "summary.json")
+            for group in groups:
+                self._print(group)
+            print(page or groups[0].folder / "summary.json")
         if self._as_json or self._quiet:
             self._complain(summaries)
         return summaries
+
+    def _group(self, path: Path) -> Group:
+        parts = [_summarised(run, self._objectives) for run in runs_in(path)]
+        if runs_in(path) == [path]:
+            return Group(folder_of(path), parts, None)
+        group = Group(path, parts, _between([part.summary for part in parts]))
+        names = [part.run.path.parent.name for part in parts]
+        write_text(path / "summary.json", json.dumps({"repeats": group.between, "runs": names}, indent=2) + "\n")
+        return group
+
+    def _print(self, group: Group) -> None:
+        width, colour = screen(self._stream)
+        summaries = [part.summary for part in group.parts]
+        if group.between is None:
+            from analysis.text import render
+
+            print(f"\n{render(summaries[0], width=width, colour=colour)}")
+        else:
+            from analysis import repeats_text
+
+            print(f"\n{repeats_text.render(group.between, summaries, width=width, colour=colour)}")
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
@@ -81,12 +129,26 @@ def folder_of(run: Path) -> Path:
     return run if run.is_dir() else run.parent
 
 
+def runs_in(path: Path) -> list[Path]:
+    """The repeats in a folder of repeats, in their order; the path itself otherwise."""
+    if not path.is_dir() or (path / "run.jsonl").exists():
+        return [path]
+    found = {
+        int(each.parent.name.removeprefix("repeat-")): each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")
+    }
+    return [found[place] for place in sorted(found)] or [path]
+
+
+def _between(summaries: list[Mapping[str, Any]]) -> Summary:
+    from analysis.repeats import between
+
+    return between(summaries)
+
+
 def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.metrics import summarise
-    from analysis.report.curves import curves
-    from analysis.report.page import Part
     from loadgen.runfile import RunFileError
 
     try:
@@ -96,8 +158,17 @@ def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     summary = summarise(run, frame)
     if objectives:
         summary["objectives"] = _judged(frame, summary, objectives)
-    _write(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return Part(run, summary, curves(frame))
+    write_text(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return part_of(run, frame, summary)
+
+
+def part_of(run: Run, frame: Frame, summary: Mapping[str, Any]) -> Part:
+    """What a page needs of a run."""
+    from analysis.report.curves import curves
+    from analysis.report.page import Part
+    from analysis.telemetry import series
+
+    return Part(run, summary, curves(frame), series(run))
 
 
 def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> list[Summary]:
@@ -109,25 +180,33 @@ def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> 
 def _write_junit(summaries: list[Summary], file: Path) -> None:
     from analysis.junit import render
 
-    _write(file, render(summaries))
+    write_text(file, render(summaries))
 
 
-def _write_page(parts: list[Part], page: Path) -> None:
-    from analysis.report.page import render
+def _write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
+    from analysis.repeats_text import rows
+    from analysis.report.page import Extra, render
 
-    _write(page, render(parts))
+    extras = [
+        Extra(
+            "between-runs" if place == 1 else f"between-runs-{place}",
+            "Between runs" if len(repeats) == 1 else f"Between runs of {group.folder.name}",
+            "repeats.html.j2",
+            {"between": group.between, "rows": rows(group.between or {})},
+        )
+        for place, group in enumerate(repeats, 1)
+    ]
+    write_text(page, render(parts, extras=extras))
 
 
-def _as_text(summary: Summary, stream: TextIO) -> str:
-    """The summary for this terminal, or plain where it is not one."""
-    from analysis.text import render
-
+def screen(stream: TextIO) -> tuple[int, bool]:
+    """Width and whether to use colours: plain where it is not a terminal."""
     terminal = stream.isatty()
-    width = min(100, shutil.get_terminal_size().columns) if terminal else 80
-    return render(summary, width=width, colour=terminal)
+    return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal
 
 
-def _write(file: Path, text: str) -> None:
+def write_text(file: Path, text: str) -> None:
+    """Write a file of results. Raises OutputError."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

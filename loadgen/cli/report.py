@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,8 @@ from loadgen.cli.output import Output, folder_of
 
 def report(
     runs: Annotated[
-        list[Path], Argument(help="Run folders, or their run.jsonl.", metavar="RUN...", show_default=False)
+        list[Path],
+        Argument(help="Run folders, their run.jsonl, or folders of repeats.", metavar="RUN...", show_default=False),
     ],
     out: Annotated[
         Path | None,
@@ -23,6 +26,9 @@ def report(
         bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
     ] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    serve: Annotated[
+        bool, Option("--serve", help="Then show the page on a free port of loopback, until Ctrl-C.")
+    ] = False,
     assertions: Assertions = None,
     junit: Junit = None,
 ) -> None:
@@ -35,5 +41,16 @@ def report(
     page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / "report.html"
     objectives = objectives_of(assertions, junit)
     summaries = Output(as_json=as_json, quiet=quiet, objectives=objectives, junit=junit).results(runs, page)
+    if serve:
+        _serve(page)
     if objectives:
         raise Exit(exit_code(summaries))
+
+
+def _serve(page: Path) -> None:
+    from analysis.report.serve import serving, url_of
+
+    with serving(page.read_bytes()) as server:
+        print(f"{url_of(server)} shows it until Ctrl-C.", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

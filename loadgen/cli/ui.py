@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
+from loadgen.cli import options
 from loadgen.cli.assertions import Assertions, objectives_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds
-from loadgen.cli.run import SERVERS
 from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
@@ -28,12 +28,10 @@ LAST_ANSWERS_S = 60
 
 
 def ui(
-    server: Annotated[str, Option(help=f"Which server answers: {SERVERS}.")],
-    url: Annotated[
-        str | None, Option(help="Where the server is; found as `loadgen burst` does otherwise, or simulated.")
-    ] = None,
-    endpoint: Annotated[str | None, Option(help="completions, chat or generate.")] = None,
-    model: Annotated[str | None, Option(help="Model name to ask for.")] = None,
+    server: Annotated[str, Option(help=f"Which server answers: {options.SERVERS}.")],
+    url: options.Url = None,
+    endpoint: options.Endpoint = None,
+    model: options.Model = None,
     input_tokens: Annotated[str, Option(help="Prompt lengths; the page's start form changes them.")] = "512",
     output_tokens: Annotated[
         str, Option("--output-tokens", "--n-tokens", help="Tokens to generate; the start form changes them.")
@@ -56,19 +54,19 @@ def ui(
     request_timeout: Annotated[
         float, Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up.")
     ] = 600.0,
-    tokenizer: Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")] = None,
-    api_key_env: Annotated[str, Option(help="Environment variable that holds the API key.")] = "LOADGEN_API_KEY",
-    ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
-    insecure: Annotated[bool, Option("--insecure", help="Do not check certificates.")] = False,
-    stamps: Annotated[str, Option(help="kernel, or user.")] = "kernel",
-    real: Annotated[bool, Option("--real", help="Never fall back to the simulated server.")] = False,
-    speed: Annotated[float, Option(help="How many times faster the built-in simulated server's clock runs.")] = 5.0,
+    tokenizer: options.Tokenizer = None,
+    api_key_env: options.ApiKeyEnv = None,
+    ca_file: options.CaFile = None,
+    insecure: options.Insecure = None,
+    stamps: options.Stamps = None,
+    real: options.Real = None,
+    speed: options.Speed = None,
     label: Annotated[str, Option(help="A word for the runs' folders and reports.")] = "ui",
     out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.")] = None,
     assertions: Assertions = None,
     report: Annotated[bool, Option("--report/--no-report", help="--headless: write report.html.")] = True,
     as_json: Annotated[bool, Option("--json", help="--headless: print summary.json and nothing else.")] = False,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Explore by hand: Locust's web page, on loopback, with exact latencies. Each start makes a run of its own.
 

@@ -53,5 +53,8 @@ class Dialect:
     """(request, model) to the JSON body of the POST."""
     decode: Callable[[Sequence[bytes]], Answer]
     """The `data` payloads of one response's events, in order, to its Answer. Never raises on server bytes."""
+    text: Callable[[Sequence[bytes]], str]
+    """The `data` payloads of a complete answer to the text that a next turn quotes: no reasoning, no special tokens.
+    Payloads that cannot be read add nothing."""
     error_text: Callable[[int, bytes], str]
     """(HTTP status, body) of an answer that is not a stream to one line that says what the server said."""

@@ -15,7 +15,16 @@ import msgspec
 from servers.dialects.base import Answer, Dialect
 from servers.dialects.errors import error_text
 from servers.dialects.events import decode_events, note_broken, note_error, note_finish, settle_count
-from servers.dialects.openai import Choice, always, chat_fields, completions_fields, decode, has_role, unless_marker
+from servers.dialects.openai import (
+    Choice,
+    always,
+    chat_fields,
+    completions_fields,
+    decode,
+    has_role,
+    text,
+    unless_marker,
+)
 from workloads.request import Request
 
 
@@ -24,6 +33,19 @@ class Token(msgspec.Struct, gc=False):
 
     count_output_tokens: int | None = None
     prompt_tokens: int | None = None
+
+
+class Said(msgspec.Struct, gc=False):
+    """A token's text; `special` tokens are none of it."""
+
+    text: str | None = None
+    special: bool = False
+
+
+class SaidEvent(msgspec.Struct, gc=False):
+    """One event of `/generate_stream` again, read for its text."""
+
+    token: Said | None = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -35,6 +57,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(Event)
+_SAID = msgspec.json.Decoder(SaidEvent)
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:
@@ -65,6 +88,11 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
     return answer
 
 
+def _text(payloads: Sequence[bytes]) -> str:
+    events, _ = decode_events(payloads, _SAID)
+    return "".join(event.token.text or "" for event in events if event.token and not event.token.special)
+
+
 def _encode_completions(request: Request, model: str) -> bytes:
     return msgspec.json.encode(completions_fields(request, model) | _exact(request))
 
@@ -92,6 +120,7 @@ GENERATE = Dialect(
     fixed_output=True,
     encode=_encode_generate,
     decode=_decode_generate,
+    text=_text,
     error_text=error_text,
 )
 COMPLETIONS = Dialect(
@@ -102,6 +131,7 @@ COMPLETIONS = Dialect(
     fixed_output=True,
     encode=_encode_completions,
     decode=partial(decode, empty_is_token=always, always_done=True),
+    text=text,
     error_text=error_text,
 )
 CHAT = Dialect(
@@ -112,5 +142,6 @@ CHAT = Dialect(
     fixed_output=True,
     encode=_encode_chat,
     decode=partial(decode, empty_is_token=_chat_empty_is_token, always_done=False),  # 1.1.0 never sends [DONE]
+    text=text,
     error_text=error_text,
 )

@@ -93,6 +93,12 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done:
     return answer
 
 
+def text(payloads: Sequence[bytes]) -> str:
+    """What was said. Reasoning and tool calls are left out, as chat templates leave them out of a history."""
+    chunks, _ = decode_events(payloads, _CHUNKS)
+    return "".join(_said(chunk.choices[0]) for chunk in chunks if chunk.choices)
+
+
 def completions_fields(request: Request, model: str) -> dict[str, Any]:
     """The standard body of a streamed completion of fixed maximum length."""
     return {
@@ -152,6 +158,10 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
     return without_text
 
 
+def _said(choice: Choice) -> str:
+    return choice.text or (choice.delta.content if choice.delta is not None else None) or ""
+
+
 def _has_text(delta: Delta) -> bool:
     return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
 
@@ -189,6 +199,7 @@ COMPLETIONS = Dialect(
     fixed_output=False,
     encode=_encode_completions,
     decode=_decode,
+    text=text,
     error_text=error_text,
 )
 CHAT = Dialect(
@@ -199,5 +210,6 @@ CHAT = Dialect(
     fixed_output=False,
     encode=_encode_chat,
     decode=_decode,
+    text=text,
     error_text=error_text,
 )

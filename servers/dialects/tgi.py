@@ -15,7 +15,7 @@ import msgspec
 from servers.dialects.base import Answer, Dialect
 from servers.dialects.errors import error_text
 from servers.dialects.events import decode_events, note_broken, note_error, note_finish, settle_count
-from servers.dialects.openai import always, chat_fields, completions_fields, decode
+from servers.dialects.openai import always, chat_fields, completions_fields, decode, text
 from workloads.request import Request
 
 
@@ -68,6 +68,12 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
     return answer
 
 
+def _text(payloads: Sequence[bytes]) -> str:
+    """The last event repeats the whole answer, special tokens left out."""
+    events, _ = decode_events(payloads, _EVENTS)
+    return "".join(event.generated_text or "" for event in events)
+
+
 def _encode_completions(request: Request, _model: str) -> bytes:
     assert isinstance(request.prompt, str), "TGI takes text"
     return msgspec.json.encode(completions_fields(request, _BASE_MODEL))
@@ -92,6 +98,7 @@ GENERATE = Dialect(
     fixed_output=False,
     encode=_encode_generate,
     decode=_decode_generate,
+    text=_text,
     error_text=error_text,
 )
 COMPLETIONS = Dialect(
@@ -102,6 +109,7 @@ COMPLETIONS = Dialect(
     fixed_output=False,
     encode=_encode_completions,
     decode=_decode,
+    text=text,
     error_text=error_text,
 )
 CHAT = Dialect(
@@ -112,5 +120,6 @@ CHAT = Dialect(
     fixed_output=False,
     encode=_encode_chat,
     decode=_decode,
+    text=text,
     error_text=error_text,
 )

@@ -14,7 +14,7 @@ import msgspec
 
 from servers.dialects.base import Dialect
 from servers.dialects.errors import error_text
-from servers.dialects.openai import chat_fields, completions_fields, decode, unless_marker
+from servers.dialects.openai import chat_fields, completions_fields, decode, text, unless_marker
 from workloads.request import Request
 
 
@@ -45,6 +45,7 @@ COMPLETIONS = Dialect(
     fixed_output=True,
     encode=_encode_completions,
     decode=_decode,
+    text=text,
     error_text=error_text,
 )
 CHAT = Dialect(
@@ -55,5 +56,6 @@ CHAT = Dialect(
     fixed_output=True,
     encode=_encode_chat,
     decode=_decode,
+    text=text,
     error_text=error_text,
 )

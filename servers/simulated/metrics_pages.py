@@ -39,6 +39,7 @@ def vllm(site: Site) -> str:
     metrics, gauges = site.metrics, site.gauges()
     labels = {"engine": "0", "model_name": site.config.model}
     running = sum(stream.count for stream in site.streams)
+    prefilled = metrics.prompt_tokens + sum(stream.prompt_tokens for stream in site.streams if stream.count)
     reasons = {name: metrics.by_reason[name] for name in ("stop", "length", "abort", "error", "repetition")}
     rejected = {"max_num_queued_reqs": metrics.refused["overloaded"], "max_num_queued_tokens": 0}
     in_model = {"model_name": site.config.model}
@@ -53,10 +54,10 @@ def vllm(site: Site) -> str:
             ({**labels, "reason": "deferred"}, 0),
         ),
         _gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", labels, gauges.kv_usage),
-        _counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in tokens.", labels, metrics.prompt_tokens),
+        _counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in tokens.", labels, prefilled),
         _counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in tokens.", labels, 0),
         _counter("vllm:num_preemptions_total", "Cumulative number of preemptions.", labels, gauges.preemptions),
-        _counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.", labels, metrics.prompt_tokens),
+        _counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.", labels, prefilled),
         _counter("vllm:prompt_tokens_cached_total", "Number of cached prompt tokens.", labels, 0),
         _counter(
             "vllm:generation_tokens_total",

@@ -133,7 +133,14 @@ def running(config: SimulatedConfig) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def spawn(config: SimulatedConfig) -> Iterator[str]:
-    """A simulated server in a process of its own; yields its URL.
+    """A simulated server in a process of its own, as `spawn_process`; yields its URL."""
+    with spawn_process(config) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
+    """A simulated server in a process of its own; yields its URL and its process id.
 
     It is in a session of its own, so Ctrl-C does not reach it, and ends when its standard input does, which is when
     this process dies, of whatever. Raises StartError when it does not come up.
@@ -149,7 +156,7 @@ def spawn(config: SimulatedConfig) -> Iterator[str]:
             text=True,
         )
         try:
-            yield _url_of(child, complaints)
+            yield _url_of(child, complaints), child.pid
         finally:
             _end(child)
 

@@ -50,6 +50,7 @@ class Stream:
         "generation",
         "held_due_ns",
         "job",
+        "prompt_tokens",
         "sent_ns",
         "tokens",
         "total",
@@ -60,6 +61,7 @@ class Stream:
         self.generation = generation
         self.event = generation.event
         self.total = generation.output_tokens
+        self.prompt_tokens = generation.prompt_tokens
         self.transport = transport
         self.fd: int = transport.get_extra_info("socket").fileno()
         self.finished: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()

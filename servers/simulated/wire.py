@@ -89,6 +89,7 @@ class Live(Protocol):
 
     count: int
     """Tokens generated so far."""
+    prompt_tokens: int
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
 
 from analysis.report.page import render
+from loadgen.runfile import Telemetry
 from tests.runs import burst, failed, header, healthy, loop, part_of, run_of
 
 ARGUMENTS = [
@@ -60,8 +61,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The report of a burst of 1,000 on a real server, all complete."""
-    return _written(tmp_path_factory.mktemp("plain"), burst(1000, 32))
+    """The report of a burst of 1,000 on a real server that was asked how it was: all complete, one reading failed."""
+    telemetry = [*healthy(), *(reading(second) for second in range(-1, 7))]
+    return _written(tmp_path_factory.mktemp("plain"), burst(1000, 32), telemetry=telemetry)
 
 
 @pytest.fixture(scope="session")
@@ -73,17 +75,52 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """One page of four runs, two of them of one server, one of them simulated."""
+    folder, servers = tmp_path_factory.mktemp("many"), ("vllm", "tgi", "lightllm", "vllm")
+    parts = [
+        part_of(run_of(folder / f"{place}", burst(60, 8, seed=place), server=server, simulated=place == 2))
+        for place, server in enumerate(servers)
+    ]
+    (folder / "report.html").write_text(render(parts), encoding="utf-8")
+    return Written(folder / "report.html", dict(parts[0].summary))
+
+
+@pytest.fixture(scope="session")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """The report of an open loop with warm-up, measured on its plateau."""
     plan = header(400).plan | {"arrivals": "constant:100"}
     return _written(tmp_path_factory.mktemp("steady"), loop(warmup=3), plan=plan)
 
 
+@pytest.fixture(scope="module")
+def shelf(browser: Browser) -> Iterator[dict[Any, Opened]]:
+    """Reports that are open already: a page that only gets looked at is loaded once."""
+    pages: dict[Any, Opened] = {}
+    yield pages
+    for each in pages.values():
+        each.page.context.close()
+
+
 @pytest.fixture
-def opened(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Opened]:
-    """A report opened in a window of its own; `indirect` says which report, how wide, and in which colour scheme."""
+def opened(browser: Browser, shelf: dict[Any, Opened], request: pytest.FixtureRequest) -> Opened:
+    """A report to look at, not to change; `indirect` says which, how wide, and in which colour scheme."""
+    if request.param not in shelf:
+        name, width, scheme = request.param
+        shelf[request.param] = _opened(browser, request.getfixturevalue(name), width, scheme)
+    return shelf[request.param]
+
+
+@pytest.fixture
+def fresh(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """A report opened in a window of its own, to do anything with; `indirect` as for `opened`."""
     name, width, scheme = request.param
-    written: Written = request.getfixturevalue(name)
+    found = _opened(browser, request.getfixturevalue(name), width, scheme)
+    yield found
+    found.page.context.close()
+
+
+def _opened(browser: Browser, written: Written, width: int, scheme: Any) -> Opened:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     found = Opened(page, written.summary)
@@ -98,9 +135,14 @@ def opened(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Opened]
     page.on("console", on_console)
     page.on("pageerror", lambda error: found.complaints.append(str(error)))
     page.goto(written.path.as_uri())
-    page.wait_for_selector("#chart-sends .plot-container")
-    yield found
-    context.close()
+    page.wait_for_selector("html[data-drawn=all]")
+    return found
+
+
+def reading(second: int) -> Telemetry:
+    """What a server says at this second of its run; nothing at the third."""
+    values: dict[str, Any] = {"moment": "run", "running": 128, "waiting": max(0, 800 - 130 * second), "kv_used": 0.5}
+    return Telemetry(source="server", at_ns=second * 10**9, values={"gap": "timeout"} if second == 3 else values)
 
 
 def _written(folder: Path, records: list[Any], *, model: str = "", **changes: Any) -> Written:

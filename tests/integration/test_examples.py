@@ -81,6 +81,20 @@ def test_first_tokens_reads_a_run(environment: Environment, tmp_path: Path) -> N
     assert lines[1].startswith("first token after ")
 
 
+def test_questions_has_one_answer_from_both(environment: Environment, tmp_path: Path) -> None:
+    """A burst, exported: pandas and DuckDB give the same answer to each of the three questions."""
+    burst = ["loadgen", "burst", "--server", "vllm", "--quiet", "--out", tmp_path / "run", *SMALL]
+    assert _run(burst, environment, tmp_path).returncode in {0, CLIENT_LIMITED}
+    _run(["loadgen", "export", tmp_path / "run", "--parquet", tmp_path / "tables"], environment, tmp_path)
+    done = _run([sys.executable, ROOT / "examples/questions.py", tmp_path / "tables"], environment, tmp_path)
+    questions = done.stdout.split("\n\n")
+    assert len(questions) == 3, done.stderr
+    for question in questions:
+        rows = [line.split() for line in question.splitlines()[2:]]
+        assert rows
+        assert all(row[-1] == row[-2] != "NaN" for row in rows), question
+
+
 def test_every_example_is_listed() -> None:
     """The list of examples names each file beside it."""
     listed = (ROOT / "examples/README.md").read_text("utf-8")

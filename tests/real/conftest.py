@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,13 @@ from typing import Any
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from servers.errors import LaunchError
+from servers.hosts import Host
+from servers.launch import Wanted
+from servers.launch.commands import Command, command_of
+from servers.launch.process import started
+from servers.launch.processes import end, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / ".engine"
@@ -33,12 +36,12 @@ class Engine:
 
     name: str
     url: str
-    process: subprocess.Popen[bytes]
+    pid: int
     log: Path
 
     def kill(self) -> None:
         """SIGKILL to every process of the server: no goodbye on any connection but the kernel's."""
-        server = psutil.Process(self.process.pid)
+        server = psutil.Process(self.pid)
         for process in [server, *server.children(recursive=True)]:
             # Python's resource tracker serves nobody; it lives a moment longer, to remove the shared memory.
             if not any("resource_tracker" in argument for argument in process.cmdline()):
@@ -46,7 +49,7 @@ class Engine:
 
     def kill_model(self) -> None:
         """SIGKILL to vLLM's engine process alone: its API process lives on and has to explain."""
-        children = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.pid).children()
         (engine,) = [child for child in children if child.cmdline()[0].startswith("VLLM::EngineCore")]
         engine.kill()
 
@@ -107,14 +110,18 @@ def lightllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """LightLLM's own front end, scheduler and detokenizer over random tokens."""
     options = "--tokenizer_mode auto --max_total_token_num 120000 --max_req_input_len 1536 --max_req_total_len 2048"
     # This port names its shared memory: two instances with the same one would share their books.
-    port = free_port()
-    command = [
+    nccl_port = free_port()
+    words = (
         *(ENGINE / "lightllm" / "bin" / "python", ROOT / "tests" / "real" / "engine" / "lightllm_front.py"),
-        *("--model_dir", ENGINE / "model", "--eos_id", "1", "--nccl_port", port, *options.split()),
-    ]
-    with running("lightllm", command, {"HF_HUB_OFFLINE": "1"}, tmp_path_factory.mktemp("lightllm")) as engine:
+        *("--model_dir", ENGINE / "model", "--eos_id", "1", "--nccl_port", nccl_port, *options.split()),
+    )
+
+    def command(port: int) -> Command:
+        return Command((*map(str, words), "--host", "127.0.0.1", "--port", str(port)), {"HF_HUB_OFFLINE": "1"})
+
+    with running("lightllm", command, tmp_path_factory.mktemp("lightllm")) as engine:
         yield engine
-    for left_behind in Path("/dev/shm").glob(f"{port}_*"):
+    for left_behind in Path("/dev/shm").glob(f"{nccl_port}_*"):
         left_behind.unlink()
 
 
@@ -176,73 +183,34 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @contextmanager
 def running_vllm(folder: Path) -> Iterator[Engine]:
-    """Prefix caching stays on: with it, "no token came from the cache" is a finding, not a setting."""
-    options = "--max-model-len 2048 --dtype bfloat16 --enforce-eager --generation-config vllm"
-    command = [
-        *(ENGINE / "vllm" / "bin" / "vllm", "serve", ENGINE / "model", "--served-model-name", "tiny"),
-        *("--disable-uvicorn-access-log", *options.split()),
-    ]
-    environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with running("vllm", command, environment, folder) as engine:
+    """As `loadgen servers up --launch process` starts it, but with prefix caching on: then "no token came from the
+    cache" is a finding, not a setting."""
+    options = "--enable-prefix-caching --max-model-len 2048 --dtype bfloat16 --enforce-eager"
+    host = Host("local", env={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    given = {"python": ENGINE / "vllm" / "bin" / "python", "name": "tiny", "arguments": options.split()}
+    wanted = Wanted("vllm", host, str(ENGINE / "model"), "process", given)
+    with running("vllm", lambda port: command_of(wanted, "127.0.0.1", port), folder) as engine:
         yield engine
 
 
 @contextmanager
-def running(name: str, command: list[object], environment: dict[str, str], folder: Path) -> Iterator[Engine]:
-    if not Path(str(command[0])).exists():
-        pytest.fail(f"{command[0]} is missing: run `make engine` first", pytrace=False)
-    port = free_port()
-    log = folder / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*map(str, command), "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    engine = Engine(name, f"http://127.0.0.1:{port}", process, log)
+def running(name: str, command: Callable[[int], Command], folder: Path) -> Iterator[Engine]:
+    port, log = free_port(), folder / f"{name}.log"
+    url = f"http://127.0.0.1:{port}"
     try:
-        wait_until_ready(engine)
-        yield engine
+        pid, _ = started(command(port), url, log, print, timeout_s=READY_TIMEOUT_S)
+    except LaunchError as problem:
+        pytest.fail(f"{problem}: {problem.hint}; is it made? `make engine`\n{problem.log_tail}", pytrace=False)
+    try:
+        yield Engine(name, url, pid, log)
     finally:
-        stop(process)
-
-
-def wait_until_ready(engine: Engine) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline and engine.process.poll() is None:
-        with suppress(OSError):
-            http_get(f"{engine.url}/health")
-            return
-        time.sleep(0.25)
-    pytest.fail(f"{engine.name} did not get ready. The end of {engine.log}:\n{tail(engine.log)}", pytrace=False)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, five seconds more for its helpers to tidy up, SIGKILL for what is left of its group."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=10)
-    deadline = time.monotonic() + 5
-    with suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        end(pid)
 
 
 def http_get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as response:
         text: str = response.read().decode()
     return text
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def tail(log: Path) -> str:

@@ -43,6 +43,20 @@ def test_prompts_are_exact_by_lightllms_own_count(
     assert gained[1][tokens] - gained[0][tokens] == (N - 1) * INPUT_TOKENS
 
 
+def test_what_the_run_read_of_lightllm_agrees_with_the_client(
+    lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Its page has no content type and its KV cache is elsewhere; both are read, and the counts are the client's."""
+    outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", N, "--seed", 4, "--tokenizer", tokenizer)
+    outcome.check_all_complete(N)
+    counts = {word: (entry["server"], entry["agree"]) for word, entry in outcome.summary["server_counters"].items()}
+    assert counts["prompt_tokens"] == (N * INPUT_TOKENS, True)
+    assert counts["output_tokens"] == (N * OUTPUT_TOKENS, True)
+    assert counts["requests_finished"] == (N, True)
+    assert outcome.summary["memory"]["kv_cache"]["idle_share"] is not None
+    assert "server" not in outcome.summary["memory"]["gaps"]
+
+
 def test_a_request_it_finds_too_long_fails_clearly(
     lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -60,9 +74,12 @@ def test_a_request_it_finds_too_long_fails_clearly(
 def test_its_broken_chat_is_reported_as_its_error(
     lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path
 ) -> None:
-    """The chat endpoint of this version answers 500 to everything: found out, and said, before anything is sent."""
+    """Its version is refused on this endpoint, which answers 500 to everything: found out, and said, when forced."""
     options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)
-    outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
+    refused = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
+    assert refused.exit_code == 2
+    assert "misleads on chat" in refused.stderr
+    outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", "--force", *options)
     assert outcome.exit_code == 3
     assert "500 from /v1/chat/completions" in outcome.stderr
     assert "Traceback" not in outcome.stderr

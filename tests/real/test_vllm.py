@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from analysis.telemetry import series
 from loadgen import runfile
 
 if TYPE_CHECKING:
@@ -97,6 +98,20 @@ def test_outputs_are_exact_by_vllms_own_count(measured: Measured) -> None:
 def test_vllm_counted_the_same_requests(measured: Measured) -> None:
     """Its success counter gained exactly our requests: none hidden, none sent twice."""
     assert measured.gained["vllm:request_success_total"] == N
+
+
+def test_what_the_run_read_of_vllm_agrees_with_the_client(measured: Measured) -> None:
+    """The run's own readings of /metrics give the same three counts, and the size and use of the KV cache."""
+    counts = {word: (entry["server"], entry["agree"]) for word, entry in measured.summary["server_counters"].items()}
+    assert counts["prompt_tokens"] == (N * INPUT_TOKENS, True)
+    assert counts["output_tokens"] == (N * OUTPUT_TOKENS, True)
+    assert counts["requests_finished"] == (N, True)
+    memory = measured.summary["memory"]
+    assert memory["kv_cache"]["tokens"] > N * (INPUT_TOKENS + OUTPUT_TOKENS)
+    assert memory["kv_cache"]["idle_share"] == 0
+    assert "server" not in memory["gaps"]
+    running = [each for each in series(runfile.read(measured.outcome.folder)) if each.name == "running"]
+    assert max(y or 0 for each in running for y in each.y) <= N
 
 
 def test_no_prompt_was_helped_by_the_prefix_cache(measured: Measured) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.gather import frame_of
-from analysis.report.curves import course, curves, distribution, nice_step, sends
+from analysis.report.curves import course, curves, distribution, sends
+from analysis.report.spacing import nice_step
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, loop

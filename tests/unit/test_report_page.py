@@ -6,13 +6,15 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from analysis import report
-from analysis.report.page import Part, render
+from analysis.report.page import HERE, SCRIPTS, Extra, Part, render
 from tests.runs import burst, failed, header, loop, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"
@@ -38,7 +40,7 @@ def test_a_servers_words_stay_words(hostile: str) -> None:
     """No markup of a server's survives: not in the text, not in the charts' data, not in the title."""
     assert "<script>document" not in hostile
     assert "<img src=x" not in hostile
-    assert hostile.count("</script>") == 3
+    assert hostile.count("</script>") == 1 + len(SCRIPTS)
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', hostile, re.S)
     assert data
     assert json.loads(data[1])["runs"][0]["name"] == f"tgi {NASTY}"
@@ -78,8 +80,6 @@ def test_every_title_of_a_simulated_run_is_marked(tmp_path: Path) -> None:
     titles = re.findall(r"<(title|h1|h3|caption)[^>]*>(.*?)</\1>", page, re.S)
     assert len(titles) > 10
     assert [text for _, text in titles if "SIMULATED at 5 times speed" not in text] == []
-    for chart in ("course", "sends"):
-        assert re.search(rf'<h2 id="{chart}-title"><span class="badge">SIMULATED', page)
 
 
 def test_a_real_run_is_not_marked(tmp_path: Path) -> None:
@@ -109,12 +109,25 @@ def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
 def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
     """Each chart is an image with a title and a text of its own, and its data stands in a table beside it."""
     page = render([part(tmp_path / "run")])
-    charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img" aria-labelledby="(\S+) (\S+)"', page)
-    assert [name for name, _, _ in charts] == ["e2e_s", "ttft_s", "tpot_s", "itl_s", "course", "sends"]
+    charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img"[^>]* aria-labelledby="(\S+) (\S+)"', page)
+    assert [name for name, _, _ in charts] == [
+        *("e2e_s", "ttft_s", "tpot_s", "itl_s"),
+        *("position", "gaps", "course", "timeline", "sends"),
+    ]
     for name, title, text in charts:
         assert f'id="{title}"' in page
         assert f'id="{text}"' in page
         assert f'data-csv="{name}"' in page
+
+
+def test_every_link_leads_to_a_part_of_the_page(tmp_path: Path) -> None:
+    """Each section can be linked to, each link in the page has its target, and no two elements share a name."""
+    page = re.sub(r"<script>.*?</script>", "", render([part(tmp_path / "a"), part(tmp_path / "b")]), flags=re.S)
+    targets = re.findall(r' id="([^"]+)"', page)
+    assert len(targets) == len(set(targets))
+    links = re.findall(r'href="#([^"]+)"', page)
+    sections = re.findall(r'<section id="([^"]+)"', page)
+    assert set(sections) <= set(links) <= set(targets)
 
 
 def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
@@ -151,3 +164,23 @@ def test_the_charting_library_is_the_published_one() -> None:
     digest = hashlib.sha256((folder / "plotly-basic.min.js").read_bytes()).hexdigest()
     assert digest == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert (folder / "plotly-LICENSE.txt").read_text("utf-8").startswith("MIT License")
+
+
+def test_an_extra_section_comes_right_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its template sees its values and the page's, escaped; its data reaches its script, whose hash is allowed."""
+    folder = shutil.copytree(HERE, tmp_path / "report")
+    (folder / "noise.html.j2").write_text("<p>{{ verdict }} of {{ runs | length }}</p>", "utf-8")
+    (folder / "noise.js").write_text("void DATA.extras.noise;\n", "utf-8")
+    monkeypatch.setattr("analysis.report.page.HERE", folder)
+    extra = Extra("noise", "Noise", "noise.html.j2", {"verdict": NASTY}, {"level": NASTY}, "noise.js")
+    html = render([part(tmp_path / "run")], extras=[extra])
+    order = [html.index(mark) for mark in ('<section id="answer"', '<section id="noise"', '<section id="latency"')]
+    assert order == sorted(order)
+    assert '<a href="#noise">Noise</a>' in html
+    assert f"<p>{escape(NASTY)} of 1</p>" in html
+    assert html.count("</script>") == 2 + len(SCRIPTS)
+    data = re.search(r'id="data">(.*?)</script>', html, re.S)
+    assert data
+    assert json.loads(data[1])["extras"] == {"noise": {"level": NASTY}}
+    digest = base64.b64encode(hashlib.sha256((folder / "noise.js").read_bytes()).digest()).decode()
+    assert f"sha256-{digest}" in html

@@ -1,0 +1,28 @@
+# The `loadgen` command in a small image: the simulated servers of docker-compose.yml (profile sim), or a generator that
+# runs beside the servers. Nothing in it needs root, and nothing is written outside /tmp.
+#
+#   docker build -t llm-loadgen:0.1.0 .
+#   docker run --rm --read-only --tmpfs /tmp llm-loadgen:0.1.0 burst --server tgi --n 100 --out /tmp/run
+#
+# For a study, pin the base image by its digest too: --build-arg PYTHON=3.12.8-slim-bookworm@sha256:...
+
+ARG PYTHON=3.12.8-slim-bookworm
+
+FROM python:${PYTHON} AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE docker-compose.yml ./
+COPY workloads workloads
+COPY servers servers
+COPY loadgen loadgen
+COPY analysis analysis
+RUN python -m venv /opt/loadgen
+RUN /opt/loadgen/bin/pip install --no-cache-dir --disable-pip-version-check '.[telemetry]'
+
+FROM python:${PYTHON}
+COPY --from=build /opt/loadgen /opt/loadgen
+ENV PATH=/opt/loadgen/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 8000
+ENTRYPOINT ["loadgen"]
+CMD ["--help"]

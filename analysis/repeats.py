@@ -1,0 +1,99 @@
+"""Repeats of one plan: how much its figures differ from run to run.
+
+Requests of one run share one server and one stretch of time, so an interval made from them says nothing about another
+run. The interval here is over runs: Student's t on one figure per run (Student, "The probable error of a mean", 1908).
+It is the one that counts when runs are compared, and it needs two runs at least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis import words
+from analysis.distributions import student_quantile
+
+CONFIDENCE = 0.95
+DECIMALS = 9
+LATENCIES = ("ttft_s", "ttft_due_s", "tpot_s", "icl_s", "itl_s", "e2e_s", "e2e_due_s", "e2e_stream_s", "normalised_s")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
+ORDER = "one after the other, as they are numbered: all have one plan, so there is no order to draw"
+
+
+def between(summaries: Sequence[words.Summary]) -> dict[str, Any]:
+    """What repeats of one plan say together, from their summaries in the order in which they ran.
+
+    `figures` has, by the name that --assert uses (`ttft.p99`, `output_tokens_per_s`), each run's value, their mean,
+    standard deviation and 95 % interval of the mean; the last two are None for fewer than two runs, and a figure that a
+    run does not have is None for all. `state` is `cold` or `warm` for each run.
+    """
+    states = state(summaries)
+    values = [figures(summary) for summary in summaries]
+    names = list(values[0]) if values else []
+    return {
+        "runs": len(summaries),
+        "order": ORDER,
+        "state": states,
+        "state_said": _said(states),
+        "seeds": [summary["run"]["seed"] for summary in summaries],
+        "confidence": CONFIDENCE,
+        "figures": {name: over_runs([each[name] for each in values]) for name in names},
+    }
+
+
+def figures(summary: words.Summary) -> dict[str, float | None]:
+    """The figures of one run by which runs are told apart; None where the run has none, or too few samples for it."""
+    throughput, requests = summary["throughput"], summary["requests"]
+    total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
+    found: dict[str, float | None] = {name: throughput.get(name) for name in RATES}
+    found["complete"] = requests["complete"] / total if total else None
+    for latency in LATENCIES:
+        described = summary["latency"][latency]
+        for statistic in STATISTICS:
+            thin = statistic in described["thin"]
+            found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described[statistic]
+    found["skew"] = summary["burst"]["skew_s"]
+    return found
+
+
+def over_runs(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean, standard deviation and interval of one figure per run."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return {"n": len(known), "mean": None, "std": None, "ci95": None, "values": list(values)}
+    mean = math.fsum(known) / len(known)
+    if len(known) == 1:
+        return {"n": 1, "mean": mean, "std": None, "ci95": None, "values": known}
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1))
+    margin = student_quantile((1 + CONFIDENCE) / 2, len(known) - 1) * deviation / math.sqrt(len(known))
+    return {
+        "n": len(known),
+        "mean": round(mean, DECIMALS),
+        "std": round(deviation, DECIMALS),
+        "ci95": [round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)],
+        "values": known,
+    }
+
+
+def state(summaries: Sequence[words.Summary]) -> list[str]:
+    """`warm` for a run with warm-up requests, or one after another run at the same address; else `cold`."""
+    found = []
+    before: Mapping[str, Any] | None = None
+    for summary in summaries:
+        same = before is not None and before["server"]["url"] == summary["server"]["url"]
+        found.append("warm" if summary["requests"]["warmup"] or same else "cold")
+        before = summary
+    return found
+
+
+def _said(states: Sequence[str]) -> str:
+    """Which runs met a cold server, in a sentence."""
+    cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
+    if not cold:
+        return "All warm: requests had been sent to the server before each."
+    if len(cold) == len(states):
+        return "All cold: each met a server to which nothing of these had been sent."
+    which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
+    return f"{which} cold, the others warm; --warmup N makes all alike."

@@ -1,0 +1,180 @@
+// What every chart of the page shares: colours, layout, drawing again when the reader's scheme or the paper changes, the
+// keyboard, and its data as a table and as a file. Scripts after this one add charts with Report.chart.
+"use strict";
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const Report = (() => {
+  const PAPER_WIDTH = 660; // fits A4 and Letter between the usual margins
+  const ROWS_SHOWN = 400;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const touch = matchMedia("(pointer: coarse)");
+  const charts = new Map();
+  const waiting = [];
+  const several = DATA.runs.length > 1;
+  const root = document.documentElement;
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+  const fade = (hex, much = "2e") => `${hex}${much}`;
+  // Plotly reads tags, entities and %{...} in text; names hold a server's own words.
+  const plain = (text) => String(text).replace(/[<>&%{}]/g, " ");
+  const element = (name) => document.getElementById(`chart-${name}`);
+
+  // On a narrow screen each run has a line of the legend to itself, and charts grow by it (page.css).
+  if (several) root.style.setProperty("--legend", `${1.1 * DATA.runs.length}rem`);
+
+  function layout(changes) {
+    const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
+      title: { standoff: 8 }, separatethousands: true, exponentformat: "none" };
+    const merged = {
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 48, r: 14, t: several ? 34 : 10, b: 44 },
+      showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
+      dragmode: touch.matches ? false : "zoom", hovermode: "closest",
+      ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH } : { autosize: true }),
+      ...changes,
+    };
+    for (const name of Object.keys(merged)) {
+      if (/^[xy]axis/.test(name)) merged[name] = { ...axis, ...merged[name], title: { ...axis.title, ...merged[name].title } };
+    }
+    return merged;
+  }
+
+  function draw(name) {
+    const { draw: drawing, refine } = charts.get(name);
+    const place = element(name);
+    const { traces, layout: changes = {} } = drawing(place);
+    if (traces.some((trace) => trace.x.length)) {
+      Plotly.react(place, traces, layout(changes), { displayModeBar: false, responsive: true, showTips: false });
+      refine?.();
+    } else {
+      place.classList.add("empty");
+      place.removeAttribute("tabindex");
+      place.textContent = "Nothing to draw: there is no sample.";
+    }
+  }
+
+  // `draw` gives traces and changes to the layout, each time anew; `rows` gives the chart's data, its header first;
+  // `refine`, if there is one, looks at what is in view, after each drawing and each zoom.
+  function chart(name, { draw: drawing, rows, refine }) {
+    const place = element(name);
+    if (!place) return;
+    charts.set(name, { draw: drawing, rows, refine });
+    waiting.push(() => { draw(name); if (refine && place.on) place.on("plotly_relayout", refine); });
+    if (waiting.length === 1) setTimeout(next, 0);
+  }
+
+  // One chart at a time, so that the page can be read and scrolled from the first moment on.
+  function next() {
+    waiting[0]();
+    waiting.shift();
+    if (waiting.length) setTimeout(next, 0);
+    else root.dataset.drawn = "all";
+  }
+
+  function drawAll() {
+    charts.forEach((_, name) => draw(name));
+  }
+
+  function line(run, x, y, more) {
+    const { line: look, ...rest } = more;
+    return { type: "scatter", mode: x.length > 1 ? "lines" : "markers", name: plain(run.name), x, y,
+      line: { color: colour(run.colour), dash: run.dash, width: 2, ...look }, ...rest };
+  }
+
+  // Text cells are quoted, and one that a spreadsheet would take for a formula gets an apostrophe.
+  function cell(value) {
+    if (value === null || value === undefined) return "";
+    if (typeof value === "number") return String(value);
+    return `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+  }
+
+  function save(name, text) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = `${name}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\r\n");
+
+  function made(tag, text, name = "") {
+    const node = document.createElement(tag);
+    if (text !== undefined) node.textContent = text;
+    if (name) node.className = name;
+    return node;
+  }
+
+  const shown = (value) => value === null || value === undefined ? "–"
+    : typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : value;
+
+  function tableOf(name) {
+    const [head, ...body] = charts.get(name).rows();
+    const table = made("table", undefined, "small");
+    const drawnRows = body.slice(0, ROWS_SHOWN);
+    const numeric = head.map((_, index) => drawnRows.every((row) => typeof row[index] !== "string"));
+    const line = (values, tag) => {
+      const row = made("tr");
+      values.forEach((value, index) => {
+        const item = made(tag, shown(value), numeric[index] ? "number" : "");
+        if (tag === "th") item.scope = "col";
+        row.append(item);
+      });
+      return row;
+    };
+    const caption = made("caption", body.length > ROWS_SHOWN
+      ? `The first ${ROWS_SHOWN} of ${body.length.toLocaleString("en")} rows; the file has all.` : `${body.length.toLocaleString("en")} rows`);
+    const [top, rest] = [made("thead"), made("tbody")];
+    top.append(line(head, "th"));
+    rest.append(...drawnRows.map((row) => line(row, "td")));
+    table.append(caption, top, rest);
+    return table;
+  }
+
+  // Each axis's range by a factor around its middle, or moved by a part of itself.
+  function moved(place, names, factor, shift) {
+    const changes = {};
+    for (const name of names) {
+      const [from, to] = place._fullLayout[name].range;
+      const [middle, half] = [(from + to) / 2 + shift * (to - from), ((to - from) / 2) * factor];
+      changes[`${name}.range`] = [middle - half, middle + half];
+    }
+    Plotly.relayout(place, changes);
+  }
+
+  function zoom(place, key) {
+    const axes = Object.keys(place._fullLayout ?? {}).filter((name) => /^[xy]axis\d*$/.test(name));
+    const both = axes.filter((name) => name[0] === "x" || place.dataset.zoom === "both");
+    const down = axes.filter((name) => name[0] === "y");
+    const known = {
+      "+": () => moved(place, both, 0.5, 0), "=": () => moved(place, both, 0.5, 0), "-": () => moved(place, both, 2, 0),
+      ArrowLeft: () => moved(place, axes.filter((name) => name[0] === "x"), 1, -0.25),
+      ArrowRight: () => moved(place, axes.filter((name) => name[0] === "x"), 1, 0.25),
+      ...(place.dataset.zoom === "both" ? { ArrowUp: () => moved(place, down, 1, 0.25), ArrowDown: () => moved(place, down, 1, -0.25) } : {}),
+      0: () => draw(place.id.slice("chart-".length)),
+    };
+    known[key]?.();
+    return key in known;
+  }
+
+  function onPaper(printing) {
+    root.classList.toggle("on-paper", printing);
+    drawAll();
+  }
+
+  document.querySelectorAll("[data-csv]").forEach((button) =>
+    button.addEventListener("click", () => save(button.dataset.csv, csv(charts.get(button.dataset.csv).rows()))));
+  document.querySelectorAll("[data-rows]").forEach((place) =>
+    place.closest("details").addEventListener("toggle", () => { if (!place.firstChild) place.append(tableOf(place.dataset.rows)); }));
+  document.querySelectorAll(".chart").forEach((place) => place.addEventListener("keydown", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.altKey && place.data && zoom(place, event.key)) event.preventDefault();
+  }));
+  document.querySelectorAll("[data-zoom-of]").forEach((button) =>
+    button.addEventListener("click", () => zoom(element(button.dataset.zoomOf), button.dataset.key)));
+  dark.addEventListener("change", drawAll);
+  addEventListener("beforeprint", () => onPaper(true));
+  addEventListener("afterprint", () => onPaper(false));
+
+  return { DATA, several, chart, draw, line, colour, fade, plain, csv, save, made, element };
+})();

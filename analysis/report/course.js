@@ -1,0 +1,78 @@
+// The run over time: tokens per second and streams, and below them, on the same axis, what server, GPUs and host said.
+"use strict";
+(() => {
+  const { several, chart, line, colour, fade, plain } = Report;
+  const [PANEL, TOP, BOTTOM, GAP] = [165, 30, 48, 34]; // heights in pixels
+  const tag = (run) => `<extra>${several ? plain(run.name) : ""}</extra>`;
+  const shape = { shape: "hv" };
+  const UNITS = { requests: "requests", "%": "share, %" };
+
+  const panels = ["output tokens/s", "streams", ...new Set(DATA.runs.flatMap((run) => run.series.map((each) => each.panel)))];
+  const axisName = (index, letter = "yaxis") => `${letter}${index ? index + 1 : ""}`;
+
+  function own(run) {
+    const { course } = run;
+    const stepped = (values) => [...values, ...values.slice(-1)];
+    const x = course.start_s.length ? [...course.start_s, course.start_s.at(-1) + course.bin_s] : [];
+    return [
+      line(run, x, stepped(course.tokens_per_s), { line: shape, showlegend: several, fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)),
+        hovertemplate: `%{y:,.0f} tokens/s from %{x:.4~g} s${tag(run)}` }),
+      line(run, x, stepped(course.in_flight), { line: shape, yaxis: "y2", legend: "legend2", showlegend: !several, name: "in flight",
+        hovertemplate: `%{y:,} in flight from %{x:.4~g} s${tag(run)}` }),
+      line(run, x, stepped(course.receiving), { line: { ...shape, dash: "dot", width: 1.5 }, yaxis: "y2", legend: "legend2", showlegend: !several, name: "receiving tokens",
+        hovertemplate: `%{y:,} receiving from %{x:.4~g} s${tag(run)}` }),
+    ];
+  }
+
+  // Curves of one panel are told apart by colour and dash; with several runs a run keeps its own.
+  function told(run) {
+    const looks = [[run.colour, "solid"], ["ink", "solid"], ["quiet", "dash"], ["other-1", "solid"], ["other-2", "dash"], ["ink", "dot"], ["other-1", "dot"], ["quiet", "dot"]];
+    const seen = new Map();
+    return run.series.map((each) => {
+      const index = panels.indexOf(each.panel, 2);
+      const place = seen.get(index) ?? 0;
+      seen.set(index, place + 1);
+      const [hue, dash] = several ? [run.colour, run.dash] : looks[place % looks.length];
+      const name = `${each.title}, ${plain(each.of)}`;
+      return line(run, each.x, each.y, { line: { color: colour(hue), dash, width: 1.6 }, yaxis: axisName(index, "y"), legend: axisName(index, "legend"),
+        name, showlegend: !several, connectgaps: false, hovertemplate: `${name}: %{y:,.4~g} ${each.unit} at %{x:.4~g} s${tag(run)}` });
+    });
+  }
+
+  // Warm-up, and whatever lies outside the window. Several runs would shade each other.
+  function shades() {
+    const [{ course, window: measured }] = DATA.runs;
+    if (several || !course.start_s.length) return [];
+    const first = course.start_s[0];
+    const last = course.start_s.at(-1) + course.bin_s;
+    const whole = measured.chosen === "whole";
+    return [[first, whole ? 0 : measured.from_s], [whole ? last : measured.to_s, last]].filter(([from, to]) => to > from)
+      .map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, layer: "below",
+        fillcolor: fade(colour("quiet")), line: { width: 0 } }));
+  }
+
+  function course(place) {
+    const height = TOP + BOTTOM + panels.length * PANEL + (panels.length - 1) * GAP;
+    const inner = height - TOP - BOTTOM;
+    if (DATA.runs.some((run) => run.course.start_s.length)) place.style.height = `${height}px`;
+    const axes = Object.fromEntries(panels.flatMap((unit, index) => {
+      const top = 1 - (index * (PANEL + GAP)) / inner;
+      const legend = { orientation: "h", x: 0, y: top, yanchor: "bottom", font: { size: 12 } };
+      return [[axisName(index), { domain: [Math.max(0, top - PANEL / inner), top], title: { text: UNITS[unit] ?? plain(unit) }, rangemode: "tozero", nticks: 5 }],
+        [axisName(index, "legend"), legend]];
+    }));
+    return { traces: DATA.runs.flatMap((run) => [...own(run), ...told(run)]), layout: {
+      showlegend: true, height, margin: { l: 56, r: 14, t: TOP, b: BOTTOM }, shapes: shades(),
+      xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: axisName(panels.length - 1, "y") }, ...axes,
+    } };
+  }
+
+  // One row per interval of the run's own curves, then one per reading of each other curve.
+  const rows = () => [["run", "from_s", "figure", "of", "value", "unit"], ...DATA.runs.flatMap(({ name, course: own, series }) => [
+    ...own.start_s.flatMap((start, index) => [[name, start, "output_tokens", "client", own.tokens_per_s[index], "tokens/s"],
+      [name, start, "in_flight", "client", own.in_flight[index], "streams"], [name, start, "receiving", "client", own.receiving[index], "streams"]]),
+    ...series.flatMap((each) => each.x.map((at, index) => [name, at, each.title, each.of, each.y[index], each.unit])),
+  ])];
+
+  chart("course", { draw: course, rows });
+})();

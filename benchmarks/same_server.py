@@ -1,0 +1,189 @@
+"""How often does `loadgen compare` cry wolf, and what does it see? Runs of a simulated engine with chance in its steps.
+
+python -m benchmarks.same_server                      the tables of docs/concepts/intervals.md (some minutes)
+python -m benchmarks.same_server --trials 20 --n 200  a first look
+
+Each run is a real batching engine (servers.simulated.batching) driven through a burst, or Poisson arrivals, under a
+fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a stall now
+and then, so that requests depend on each other as they do on a server: they queue behind each other and share steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from analysis.compare.comparison import FIGURES, Comparison, compare
+from analysis.compare.loaded import Loaded
+from analysis.gather import frame_of_run
+from analysis.metrics import summarise
+from loadgen.record import Record
+from loadgen.runfile import Footer, Header, Run
+from servers.simulated.batching import BatchingClock
+from servers.simulated.policies import POLICIES
+from servers.simulated.roofline import Work, roofline
+from servers.simulated.timing import Job
+
+PROMPT, OUTPUT = 512, 64
+STEP_CV, LINGERS, STALL_SHARE, STALL_TIMES = 0.10, 0.8, 0.002, 8.0
+"""Chance in a step's length, how much of it stays for the next step, how many steps stall, and for how long."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A kind of load on a kind of engine."""
+
+    name: str
+    server: str
+    running: int | None
+    """Sequences in a step; None: as many as the server's own policy admits."""
+    rate_per_s: float | None
+    """Poisson arrivals; None is a burst."""
+
+
+SCENES = (
+    Scene("burst, all in one batch (vLLM)", "vllm", None, None),
+    Scene("burst, 32 at a time", "vllm", 32, None),
+    Scene("burst, prefill alone (TGI)", "tgi", None, None),
+    Scene("open loop, 8 per second", "vllm", None, 8.0),
+)
+
+
+def one_run(
+    scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, run_cv: float = 0.0, output: int = OUTPUT
+) -> Loaded:
+    """A run whose every step takes `slower` times as long, and one more random factor where `run_cv` is not 0.
+
+    The same load whatever the seed: it drives the server's chance alone.
+    """
+    random = np.random.default_rng(seed)
+    factor = slower * math.exp(random.normal(0, run_cv)) if run_cv else slower
+    due_ns = [0] * n
+    if scene.rate_per_s:
+        gaps = np.random.default_rng(1).exponential(1e9 / scene.rate_per_s, n)
+        due_ns = np.cumsum(gaps).astype(np.int64).tolist()
+    jobs = [Job(PROMPT, output, due + 9_000 * place * (not scene.rate_per_s)) for place, due in enumerate(due_ns)]
+    instants = _served(scene, jobs, _steps(random, factor))
+    records = [_record(place, due_ns[place], job, instants[id(job)]) for place, job in enumerate(jobs)]
+    arrivals = f"poisson:{scene.rate_per_s:g}" if scene.rate_per_s else "burst"
+    plan = {"server": scene.server, "arrivals": arrivals, "n": n, "input_tokens": PROMPT, "output_tokens": output}
+    server = {"name": scene.server, "model": "Llama-2-7B", "simulated": True, "speed": 1.0, "limits": {}}
+    header = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=0, plan=plan | {"seed": 0}, server=server)
+    last_ns = max(record.end_ns or 0 for record in records)
+    footer = Footer(ended_ns=last_ns, sent=n, complete=n, truncated=0, failed=0, dropped=0)
+    run = Run(Path(f"run-{seed}/run.jsonl"), header, records, [], footer)
+    frame = frame_of_run(run)
+    run.records = []
+    return Loaded(run, frame, summarise(run, frame))
+
+
+def alarms(found: Comparison) -> list[str]:
+    """The figures that a comparison calls better or worse."""
+    return [row.figure for row in found.rows if row.verdict in ("better", "worse")]
+
+
+def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Work], int]) -> dict[int, list[int]]:
+    """The instants of each job's tokens."""
+    policy = POLICIES[scene.server]
+    if scene.running:
+        policy = replace(policy, running_limit=scene.running)
+    clock = BatchingClock(policy, roofline().kv_tokens(policy.memory_fraction), step_ns)
+    instants: dict[int, list[int]] = {id(job): [] for job in jobs}
+    waiting = list(reversed(jobs))
+    while waiting or clock.next_ns() is not None:
+        next_ns = clock.next_ns()
+        while waiting and (next_ns is None or waiting[-1].arrived_ns <= next_ns):
+            job = waiting.pop()
+            clock.submit(job, job.arrived_ns)
+            next_ns = clock.next_ns()
+        if next_ns is not None:
+            for job, _, due_ns in clock.emissions(next_ns):
+                instants[id(job)].append(due_ns)
+    return instants
+
+
+def _steps(random: np.random.Generator, factor: float) -> Callable[[Work], int]:
+    model = roofline()
+    spread = math.sqrt(math.log1p(STEP_CV**2))
+    now = random.normal(0, spread)
+
+    def step_ns(work: Work) -> int:
+        nonlocal now
+        now = LINGERS * now + math.sqrt(1 - LINGERS**2) * random.normal(0, spread)
+        stall = STALL_TIMES if random.random() < STALL_SHARE else 1.0
+        return int(model.step_ns(work) * factor * math.exp(now) * stall)
+
+    return step_ns
+
+
+def _record(place: int, due_ns: int, job: Job, instants: list[int]) -> Record:
+    return Record(
+        id=place,
+        state="complete",
+        due_ns=due_ns,
+        sent_ns=job.arrived_ns,
+        sent_end_ns=job.arrived_ns + 6_000,
+        chunk_ns=instants,
+        chunk_tokens=[1] * len(instants),
+        end_ns=instants[-1],
+        prompt_tokens_asked=job.prompt_tokens,
+        prompt_tokens=job.prompt_tokens,
+        output_tokens_asked=job.output_tokens,
+        output_tokens=job.output_tokens,
+        counted_by="server",
+        stamps="kernel",
+    )
+
+
+def _table(title: str, scene: Scene, compared: Sequence[Comparison]) -> None:
+    called = [alarms(found) for found in compared]
+    each = Counter(figure for figures in called for figure in figures)
+    any_share = sum(bool(figures) for figures in called) / len(compared)
+    cells = " | ".join(f"{each[figure] / len(compared):.0%}" for figure in FIGURES)
+    print(f"| {title} | {scene.name} | **{any_share:.1%}** | {cells} |", flush=True)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--n", type=int, default=1000)
+    parser.add_argument("--change", type=float, default=1.1)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    print(f"{given.trials} trials, {given.n} requests a run. Share of trials called better or worse:\n")
+    print("| case | load | any figure |", " | ".join(f"`{figure}`" for figure in FIGURES), "|")
+    print("| --- " * (3 + len(FIGURES)) + "|")
+    titles = ("same server", 1.0), (f"every step {given.change - 1:.0%} longer", given.change)
+    for scene in SCENES:
+        found: dict[str, list[Comparison]] = {title: [] for title, _ in titles}
+        for trial in range(given.trials):
+            a = one_run(scene, 3 * trial, given.n)
+            for place, (title, slower) in enumerate(titles, 1):
+                found[title].append(compare([a], [one_run(scene, 3 * trial + place, given.n, slower=slower)]))
+        for title, compared in found.items():
+            _table(title, scene, compared)
+    for title, compared in _repeated(max(1, given.trials // 8), given.n, given.repeats, titles).items():
+        _table(f"{title}, {given.repeats} repeats each, runs vary by 2 %", SCENES[1], compared)
+
+
+def _repeated(trials: int, n: int, repeats: int, titles: Sequence[tuple[str, float]]) -> dict[str, list[Comparison]]:
+    """Groups of runs that differ by more than the chance in their steps."""
+    found: dict[str, list[Comparison]] = {title: [] for title, _ in titles}
+    for trial in range(trials):
+        seeds = iter(range(3 * repeats * trial, 3 * repeats * (trial + 1)))
+        a = [one_run(SCENES[1], next(seeds), n, run_cv=0.02) for _ in range(repeats)]
+        for title, slower in titles:
+            b = [one_run(SCENES[1], next(seeds), n, run_cv=0.02, slower=slower) for _ in range(repeats)]
+            found[title].append(compare(a, b))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Make the pictures of docs/guides/read-a-report.md again, from two real reports of simulated servers.
+
+    python docs/make_pictures.py          # needs Chromium; takes about a minute
+
+The first run is a burst at the built-in vLLM. The second is a Poisson load of prompts of many lengths on a simulated
+LightLLM that refuses some requests and breaks off some answers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from playwright.sync_api import Page, sync_playwright
+
+PICTURES = Path(__file__).parent / "pictures"
+LOADGEN = [sys.executable, "-m", "loadgen"]
+BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
+LOAD = [
+    *("run", "--server", "lightllm", "--arrivals", "poisson:30", "--n", "600", "--quiet", "--seed", "3"),
+    *("--input-tokens", "uniform:100..3000", "--output-tokens", "uniform:20..100", "--warmup", "5"),
+    *("--assert", "ttft.p99 < 1s", "--assert", "itl.p50 < 30ms", "--assert", "complete >= 99%"),
+]
+FAULTS = ["--clock", "batching", "--speed", "4", "--fault", "cut=0.005", "--fault", "503=0.01", "--seed", "2"]
+
+
+class Picture(NamedTuple):
+    """What part of which report, how wide and in which scheme."""
+
+    name: str
+    run: str
+    part: str
+    width: int = 1100
+    scheme: str = "light"
+
+
+ALL = (
+    Picture("answer", "burst", "#answer"),
+    Picture("latency", "burst", "#latency"),
+    Picture("queue", "burst", "#waiting"),
+    Picture("prompts", "load", "#waiting"),
+    Picture("gaps", "load", "#gaps figure"),
+    Picture("course", "load", "#course"),
+    Picture("timeline", "burst", "#timeline"),
+    Picture("closer", "burst", "#timeline figure"),
+    Picture("percentiles", "burst", "#percentiles"),
+    Picture("objectives", "load", "#objectives"),
+    Picture("phone", "load", "#answer", 360, "dark"),
+)
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        runs = {"burst": Path(folder) / "burst", "load": Path(folder) / "load"}
+        subprocess.run([*LOADGEN, *BURST, "--out", runs["burst"]], check=False)
+        with simulated() as url:
+            subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for picture in ALL:
+            page = browser.new_page(
+                viewport={"width": picture.width, "height": 900},
+                color_scheme="dark" if picture.scheme == "dark" else "light",
+            )
+            page.goto((runs[picture.run] / "report.html").as_uri())
+            take(page, picture)
+            page.close()
+        browser.close()
+
+
+def take(page: Page, picture: Picture) -> None:
+    """One picture of one part, once its charts are drawn."""
+    page.wait_for_selector("html[data-drawn=all]")
+    if picture.name == "closer":
+        page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
+    file = PICTURES / f"{picture.name}.png"
+    page.locator(picture.part).first.screenshot(path=file, animations="disabled")
+    print(file)
+
+
+@contextmanager
+def simulated() -> Iterator[str]:
+    """A simulated LightLLM with faults; gives its URL and ends with the block."""
+    command = [*LOADGEN, "sim", "--server", "lightllm", *FAULTS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main()

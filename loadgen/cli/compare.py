@@ -1,0 +1,131 @@
+"""`loadgen compare`: is B another than A, by how much, and can that be told?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Exit, Option
+
+from loadgen.cli.output import part_of, runs_in, screen, write_text
+from loadgen.cli.quantities import share
+from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
+
+if TYPE_CHECKING:
+    from analysis.compare.comparison import Comparison
+    from analysis.compare.conditions import Condition
+    from analysis.compare.loaded import Loaded
+
+SEPARATOR = "--"
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        Argument(
+            help="Runs of A and of B: two of them, or A... -- B...; a folder may hold repeats.", metavar="A... -- B..."
+        ),
+    ],
+    fail_if: Annotated[
+        list[str] | None,
+        Option(metavar="EXPR", help="What B must not be, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4."),
+    ] = None,
+    margin: Annotated[
+        float, Option(parser=share, metavar="SHARE", help="By how much a figure may differ before it matters.")
+    ] = 0.05,
+    anyway: Annotated[bool, Option("--anyway", help="Compare unequal work too, and say what differs.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print it as Markdown, for a pull request.")] = False,
+    html: Annotated[
+        Path | None, Option("--html", metavar="FILE", help="Also write it as a page, with all charts.")
+    ] = None,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
+) -> None:
+    """Compare B with A: for each figure better, worse, no difference larger than X, or cannot tell.
+
+    Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do.
+    Unequal work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
+    """
+    conditions = _conditions(fail_if or ())
+    paths_a, paths_b = sides(runs, sys.argv)
+    group_a, group_b = _loaded(paths_a), _loaded(paths_b)
+    from analysis.compare.comparison import compare as compared
+
+    found = compared(group_a, group_b, margin=margin, conditions=conditions)
+    if found.unequal and not anyway:
+        raise PlanError(_refusal(found), "Make them alike, or give --anyway and read the result with that in mind.")
+    if html is not None:
+        _write_page([*group_a, *group_b], found, html)
+    _print(found, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
+    raise Exit(EXIT_ASSERTION if any(each.verdict == "fail" for each in found.conditions) else EXIT_OK)
+
+
+def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The runs on either side of `--`, which the parser leaves out of `runs` but `command` still holds; of two runs
+    one each. Raises PlanError where it is not clear which is which."""
+    paths = [Path(run) for run in runs]
+    if SEPARATOR in command:
+        after = len(command) - 1 - list(command).index(SEPARATOR)
+        if not 0 < after < len(paths):
+            raise PlanError("there are runs on one side of -- only", "Write: loadgen compare A... -- B...")
+        return paths[:-after], paths[-after:]
+    if len(paths) != 2:
+        raise PlanError(
+            f"{len(paths)} runs, and nothing says where B begins", "Write: loadgen compare A... -- B... (options first)"
+        )
+    return paths[:1], paths[1:]
+
+
+def _conditions(expressions: Sequence[str]) -> list[Condition]:
+    if not expressions:
+        return []
+    from analysis.compare.conditions import ConditionError, parse
+
+    try:
+        return parse(expressions)
+    except ConditionError as error:
+        raise PlanError(str(error), error.hint) from None
+
+
+def _loaded(paths: Sequence[Path]) -> list[Loaded]:
+    from analysis.compare.loaded import loaded
+    from loadgen.runfile import RunFileError
+
+    found = []
+    for path in paths:
+        try:
+            found += [loaded(run) for run in runs_in(path)]
+        except OSError as error:
+            raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    return found
+
+
+def _refusal(found: Comparison) -> str:
+    lines = [f"  {each.what}: {each.a} in A, {each.b} in B ({each.why})" for each in found.unequal]
+    return "\n".join(["the two did not do equal work:", *lines])
+
+
+def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
+    from analysis.compare.text import markdown, render
+
+    if as_json:
+        print(json.dumps(found.json(), indent=2))
+    elif as_markdown:
+        print(markdown(found), end="")
+    elif not quiet:
+        width, colour = screen(sys.stdout)
+        print(render(found, width=width, colour=colour), end="")
+    if as_json or as_markdown or quiet:
+        for each in found.conditions:
+            if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
+                print(f"loadgen: {each.verdict}: {each.condition}: {each.said}", file=sys.stderr)
+
+
+def _write_page(runs: Sequence[Loaded], found: Comparison, page: Path) -> None:
+    from analysis.compare.page import extra
+    from analysis.report.page import render
+
+    write_text(page, render([part_of(run.run, run.frame, run.summary) for run in runs], extras=[extra(found)]))

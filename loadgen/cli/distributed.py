@@ -1,0 +1,68 @@
+"""Options of a run over several machines, which `burst` and `run` share, and the command of the other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Exit, Option
+
+from loadgen.cli.quantities import seconds
+
+if TYPE_CHECKING:
+    from loadgen.distributed.master import Asked
+
+Distributed = Annotated[
+    bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
+]
+ExpectWorkers = Annotated[
+    int, Option(help="With --distributed: worker machines to wait for; --workers processes run on each.")
+]
+Bind = Annotated[
+    str,
+    Option(
+        metavar="HOST[:PORT]",
+        help="With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
+        "LOADGEN_TOKEN.",
+    ),
+]
+JoinTimeout = Annotated[
+    float, Option("--join-timeout", parser=seconds, metavar="T", help="With --distributed: how long to wait for them.")
+]
+BIND = "127.0.0.1:5557"
+JOIN_TIMEOUT_S = 600.0
+
+
+def asked_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Asked | None:
+    """How the run is spread, or None for a run on this machine. Raises PlanError, DistributedError."""
+    if not distributed:
+        return None
+    from loadgen.distributed.address import address_of
+    from loadgen.distributed.master import Asked
+    from loadgen.errors import PlanError
+
+    if expect_workers < 1:
+        raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
+    return Asked(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+
+
+def worker(
+    master: Annotated[str, Option(metavar="HOST[:PORT]", help="Where `loadgen burst --distributed` runs.")],
+    out: Annotated[Path, Option(help="Folder in which part files lie until the master has them.")] = Path("runs"),
+    stay: Annotated[bool, Option("--stay", help="Take part in one run after the other.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Take part in a run over several machines: prepare a share, start when all do, send back what was recorded.
+
+    The token of the master has to be in LOADGEN_TOKEN, and the server's API key where it was on the master. Exit codes:
+    0 everything delivered, or not needed; 2 usage, not let in, called off or not delivered; 3 server not reachable from
+    here or not the one named; 130 interrupted.
+    """
+    from loadgen.cli.output import Output
+    from loadgen.distributed.address import address_of
+    from loadgen.distributed.worker import serve
+
+    output = Output(as_json=False, quiet=quiet)
+    with output.progress(None) as display:
+        code = serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=display.show)
+    raise Exit(code)

@@ -1,0 +1,249 @@
+"""`loadgen servers`: real servers, up and down, on this machine or on a GPU host, in containers or as processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, BadParameter, Exit, Option, Typer
+
+from loadgen.cli.quantities import seconds
+from loadgen.errors import EXIT_SERVER
+
+if TYPE_CHECKING:
+    from servers.hosts import Host
+    from servers.launch import Wanted
+    from servers.launch.state import State
+
+SERVERS = ("vllm", "tgi", "lightllm")
+WAYS = ("compose", "process", "simulated")
+
+servers = Typer(no_args_is_help=True, help="Start, look at and end real servers, on this machine or on a GPU host.")
+
+_Server = Annotated[str, Option(help="vllm, tgi or lightllm.")]
+_AnyServer = Annotated[str | None, Option(help="vllm, tgi or lightllm; all of them by default.")]
+_HostName = Annotated[str, Option(help="A host of the hosts file; local is this machine.")]
+_Hosts = Annotated[Path | None, Option(help="The hosts file. Default: hosts.toml in this folder, if there is one.")]
+_File = Annotated[Path | None, Option(help="compose: another docker-compose.yml.")]
+_Launch = Annotated[str | None, Option(help="compose, process or simulated; by default, however it was started.")]
+
+
+@servers.command()
+def up(
+    server: _Server,
+    model: Annotated[
+        str | None,
+        Option(
+            help="compose: folder in the volume with the models (llama-2-7b by default); process: a folder, or a name "
+            "on the Hub; simulated: any name."
+        ),
+    ] = None,
+    host: _HostName = "local",
+    hosts: _Hosts = None,
+    launch: Annotated[
+        str, Option(help="compose, process (installed in a Python environment, this machine) or simulated.")
+    ] = "compose",
+    file: _File = None,
+    python: Annotated[Path | None, Option(help="process: the interpreter that has the server installed.")] = None,
+    tensor_parallel: Annotated[int | None, Option(help="compose, process: so many GPUs share the model.")] = None,
+    port: Annotated[int | None, Option(help="process, simulated: port to listen on; any free one by default.")] = None,
+    timeout_s: Annotated[
+        float, Option("--timeout", parser=seconds, metavar="T", help="After which a server that is not ready failed.")
+    ] = 1800.0,
+    n: Annotated[int, Option("--n", help="The burst its limits are compared with: how many requests.")] = 1000,
+    input_tokens: Annotated[int, Option(help="Prompt length of that burst.")] = 512,
+    output_tokens: Annotated[int, Option(help="Tokens to generate of that burst.")] = 128,
+    as_json: Annotated[
+        bool, Option("--json", help="Print URL, limits and facts as JSON on stdout, nothing else.")
+    ] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    arguments: Annotated[
+        list[str] | None, Argument(help="process, simulated: more for the server, after --.", metavar="[-- OPTIONS]")
+    ] = None,
+) -> None:
+    """Start a server, wait until it is ready, and compare its limits with a burst. It is left running.
+
+    Exit codes: 0 ready, 2 usage, or its limits are too small for the burst (it stays up), 3 it did not come up.
+    """
+    from servers.hosts import LOCAL
+    from servers.launch import compose, process
+    from servers.probe import check_limits, probe
+
+    options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments or ()}
+    options["tensor_parallel"] = tensor_parallel
+    given = {name: value for name, value in options.items() if value}
+    _check_options(launch, given)
+    if launch == "process" and not model:
+        raise BadParameter("--launch process needs --model: a folder, or a name on the Hub")
+    wanted = _wanted(server, _host(host, hosts), launch, model or "llama-2-7b", given)
+    say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    there = (compose if launch == "compose" else process).up(wanted, say)
+    facts = probe(there.url, server, api_key=_api_key())
+    if as_json:
+        print(
+            json.dumps({"url": there.url, "model": facts.model, "limits": facts.limits, "facts": there.facts}, indent=2)
+        )
+    elif not quiet:
+        print(f"{server} {facts.version} is ready after {there.facts['ready_s']:.1f} s at {there.url}: {facts.model}")
+        print(*(f"  {name} {value}" for name, value in facts.limits.items()), sep="\n")
+        where = "" if there.url == compose.url_of(server, LOCAL) else f" --url {there.url}"
+        print(f"next: loadgen burst --server {server}{where}")
+    check_limits(facts, n, input_tokens, output_tokens)
+
+
+@servers.command()
+def down(
+    server: _AnyServer = None,
+    host: _HostName = "local",
+    hosts: _Hosts = None,
+    launch: _Launch = None,
+    file: _File = None,
+) -> None:
+    """Stop servers and remove their containers; volumes and images stay. What is down already is no error."""
+    from servers.launch import compose, process
+
+    for each in _named(server):
+        wanted = _wanted(each, _host(host, hosts), launch, "", {"file": file} if file else {})
+        if left := _left_running(wanted, launch):
+            was = "ended" if left.alive else "had ended by itself"
+            process.down(left)
+            print(f"{each}: process {left.pid} {was}")
+        elif launch in (None, "compose") and (server or launch or compose.is_there(wanted)):
+            compose.down(wanted)
+            print(f"{each} on {host}: down")
+
+
+@servers.command()
+def status(
+    server: _AnyServer = None,
+    host: _HostName = "local",
+    hosts: _Hosts = None,
+    launch: _Launch = None,
+    file: _File = None,
+) -> None:
+    """Say which servers run, where, and whether they answer. Exit code 3 when the one named does not."""
+    answers = []
+    for each in _named(server):
+        wanted = _wanted(each, _host(host, hosts), launch, "", {"file": file} if file else {})
+        left = _left_running(wanted, launch)
+        line, well = _of_process(left) if left else _of_container(wanted, launch)
+        answers.append(well)
+        print(f"{each:<9} {line}")
+    if server and not all(answers):
+        raise Exit(EXIT_SERVER)
+
+
+@servers.command()
+def logs(
+    server: _Server,
+    lines: Annotated[int, Option(help="How many of the last lines; 0 prints all.")] = 50,
+    host: _HostName = "local",
+    hosts: _Hosts = None,
+    launch: _Launch = None,
+    file: _File = None,
+) -> None:
+    """Print the end of a server's log."""
+    from servers.launch import compose, process
+
+    (each,) = _named(server)
+    wanted = _wanted(each, _host(host, hosts), launch, "", {"file": file} if file else {})
+    left = _left_running(wanted, launch)
+    print(process.logs(left, lines=lines) if left else compose.logs(wanted, lines=lines))
+
+
+def _named(server: str | None) -> tuple[str, ...]:
+    if server is not None and server not in SERVERS:
+        raise BadParameter(f"--server {server}: unknown; choose {', '.join(SERVERS)}")
+    return (server,) if server else SERVERS
+
+
+def _host(name: str, file: Path | None) -> Host:
+    """The host of that name; `local` needs no file."""
+    from servers.hosts import LOCAL, read_hosts
+
+    usual = Path("hosts.toml")
+    path = file or (usual if usual.is_file() else None)
+    hosts = read_hosts(path) if path else {LOCAL.name: LOCAL}
+    if name not in hosts:
+        where = path or "no hosts file was named, and there is no hosts.toml here"
+        raise BadParameter(f"--host {name}: unknown; there are {', '.join(hosts)} ({where})")
+    return hosts[name]
+
+
+def _wanted(server: str, host: Host, launch: str | None, model: str, options: dict[str, Any]) -> Wanted:
+    from servers.launch import Wanted
+
+    _named(server)
+    if launch is not None and launch not in WAYS:
+        raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(WAYS)}")
+    return Wanted(server, host, model, launch or "compose", options)  # type: ignore[arg-type]  # checked above
+
+
+def _check_options(launch: str, given: dict[str, Any]) -> None:
+    """Options that this way of starting would pass over are mistakes."""
+    foreign = {
+        "compose": {"python", "port", "arguments"},
+        "process": {"file"},
+        "simulated": {"file", "python", "tensor_parallel"},
+    }
+    wrong = sorted(given.keys() & foreign.get(launch, set()))
+    if wrong:
+        names = ", ".join(
+            "options after --" if name == "arguments" else "--" + name.replace("_", "-") for name in wrong
+        )
+        more = "; containers are told in docker-compose.yml and in a host's env" if launch == "compose" else ""
+        raise BadParameter(f"--launch {launch} takes no {names}{more}")
+
+
+def _left_running(wanted: Wanted, launch: str | None) -> State | None:
+    """The process that was left running under this name on this machine, if it is what is meant."""
+    from servers.launch import state
+
+    if launch == "compose" or wanted.host.docker:
+        return None
+    return state.read(wanted.server)
+
+
+def _of_process(left: State) -> tuple[str, bool]:
+    """One line about a process; one that has ended is forgotten."""
+    from servers.errors import ServerError
+    from servers.launch import state
+    from servers.probe import probe
+
+    if not left.alive:
+        state.forget(left.server)
+        return f"ended by itself; its log is in {left.log}", False
+    try:
+        facts = probe(left.url, left.server, api_key=_api_key())
+    except ServerError as problem:
+        return f"process {left.pid} runs, but {problem}", False
+    simulated = "SIMULATED, " if facts.simulated else ""
+    return f"{simulated}ready at {left.url}: {facts.model}, process {left.pid} since {left.since}", True
+
+
+def _of_container(wanted: Wanted, launch: str | None) -> tuple[str, bool]:
+    """One line about a container."""
+    from servers.errors import LaunchError
+    from servers.launch import compose
+
+    if launch in ("process", "simulated"):
+        return "down", False
+    try:
+        row = compose.status(wanted)
+    except LaunchError as problem:
+        return f"no process here, and no look at containers: {problem}", False
+    if not row:
+        return f"down on {wanted.host.name}", False
+    health = f" ({row['Health']})" if row.get("Health") else ""
+    url = compose.url_of(wanted.server, wanted.host)
+    return f"{row.get('State')}{health} on {wanted.host.name} at {url}: {row.get('Image', '')}", row.get(
+        "Health"
+    ) == "healthy"
+
+
+def _api_key() -> str | None:
+    import os
+
+    return os.environ.get("LOADGEN_API_KEY")

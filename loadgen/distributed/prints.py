@@ -1,0 +1,18 @@
+"""Digests of what workers will send: equal where prompts, model and dialect are, so no prompt has to be shipped."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+
+from loadgen.worker import Share
+
+REQUESTS_IN_PRINT = 2
+
+
+def print_of(share: Share) -> bytes:
+    """A digest of the first bodies that a worker sends: equal where prompts, model and dialect are."""
+    made = hashlib.sha256()
+    for request in islice(share.requests(), REQUESTS_IN_PRINT):
+        made.update(share.dialect.encode(request, share.model))
+    return made.digest()

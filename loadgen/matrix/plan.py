@@ -1,0 +1,260 @@
+"""The plan of a matrix: one TOML file. All its mistakes, also those of the runs it leads to, are reported at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from loadgen.errors import PlanError
+from loadgen.plan import Plan, from_catalog, plan_of, read_plan
+from workloads.syntax import WorkloadError
+
+if TYPE_CHECKING:
+    from servers.hosts import Host
+
+Launch = Literal["compose", "process", "simulated", "running"]
+WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
+"""Names become folders."""
+OWNED = (
+    *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
+    *("server_pid", "dcgm_url"),
+)
+"""Settings of a run that the matrix makes itself."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Server(_Strict):
+    """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
+
+    name: str = Field(pattern=WORD)
+    server: Literal["vllm", "tgi", "lightllm", "openai"] = "openai"
+    """Which kind it is; the name by default."""
+    launch: Launch | None = None
+    """How it is started; as the whole matrix by default."""
+    endpoint: Literal["completions", "chat", "generate"] | None = None
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind(cls, given: Any) -> Any:
+        given = _named(given)
+        return {"server": given["name"], **given} if isinstance(given, dict) and "name" in given else given
+
+
+class HostChoice(_Strict):
+    """Where servers run: a host of the hosts file, or this machine under a platform's label."""
+
+    name: str = Field(pattern=WORD)
+    platform: str = Field("", max_length=60)
+    """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
+    gpu: str = ""
+    """The card's name in servers/simulated/data/gpu_specs.csv: for the estimate, and what a simulated server models."""
+    dcgm_url: str | None = None
+    """A DCGM exporter on that host, which tells of its GPUs."""
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return _named(given)
+
+
+class Model(_Strict):
+    """A model, by the name of its folder on every host."""
+
+    name: str = Field(pattern=WORD)
+    path: str = ""
+    """What a server is started with instead, such as a folder of this machine or a name on a hub."""
+    shape: str = ""
+    """Its name in servers/simulated/data/model_shapes.csv: likewise."""
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return _named(given)
+
+
+class Case(_Strict):
+    """What holds for some cells only: those that match every name given here."""
+
+    server: str | None = None
+    host: str | None = None
+    model: str | None = None
+    options: dict[str, Any] = {}
+    skip: str = ""
+    """Why these cells are not measured."""
+
+
+class Reference(_Strict):
+    """Something published elsewhere, which the report quotes as such: it is not drawn beside what was measured."""
+
+    of: str
+    says: str
+    source: str
+
+
+class MatrixPlan(_Strict):
+    """The whole file. `run` and each workload hold settings of a run, under the names of loadgen.plan.Plan."""
+
+    name: str = Field(pattern=WORD)
+    servers: list[Server] = Field(min_length=1)
+    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice(name="local", platform="")], min_length=1)
+    models: list[Model] = Field(min_length=1)
+    workloads: list[dict[str, Any]] = Field(min_length=1)
+    """`name`, `catalog` where it starts from a named workload, and settings of a run."""
+    cases: list[Case] = []
+    references: list[Reference] = []
+    launch: Launch = "compose"
+    hosts_file: Path | None = None
+    """Relative to the plan's own folder."""
+    options: dict[str, Any] = {}
+    """For every launch; a server's, a host's, a model's and a case's own win over them, in this order."""
+    run: dict[str, Any] = {}
+    repeats: int = Field(3, ge=1, le=100)
+    starts: int = Field(1, ge=1, le=100)
+    """Over how many starts of each server the repeats are spread. More starts see what differs between starts, and
+    spread drift over time evenly; each costs the time to load a model."""
+    seed: int = 0
+    equal_work: str | None = None
+    """A server that is measured first: the others get the output lengths that it produced."""
+
+    @field_validator("servers", "hosts", "models", "workloads")
+    @classmethod
+    def _different(cls, items: list[Any]) -> list[Any]:
+        names = [item.get("name") if isinstance(item, dict) else item.name for item in items]
+        if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} stands there twice")
+        return items
+
+    @model_validator(mode="after")
+    def _whole(self) -> MatrixPlan:
+        mistakes = list(_mistakes(self))
+        if mistakes:
+            raise ValueError("\n".join(dict.fromkeys(mistakes)))
+        return self
+
+    @property
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Each workload's settings of a run, the common ones and the catalog's included, by the workload's name."""
+        return {str(each["name"]): self.run | _workload(each) for each in self.workloads}
+
+
+def read_matrix_plan(path: Path) -> MatrixPlan:
+    """Read a plan. Raises PlanError with one line per mistake."""
+    given = read_plan(path)
+    if isinstance(given.get("hosts_file"), str):
+        given["hosts_file"] = path.parent / given["hosts_file"]
+    try:
+        return MatrixPlan(**given)
+    except ValidationError as error:
+        lines = [line for item in error.errors() for line in _mistake(item)]
+        raise PlanError(
+            "\n".join(f"{path.name}: {line}" for line in lines), "Nothing was started. Mend the plan."
+        ) from None
+
+
+def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
+    """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
+    from dataclasses import replace
+
+    from servers.hosts import LOCAL, read_hosts
+
+    known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
+    missing = [each.name for each in plan.hosts if not (each.name in known or each.platform or each.name == LOCAL.name)]
+    if missing:
+        file = plan.hosts_file or "no hosts_file is named"
+        raise PlanError(
+            f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
+            "Add it there; or give it a platform, which says that this machine is meant.",
+        )
+    here = {each.name: replace(LOCAL, name=each.name) for each in plan.hosts}
+    found = {each.name: known.get(each.name, here[each.name]) for each in plan.hosts}
+    return {each.name: replace(found[each.name], platform=_platform(each, found[each.name])) for each in plan.hosts}
+
+
+def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
+    """The plan of one run."""
+    label = f"{plan.name}-{workload}"[:60]
+    return plan_of(**{"label": label, **plan.runs[workload], **owned})
+
+
+def _platform(choice: HostChoice, host: Host) -> str:
+    return choice.platform or host.platform or host.name
+
+
+def _named(given: Any) -> Any:
+    return {"name": given} if isinstance(given, str) else given
+
+
+def _workload(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload's own settings upon those of the catalog, which has a label that the matrix replaces."""
+    base = from_catalog(str(given["catalog"])) if "catalog" in given else {}
+    base.pop("label", None)
+    return base | {key: value for key, value in given.items() if key not in ("name", "catalog")}
+
+
+def _mistakes(plan: MatrixPlan) -> Iterator[str]:
+    """What no single field shows."""
+    for case in plan.cases:
+        for kind, names in _names(plan).items():
+            if (name := getattr(case, kind)) is not None and name not in names:
+                yield f"cases: there is no {kind} {name!r}; choose {', '.join(names)}"
+        if not case.skip and not case.options:
+            yield "cases: a case without options and without skip says nothing"
+    if plan.starts > plan.repeats:
+        yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
+    if plan.equal_work is not None and plan.equal_work not in _names(plan)["server"]:
+        yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(_names(plan)['server'])}"
+    yield from _owned("run", plan.run)
+    for workload in plan.workloads:
+        yield from _workload_mistakes(plan, workload)
+
+
+def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
+    name = workload.get("name")
+    if not isinstance(name, str) or not re.fullmatch(WORD, name):
+        yield f"workloads: each needs a name such as burst, not {name!r}"
+        return
+    where = f"workload {name}"
+    owned = list(_owned(where, workload))
+    yield from owned
+    try:
+        settings = plan.run | _workload(workload)
+        plan_of(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
+    except WorkloadError as error:
+        yield f"{where}: {error}; {error.hint}"
+    except PlanError as error:
+        yield from (f"{where}: {line}" for line in str(error).splitlines())
+
+
+def _owned(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
+
+
+def _names(plan: MatrixPlan) -> dict[str, list[str]]:
+    return {
+        "server": [each.name for each in plan.servers],
+        "host": [each.name for each in plan.hosts],
+        "model": [each.name for each in plan.models],
+    }
+
+
+def _mistake(item: Any) -> list[str]:
+    """The lines of one mistake that pydantic found."""
+    message = str(item["msg"]).removeprefix("Value error, ")
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return [f"{where}: there is no such setting"]
+    if item["type"] == "missing":
+        return [f"{where} is missing"]
+    if item["type"] == "literal_error":
+        return [f"{where}: {item['input']!r} is unknown; choose {item['ctx']['expected']}"]
+    return [f"{where}: {line}" if where else line for line in message.splitlines()]

@@ -1,0 +1,285 @@
+"""Measures a matrix: start after start, run after run. A cell that fails is recorded with its reason, and the matrix
+goes on; what stops it is an interrupt, or a disk that takes no more."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgen.errors import LoadgenError, OutputError
+from loadgen.matrix import estimate, lengths
+from loadgen.matrix.cells import Repeat, Start, repeats, starts
+from loadgen.matrix.plan import MatrixPlan, hosts_of, run_settings
+from loadgen.matrix.state import Journal, Line, finished, key_of, make_way
+
+if TYPE_CHECKING:
+    from loadgen.api import OnProgress
+    from loadgen.plan import Plan
+    from servers.hosts import Host
+    from servers.launch import Launched, Wanted
+
+LOG_LINES = 40
+"""Of a server that did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A plan with everything that is known before the first start."""
+
+    plan: MatrixPlan
+    hosts: dict[str, Host]
+    starts: Sequence[Start]
+    folder: Path
+    command: list[str]
+
+    @property
+    def repeats(self) -> list[Repeat]:
+        """All runs, in order."""
+        return repeats(self.starts)
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
+        plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
+        return plan | {"hosts_found": {name: _plain(host) for name, host in self.hosts.items()}}
+
+    def done(self) -> list[Repeat]:
+        """The runs that are finished."""
+        return [repeat for repeat in self.repeats if finished(self.folder, repeat)]
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told what happens."""
+
+    say: Callable[[str], None]
+    progress: Callable[[int | None], AbstractContextManager[OnProgress]]
+    """A display for one run of so many requests."""
+    after_run: Callable[[Path], str]
+    """Summarises a run that has ended; says in one line what came back."""
+
+
+def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
+    """The matrix of a plan. Raises PlanError or ServerError when a host is not known, or nothing is to be measured."""
+    from loadgen.errors import PlanError
+
+    found = starts(plan)
+    if not found:
+        raise PlanError("every cell is skipped: nothing is left to measure", "Look at cases in the plan.")
+    return Matrix(plan, hosts_of(plan), found, folder, command)
+
+
+def run(matrix: Matrix, book: Journal, watcher: Watcher) -> bool:
+    """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
+    with _terminated_like_interrupted():
+        try:
+            take_down_left(matrix, book, watcher.say)
+            for start in matrix.starts:
+                left = [repeat for repeat in start.repeats if not finished(matrix.folder, repeat)]
+                if left and Serving(matrix, book, watcher, start).serve(left):
+                    break
+            else:
+                return False
+        except KeyboardInterrupt:
+            pass
+    book.write("interrupted")
+    return True
+
+
+def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
+    """End a server that an earlier sitting was killed beside: it would be in the way, and no longer cold."""
+    from servers.launch import compose, process, state
+
+    left: Line | None = None
+    for line in book.lines:
+        left = line if line["type"] == "up" else None if line["type"] == "down" else left
+    start = next((each for each in matrix.starts if left and each.number == left["start"]), None)
+    if left is None or start is None:
+        return
+    kept = state.read(start.server.server)
+    if start.launch == "process" and kept is not None and kept.pid == left["facts"].get("pid"):
+        process.down(kept)
+        say(f"{start} was left running: taken down")
+    elif start.launch == "compose" and compose.is_there(wanted := _wanted(matrix, start)):
+        compose.down(wanted)
+        say(f"{start} was left running: taken down")
+
+
+def _wanted(matrix: Matrix, start: Start) -> Wanted:
+    from servers.launch import Wanted
+
+    model = start.model.path or start.model.name
+    return Wanted(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
+
+
+class Serving:
+    """One start: its server up, its runs, its server down."""
+
+    def __init__(self, matrix: Matrix, book: Journal, watcher: Watcher, start: Start) -> None:
+        self._matrix, self._book, self._watcher, self._start = matrix, book, watcher, start
+        self._say = watcher.say
+        self._settled = set[Repeat]()
+        """Finished or failed."""
+
+    def serve(self, left: Sequence[Repeat]) -> bool:
+        """Bring the server up and measure these runs; whether that was interrupted."""
+        start = self._start
+        self._say(f"[start {start.number}/{len(self._matrix.starts)}] {start} ({start.launch})")
+        runs = {repeat: plan for repeat in left if (plan := self._planned(repeat)) is not None}
+        if not runs:
+            return False
+        try:
+            return self._served(runs)
+        except OutputError:
+            raise
+        except Exception as error:
+            unsettled = [repeat for repeat in runs if repeat not in self._settled]
+            for repeat in unsettled:
+                self._failed(repeat, error)
+            if not unsettled:
+                self._book.write("down", start=start.number, trouble=f"{type(error).__name__}: {error}")
+            self._say(f"    failed: {error}")
+            return False
+
+    def _served(self, runs: dict[Repeat, Plan]) -> bool:
+        from servers.launch import launched
+
+        start = self._start
+        began_s = time.monotonic()
+        with launched(_wanted(self._matrix, start), self._quietly) as server:
+            seconds = time.monotonic() - began_s
+            named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
+            facts = dict(server.facts)
+            self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=facts)
+            self._say(f"    up after {seconds:.1f} s")
+            for place, (repeat, plan) in enumerate(runs.items()):
+                if self._measure(repeat, plan, server, place):
+                    return True
+        self._book.write("down", start=start.number)
+        return False
+
+    def _planned(self, repeat: Repeat) -> Plan | None:
+        """The plan of one run but for the server's URL; None, and a failure, where there can be none."""
+        matrix, start = self._matrix, self._start
+        owned: dict[str, Any] = {
+            "server": start.server.server,
+            "platform": matrix.hosts[start.host.name].platform,
+            "seed": matrix.plan.seed + repeat.number - 1,
+            "repeat": repeat.number,
+            "repeats": matrix.plan.repeats,
+        }
+        if start.server.endpoint:
+            owned["endpoint"] = start.server.endpoint
+        if start.host.dcgm_url:
+            owned["dcgm_url"] = start.host.dcgm_url
+        try:
+            if matrix.plan.equal_work not in (None, start.server.name):
+                owned["output_tokens"] = f"empirical:{lengths.given(matrix.plan, matrix.folder, repeat.cell)}"
+            return run_settings(matrix.plan, repeat.cell.workload, **owned)
+        except LoadgenError as error:
+            self._failed(repeat, error)
+            self._say(f"    failed: {error}")
+            return None
+
+    def _measure(self, repeat: Repeat, plan: Plan, server: Launched, place: int) -> bool:
+        """One run; whether it was interrupted."""
+        from loadgen import api
+
+        matrix, key = self._matrix, {"cell": key_of(repeat.cell), "repeat": repeat.number}
+        folder = matrix.folder / repeat.folder
+        make_way(matrix.folder, repeat)
+        self._book.write("begin", **key, start=self._start.number, place=place)
+        began_s = time.monotonic()
+        try:
+            with self._watcher.progress(plan.n) as on_progress:
+                footer = api.run(
+                    plan.model_copy(update={"url": server.url, "server_pid": _watched(server.pids)}),
+                    folder,
+                    command=matrix.command,
+                    say=_nobody,
+                    on_progress=on_progress,
+                    launch=server.facts,
+                )
+            if footer.interrupted:
+                return True
+            said = self._watcher.after_run(folder)
+        except OutputError:
+            raise
+        except Exception as error:
+            self._failed(repeat, error)
+            self._say(f"    {repeat.cell.workload}, repeat {repeat.number}: failed: {error}")
+            return False
+        seconds = time.monotonic() - began_s
+        self._settled.add(repeat)
+        self._book.write("end", **key, seconds=round(seconds, 3))
+        self._say(f"    {repeat.cell.workload}, repeat {repeat.number}: {said}; {seconds:.0f} s{self._remaining()}")
+        return False
+
+    def _remaining(self) -> str:
+        matrix = self._matrix
+        done = matrix.done()
+        left_s = estimate.total_s(matrix.plan, matrix.starts, self._book.lines, done)
+        left = len(matrix.repeats) - len(done)
+        return f"; {left} {'run' if left == 1 else 'runs'} left, {estimate.in_words(left_s)}" if left else ""
+
+    def _failed(self, repeat: Repeat, error: Exception) -> None:
+        self._settled.add(repeat)
+        log = getattr(error, "log_tail", "")
+        if not hasattr(error, "hint"):  # not one of ours: where it came from is all there is to go by
+            log = "".join(traceback.format_exception(error))
+        self._book.write(
+            "failure",
+            cell=key_of(repeat.cell),
+            repeat=repeat.number,
+            start=self._start.number,
+            kind=type(error).__name__,
+            reason=str(error),
+            hint=getattr(error, "hint", ""),
+            log="\n".join(log.splitlines()[-LOG_LINES:]),
+        )
+
+    def _quietly(self, line: str) -> None:
+        self._say(f"    {line}")
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is gone, take the server down as Ctrl-C does.
+
+    Within a run the coordinator counts the first two, so that what came until then is kept.
+    """
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+    previous = {number: signal.signal(number, stop) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _watched(pids: tuple[int, ...]) -> tuple[int, ...]:
+    """Processes whose memory is read; none where the library for it is not installed: nobody asked for it by name."""
+    return pids if find_spec("psutil") else ()
+
+
+def _nobody(_line: str) -> None:
+    """The matrix has lines of its own for what a run says."""
+
+
+def _plain(host: Host) -> dict[str, Any]:
+    """A host as matrix.jsonl keeps it."""
+    from types import MappingProxyType
+
+    values = [(name, getattr(host, name)) for name in host.__slots__]
+    return {name: dict(value) if isinstance(value, MappingProxyType | dict) else value for name, value in values}

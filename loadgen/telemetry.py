@@ -1,0 +1,234 @@
+"""The sampler: reads the server's metrics, the GPUs and the host's memory beside a run, in the coordinator's process.
+
+    idle     before the workers exist, so before the first warm-up request
+    start    when every connection is open and warm-up is over
+    run      every `every_s` from the run's instant 0, a thread per source; never while a burst is being sent
+    end      as soon as the last request has ended
+    after    a little later, when the server's counters have come to rest
+
+No token passes through this process, so nothing here is in the measuring path. What it takes is a share of the machine:
+tried with vLLM's page of 55 kB, one GPU and one process, 7 ms of processor time per second, 0.7 % of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.counts import Counts
+from loadgen.errors import OutputError
+from loadgen.part import PartFile
+from loadgen.runfile import Telemetry
+from servers.telemetry.source import GapError, NotMeasuredError, Source
+
+NS_PER_S = 1_000_000_000
+LIMIT_S = 5.0
+"""A reading during the run: a server that is reading a thousand prompts answers late."""
+EDGE_LIMIT_S = 2.0
+"""A reading that the run waits for, before it and after it."""
+REST_S = (0.1, 0.2, 0.4, 0.8)
+"""How long the server is given to come to rest after the last answer: it is read again after each of these."""
+BURST_LEAST = 16
+"""So many requests due at one instant are a burst: nothing is read until they have been sent."""
+GUARD_NS = 100_000_000
+"""No reading begins this shortly before a burst."""
+LOOK_AGAIN_S = 0.01
+HOLD_NS = 5 * NS_PER_S
+"""A burst is waited for this long, no longer: one of its requests may be waiting for a connection."""
+PART = "part-telemetry.jsonl"
+
+Reading = tuple[dict[str, Any], GapError | None]
+"""The values, and why there are none."""
+NOTHING: Reading = ({}, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """The instants at which many requests are due at once, as offsets from the start, and how many are due by then."""
+
+    due_ns: Sequence[int] = ()
+    sent_by_then: Sequence[int] = ()
+
+    def hold_s(self, now_ns: int, counts: Counts) -> tuple[float, float]:
+        """How long to wait at this offset before reading anything, and how long a reading may then take.
+
+        Requests that failed count as sent: of those that never got a connection no byte will be.
+        """
+        gone = counts.sent + counts.dropped + counts.failed
+        for due_ns, number in zip(self.due_ns, self.sent_by_then, strict=True):
+            if due_ns - GUARD_NS <= now_ns <= due_ns + HOLD_NS and gone < number:
+                return max(LOOK_AGAIN_S, (due_ns - now_ns) / NS_PER_S), 0.0
+            if due_ns > now_ns:
+                return 0.0, min(LIMIT_S, (due_ns - now_ns) / NS_PER_S)
+        return 0.0, LIMIT_S
+
+
+def bursts_of(due_ns: Iterable[int] | None) -> Bursts:
+    """Where an open loop has bursts. A closed loop (None) begins with one as well, of which nothing is known here."""
+    found: dict[int, int] = {}
+    number = 0
+    for instant, together in groupby(due_ns or ()):
+        size = sum(1 for _ in together)
+        number += size
+        if size >= BURST_LEAST:
+            found[instant] = number
+    return Bursts(tuple(found), tuple(found.values()))
+
+
+class Sampler:
+    """Reads `sources` and keeps what they say. Its methods are called in the order of the module's table."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        every_s: float = 1.0,
+        bursts: Bursts | None = None,
+        not_measured: Mapping[str, str] | None = None,
+    ) -> None:
+        """`sources` by their name in Telemetry. `not_measured` says of others why they are missing."""
+        self._sources = dict(sources)
+        self._every_ns = round(every_s * NS_PER_S)
+        self._bursts = bursts or Bursts()
+        self._not_measured = dict(not_measured or {})
+        self._lock = threading.Lock()
+        self._early: list[Telemetry] = []
+        """Lines from before the run's instant 0 is known; `at_ns` is on the clock itself."""
+        self._part: PartFile | None = None
+        self._start_ns = 0
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is measured and how, and what is not and why: for the header, once the run is about to start."""
+        measured = {name: dict(source.facts) for name, source in self._sources.items()}
+        return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
+
+    def idle(self) -> None:
+        """The first reading of everything. What cannot be read at all is left out from here on.
+
+        Connections are closed again: what is forked next would inherit them.
+        """
+        for name, (_, gap) in self._look("idle").items():
+            if isinstance(gap, NotMeasuredError):
+                self._not_measured[name] = str(gap)
+                self._sources.pop(name).close()
+        for source in self._sources.values():
+            source.close()
+
+    def start(self) -> None:
+        """The last reading before the run."""
+        self._look("start")
+
+    def begin(self, start_ns: int, folder: Path, counts: Callable[[], Counts]) -> None:
+        """The run will start at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`.
+
+        Raises OutputError when it cannot be written.
+        """
+        if not self._early:
+            return
+        self._start_ns = start_ns
+        try:
+            self._part = PartFile(folder / PART)
+        except OSError as error:
+            raise OutputError(f"cannot write {folder / PART}: {error.strerror}", "Nothing was sent.") from error
+        for line in self._early:
+            self._keep(line)
+        for name in self._sources:
+            thread = threading.Thread(target=self._watch, args=(name, counts), name=f"telemetry-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def end(self, *, patient: bool) -> list[Path]:
+        """The last readings. Returns the files that hold the lines. `patient` gives the server time to come to rest."""
+        self.stop()
+        if self._part is None:
+            return []
+        self._settle(self._look("end"), REST_S if patient else ())
+        for source in self._sources.values():
+            source.close()
+        return [self._part.path, *self._rescued(self._part)]
+
+    def stop(self) -> None:
+        """No more readings during the run; those under way are waited for."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _rescued(self, part: PartFile) -> list[Path]:
+        """Where the lines are that the run's disk refused."""
+        rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{PART}"
+        try:
+            rescued = part.close(rescue)
+        except OSError as error:
+            sys.stderr.write(f"loadgen: neither {part.path} nor {rescue} could take all telemetry: {error.strerror}\n")
+            return []
+        return [rescued] if rescued else []
+
+    def _settle(self, end: Mapping[str, Reading], pauses: Sequence[float]) -> None:
+        """Read everything once more, and the server again until its counters stand still and nothing is under way."""
+        last, _ = end.get("server", NOTHING)
+        for turn, pause in enumerate(pauses):
+            time.sleep(pause)
+            now, _ = self._look("after", () if turn == 0 else ("server",)).get("server", NOTHING)
+            if now == last and not now.get("running") and not now.get("waiting"):
+                return
+            last = now
+
+    def _watch(self, name: str, counts: Callable[[], Counts]) -> None:
+        """One source's readings during the run, at absolute instants; those that a slow reading has passed are left
+        out."""
+        number = 0
+        while True:
+            number = max(number + 1, (time.monotonic_ns() - self._start_ns) // self._every_ns + 1)
+            due_ns = self._start_ns + number * self._every_ns
+            hold_s, limit_s = (due_ns - time.monotonic_ns()) / NS_PER_S, 0.0
+            while not limit_s:
+                if self._ended.wait(max(0.0, hold_s)):
+                    return
+                hold_s, limit_s = self._bursts.hold_s(time.monotonic_ns() - self._start_ns, counts())
+            self._take(name, "run", limit_s)
+
+    def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, Reading]:
+        """Read these sources (all by default) at one time."""
+        chosen = [name for name in self._sources if not names or name in names]
+        if not chosen:
+            return {}
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            return dict(zip(chosen, pool.map(lambda name: self._take(name, moment, EDGE_LIMIT_S), chosen), strict=True))
+
+    def _take(self, name: str, moment: str, limit_s: float) -> Reading:
+        """One reading, kept: its values, or why there are none."""
+        began_ns = time.monotonic_ns()
+        values: dict[str, Any] = {}
+        gap: GapError | None = None
+        try:
+            values = self._sources[name].read(limit_s)
+        except GapError as error:
+            gap = error
+        now_ns = time.monotonic_ns()
+        told = values if gap is None else {"gap": str(gap)}
+        self._keep(
+            Telemetry(source=name, at_ns=now_ns, values={"moment": moment, "took_ns": now_ns - began_ns, **told})
+        )
+        return values, gap
+
+    def _keep(self, line: Telemetry) -> None:
+        """Write a line whose `at_ns` is on the clock itself; before the run it waits for the instant 0."""
+        with self._lock:
+            if self._part is None:
+                self._early.append(line)
+                return
+            self._part.add(msgspec.structs.replace(line, at_ns=line.at_ns - self._start_ns))
+            self._part.flush()

@@ -1,0 +1,152 @@
+"""The report of a matrix as a reader sees it, in a real Chromium, from disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from analysis import words
+from tests.browser.conftest import NASTY
+from tests.matrices import fabricate
+
+
+@dataclass
+class Opened:
+    """The page in the browser, what it shows, and everything it tried to fetch or complained about."""
+
+    page: Page
+    found: dict[str, Any]
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A matrix in which LightLLM never came up, and whose words are hostile."""
+    return fabricate(tmp_path_factory.mktemp("matrix") / "m", failing="lightllm", nasty=NASTY)
+
+
+@pytest.fixture
+def opened(browser: Browser, folder: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """The page in a window of its own; `indirect` says how wide, and in which colour scheme."""
+    width, scheme = getattr(request, "param", (1280, "light"))
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    opened = Opened(page, json.loads((folder / "matrix.json").read_text("utf-8")))
+    page.on("request", lambda asked: opened.requests.append(asked.url))
+    page.on("console", lambda message: opened.complaints.append(message.text))
+    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    page.goto((folder / "matrix.html").as_uri())
+    page.wait_for_selector("html[data-drawn=all]")
+    yield opened
+    context.close()
+
+
+everywhere = pytest.mark.parametrize("opened", [(360, "dark"), (1600, "light")], indirect=True)
+
+
+@everywhere
+def test_it_opens_offline_without_complaint_and_fits_the_window(opened: Opened) -> None:
+    """Nothing but the file is asked for, every chart is drawn, hostile words do nothing, and nothing sticks out."""
+    assert opened.requests == [opened.page.url]
+    assert opened.complaints == []
+    # Bars; two platforms; two of three servers, because one was never measured.
+    assert opened.page.locator(".chart .main-svg").count() >= 1 + 2 + 2
+    assert "owned" not in opened.page.title()
+    opened.page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+    outside = """[...document.querySelectorAll('body *')].filter((each) =>
+        !each.closest('.scroll, .skip, svg, .unseen, pre')
+        && each.getBoundingClientRect().right > innerWidth + 1).length"""
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert opened.page.evaluate(outside) == 0
+
+
+def test_the_bars_are_the_means_of_matrix_json(opened: Opened) -> None:
+    """Throughput per framework and platform, with its interval and its repeats; another figure on request."""
+    bars = "document.querySelector('#chart-bars-0').data.filter(({type}) => type === 'bar')"
+    assert drawn(opened, bars) == expected(opened, "output_tokens_per_s", 1.0)
+    dots = opened.page.evaluate(
+        "document.querySelector('#chart-bars-0').data.filter(({mode}) => mode === 'markers').map(({y}) => y.length)"
+    )
+    assert dots == [4, 4]
+    assert opened.page.evaluate(
+        f"{bars}.every(({{error_y}}) => error_y.visible && error_y.array.every((each) => each > 0))"
+    )
+    opened.page.select_option("#figure", "e2e.p50")
+    unit = opened.page.evaluate("document.querySelector('#chart-bars-0').layout.yaxis.title.text").rpartition(" ")[2]
+    assert drawn(opened, bars) == pytest.approx(expected(opened, "e2e.p50", {"s": 1.0, "ms": 1e3}[unit]))
+
+
+def drawn(opened: Opened, bars: str) -> dict[str, float]:
+    pairs = opened.page.evaluate(
+        f"{bars}.flatMap(({{name, x, y}}) => x.map((at, place) => [name + ' ' + at, y[place]]))"
+    )
+    return dict(pairs)
+
+
+def expected(opened: Opened, figure: str, factor: float) -> dict[str, float]:
+    titles = {"vllm": "vLLM", "tgi": "TGI"}
+    platforms = {host["name"]: host["platform"] for host in opened.found["hosts"]}
+    return {
+        f"{titles[cell['server']]} {platforms[cell['host']]}": cell["figures"][figure]["mean"] * factor
+        for cell in opened.found["cells"]
+        if cell["runs"]
+    }
+
+
+def test_distributions_stand_per_platform_and_per_server(opened: Opened) -> None:
+    """Per platform the servers in their colours, per server the platforms in dashes; both switches redraw them all."""
+    charts = "[...document.querySelectorAll('#latency .chart')]"
+    names = (
+        f"{charts}.map((each) => each.data.filter(({{showlegend}}) => showlegend !== false).map(({{name}}) => name))"
+    )
+    assert opened.page.evaluate(names) == [["vLLM", "TGI"]] * 2 + [["A800", "RTX4090"]] * 2
+    looks = f"{charts}.map((each) => each.data.filter(({{showlegend}}) => showlegend !== false)"
+    colours = opened.page.evaluate(f"{looks}.map(({{line}}) => line.color))")
+    dashes = opened.page.evaluate(f"{looks}.map(({{line}}) => line.dash))")
+    assert len(set(colours[0])) == 2
+    assert len(set(colours[2])) == 1
+    assert len(set(dashes[2])) == 2
+    repeats = f"{charts}.map((each) => each.data.filter(({{showlegend}}) => showlegend === false).length)"
+    assert opened.page.evaluate(repeats) == [4, 4, 4, 4]
+    opened.page.locator("input[value=ttft_s]").check()
+    opened.page.locator("input[value=log]").check()
+    assert opened.page.evaluate(f"{charts}.every((each) => each.layout.xaxis.title.text.startsWith('TTFT'))")
+    assert opened.page.evaluate(f"{charts}.map((each) => each.layout.xaxis.type)") == ["log"] * 4
+
+
+def test_tables_say_what_matrix_json_says(opened: Opened) -> None:
+    """Figures, differences, lengths, failures, what was skipped, and what was published elsewhere."""
+    rows = opened.page.locator("#figures tbody tr")
+    cells = [cell for cell in opened.found["cells"] if cell["runs"]]
+    assert rows.count() == len(cells) == 4
+    for row, cell in zip(rows.all(), cells, strict=True):
+        text = row.locator("td[data-figure=output_tokens_per_s]").inner_text()
+        assert text.startswith(words.significant(cell["figures"]["output_tokens_per_s"]["mean"], 4))
+    ordered = sorted(opened.found["differences"], key=lambda each: each["by"], reverse=True)
+    verdicts = [each["verdict"] for each in ordered]
+    shown = opened.page.locator("#differences td[data-verdict]")
+    assert [each.get_attribute("data-verdict") for each in shown.all()] == verdicts
+    assert opened.page.locator("#lengths tbody tr").count() == 4
+    assert opened.page.locator("#failures article").count() == 4
+    assert NASTY in opened.page.locator("#failures").inner_text()
+    assert "does not fit" in opened.page.locator("#failures").inner_text()
+    assert "arXiv 2311.03687" in opened.page.locator("#published").inner_text()
+
+
+def test_the_bars_can_be_taken_away(opened: Opened) -> None:
+    """As a table on the page, and as CSV."""
+    figure = opened.page.locator("figure", has=opened.page.locator("#chart-bars-0"))
+    figure.locator("summary").click()
+    assert figure.locator("tbody tr").count() == 4
+    with opened.page.expect_download() as download:
+        figure.get_by_role("button", name="Download as CSV").click()
+    lines = download.value.path().read_text("utf-8").splitlines()
+    assert lines[0] == '"server","platform","figure","unit","mean","low","high","repeats"'
+    assert len(lines) == 1 + 4

@@ -1,0 +1,120 @@
+"""Every server's /metrics, recorded or written, in one vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from analysis.telemetry import CURVES
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import running
+from servers.telemetry.dcgm import DCGM
+from servers.telemetry.exposition import parse
+from servers.telemetry.prometheus import COUNTERS, PREFIXES, SERVERS, ServerMetrics, values_of
+from servers.telemetry.source import GapError, NotMeasuredError
+from tests.contract.recorded import response
+
+NOT_DRAWN = {
+    *("paused", "cached_prompt_tokens", "requests_failed"),  # figures of the summary
+    *("memory_free_bytes", "memory_reserved_bytes", "memory_clock_hz"),
+}
+
+PAGES: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "vllm-0.32.0/metrics.txt",
+        "vllm",
+        {"running": 0, "waiting": 0, "kv_used": 0, "prompt_tokens": 2063, "output_tokens": 80}
+        | {"cached_prompt_tokens": 0, "preemptions": 0, "rejections": 0, "requests_finished": 9, "requests_failed": 0}
+        | {"kv_tokens": 2_097_152, "taken_share": 0.92},
+    ),
+    (
+        "written/metrics/vllm-0.10.2-two-engines.txt",
+        "vllm",
+        {"running": 23, "waiting": 3, "kv_used": 0.375, "prompt_tokens": 11_776, "output_tokens": 2944}
+        | {"cached_prompt_tokens": 80, "preemptions": 1, "requests_finished": 23, "requests_failed": 0}
+        | {"kv_tokens": 32_000, "taken_share": 0.9},
+    ),
+    (
+        "written/metrics/vllm-0.6.6.txt",
+        "vllm",
+        {"running": 12, "waiting": 3, "kv_used": 0.25, "prompt_tokens": 6144, "output_tokens": 1536}
+        | {"preemptions": 2, "requests_finished": 10, "requests_failed": 4, "kv_tokens": 16_000, "taken_share": 0.9},
+    ),
+    (
+        "written/metrics/tgi-3.3.7.txt",
+        "tgi",
+        {"running": 16, "waiting": 4, "prompt_tokens": 12_288, "output_tokens": 2944, "rejections": 5}
+        | {"requests_finished": 23, "requests_failed": 2},
+    ),
+    (
+        "lightllm-0.0.1/metrics.txt",
+        "lightllm",
+        {"running": 0, "waiting": 0, "paused": 0, "prompt_tokens": 24_022, "output_tokens": 10, "requests_finished": 4},
+    ),
+    (
+        "written/metrics/lightllm-1.2.0.txt",
+        "lightllm",
+        # The new counters win over the sums, also the one that has no sample yet.
+        {"running": 16, "waiting": 4, "paused": 2, "prompt_tokens": 11_776, "output_tokens": 0}
+        | {"requests_finished": 23, "requests_failed": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "server", "expected"), PAGES)
+def test_a_page_in_our_words(file: str, server: str, expected: dict[str, Any]) -> None:
+    """Names old and new give the same words; engines are added up, shares averaged; what is not there is left out."""
+    page = parse(response(file)[1], PREFIXES)
+    assert values_of(page, server) == pytest.approx(expected)
+    assert values_of(page, "openai") == pytest.approx(expected)
+
+
+def test_every_word_is_explained() -> None:
+    """What a server or a card tells is a curve or a figure of the summary, never neither and never both."""
+    words = {word for names in SERVERS.values() for word in names} | DCGM.keys()
+    drawn = {curve.figure for curve in CURVES}
+    assert words - NOT_DRAWN <= drawn
+    assert words >= COUNTERS
+    assert not NOT_DRAWN & drawn
+
+
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
+def test_the_simulated_servers_tell_what_the_real_ones_do(server: str) -> None:
+    """Each word that the newest real page has is on the simulated one too; LightLLM's cache comes from /token_load."""
+    newest = {"vllm": PAGES[0], "tgi": PAGES[3], "lightllm": PAGES[5]}[server][2]
+    with running(SimulatedConfig(server=server)) as simulated:
+        metrics = ServerMetrics(simulated.url, server, api_key=None, verify=True)
+        values = metrics.read(5.0)
+        metrics.close()
+    assert values.keys() >= newest.keys() - {"kv_tokens", "taken_share"}
+    assert ("kv_used" in values) == (server != "tgi")
+
+
+@pytest.mark.parametrize(
+    ("body", "lasting"),
+    [
+        (b"<html><body>Not here</body></html>", True),
+        (b'{"error":"Not Found"}', True),
+        (b'vllm:num_requests_running{engine="0"', False),
+        (b"vllm:num_requests_running twelve\n", False),
+        (b"\xff\xfe\x00", True),
+    ],
+)
+def test_what_is_no_page_is_a_gap(body: bytes, lasting: bool) -> None:
+    """A page of another kind, which will not change, or one broken off in a line of ours: never read as zeros."""
+    with pytest.raises(GapError, match="not in the text format") as raised:
+        parse(body, PREFIXES)
+    assert isinstance(raised.value, NotMeasuredError) == lasting
+
+
+def test_a_page_without_anything_of_ours_says_nothing() -> None:
+    """TGI publishes a name when it first has something to count: before, its page is empty, and that is no gap."""
+    assert values_of(parse(b"", PREFIXES), "tgi") == {}
+    assert values_of(parse(b"# TYPE python_info gauge\npython_info 1.0\n", PREFIXES), "tgi") == {}
+
+
+def test_a_figure_that_is_no_number_is_left_out() -> None:
+    """NaN and infinities are not figures."""
+    body = b"vllm:kv_cache_usage_perc NaN\nvllm:num_requests_running +Inf\nvllm:num_requests_waiting 2\n"
+    assert values_of(parse(body, PREFIXES), "vllm") == {"waiting": 2}

@@ -1,0 +1,71 @@
+"""Servers that the launchers start or take as they are: up on entry, down on exit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from servers.errors import LaunchError, UnreachableError, WrongServerError
+from servers.hosts import LOCAL
+from servers.launch import How, Wanted, launched
+from servers.probe import probe
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.errors import ConfigError
+from servers.simulated.server import running
+
+
+def wanted(how: How, server: str = "tgi", **options: Any) -> Wanted:
+    return Wanted(server, LOCAL, "tiny", how, options)
+
+
+def test_a_simulated_server_is_up_and_then_down() -> None:
+    """Inside it answers as the server named, by the process whose id is given; afterwards nothing listens there."""
+    lines: list[str] = []
+    with launched(wanted("simulated", ttft_s=0.01), lines.append) as server:
+        facts = probe(server.url, "tgi")
+        assert (facts.simulated, facts.model) == (True, "tiny")
+        assert server.facts["launch"] == "simulated"
+        assert server.facts["ready_s"] > 0
+        (pid,) = server.pids
+        os.kill(pid, 0)
+        assert server.url in lines[0]
+    with pytest.raises(UnreachableError):
+        probe(server.url, "tgi")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_simulated_server_that_cannot_start_says_why() -> None:
+    """A port that is taken is a LaunchError with a hint, an option that does not exist a ConfigError."""
+    with running(SimulatedConfig(server="tgi")) as first:
+        port = int(first.url.rpartition(":")[2])
+        with (
+            pytest.raises(LaunchError, match="did not start") as caught,
+            launched(wanted("simulated", port=port), print),
+        ):
+            pass
+    assert caught.value.hint
+    with pytest.raises(ConfigError, match="no colour"), launched(wanted("simulated", colour="red"), print):
+        pass
+
+
+def test_a_running_server_is_taken_as_it_is() -> None:
+    """It is probed at entry and still answers after exit."""
+    with running(SimulatedConfig(server="vllm")) as there:
+        with launched(wanted("running", "vllm", url=there.url), print) as server:
+            assert (server.url, server.pids) == (there.url, ())
+        assert probe(there.url, "vllm").simulated
+
+
+def test_a_running_server_must_be_the_one_named() -> None:
+    """Another server at the URL, or none given, is an error."""
+    with (
+        running(SimulatedConfig(server="vllm")) as there,
+        pytest.raises(WrongServerError),
+        launched(wanted("running", "tgi", url=there.url), print),
+    ):
+        pass
+    with pytest.raises(LaunchError, match="URL"), launched(wanted("running"), print):
+        pass

@@ -1,0 +1,51 @@
+"""Servers that a killed matrix left running are taken down before it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.matrix.plan import MatrixPlan
+from loadgen.matrix.run import matrix_of, take_down_left
+from loadgen.matrix.state import journal
+from servers.launch import processes, state
+
+
+def plan(launch: str) -> MatrixPlan:
+    workloads: list[dict[str, Any]] = [{"name": "burst", "n": 1}]
+    return MatrixPlan(name="x", servers=["vllm"], models=["m"], workloads=workloads, launch=launch)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> state.State:
+    """A process that stands for a server, kept as `--launch process` keeps one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    pid = processes.start(["sleep", "60"], {}, tmp_path / "log")
+    ticks = processes.started_ticks(pid)
+    assert ticks is not None
+    kept = state.State("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), ["sleep"], "now", {})
+    state.write(kept)
+    return kept
+
+
+@pytest.mark.parametrize(("down", "other", "ends"), [(False, False, True), (True, False, False), (False, True, False)])
+def test_a_process_left_running_is_ended(
+    tmp_path: Path, left: state.State, down: bool, other: bool, ends: bool
+) -> None:
+    """The one whose start has no end in the journal, if it is still that very process; no other."""
+    matrix = matrix_of(plan("process"), tmp_path / "m", [])
+    said: list[str] = []
+    try:
+        with journal(matrix.folder, matrix.resolved, resume=False) as book:
+            book.write("up", start=1, server="vllm", model="m", seconds=1.0, facts={"pid": left.pid + other})
+            if down:
+                book.write("down", start=1)
+            take_down_left(matrix, book, said.append)
+        assert (processes.started_ticks(left.pid) is None) == ends
+        assert (state.read("vllm") is None) == ends
+        assert bool(said) == ends
+    finally:
+        processes.end(left.pid)
+        state.forget("vllm")

@@ -1,0 +1,121 @@
+"""A `docker` for tests: it keeps every call, and answers with what a real one was seen to print.
+
+`Docker` puts it into a folder that stands first on PATH. Its answers are rules in `rules.json`, in order: the first
+whose words are all among the call's arguments answers, as often as `times` says, then the next one does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+KEPT = (
+    *("DOCKER_HOST", "DOCKER_CONTEXT", "MODEL_NAME", "BIND", "VLLM_GPU", "TGI_GPU", "MODELS_VOLUME", "VLLM_TAG"),
+    "TENSOR_PARALLEL",
+)
+CONTAINER = "6f1c0e5d8a7b"
+DIGEST = "vllm/vllm-openai@sha256:0f7d3c2a"
+
+HEALTHY: list[dict[str, Any]] = [
+    {"words": ["version", "--short"], "out": "2.39.1\n"},
+    {"words": ["version"], "out": "28.2.2\n"},
+    {"words": ["up"], "err": " Container loadgen-vllm-1  Created\n Container loadgen-vllm-1  Started\n"},
+    {"words": ["rm"], "err": " Container loadgen-vllm-1  Removed\n"},
+    {"words": ["logs"], "out": "INFO 11-21 12:00:01 Loading safetensors checkpoint shards: 50% Completed\n"},
+    {
+        "words": ["ps"],
+        "out": json.dumps(
+            {
+                "ID": CONTAINER,
+                "Name": "loadgen-vllm-1",
+                "Service": "vllm",
+                "Image": "vllm/vllm-openai:v0.32.0",
+                "State": "running",
+                "Health": "healthy",
+                "ExitCode": 0,
+            }
+        )
+        + "\n",
+    },
+    {"words": ["image", "inspect"], "out": json.dumps([DIGEST]) + "\n"},
+    {"words": ["inspect", "{{.State.OOMKilled}}"], "out": "false\n"},
+    {
+        "words": ["inspect"],
+        "out": json.dumps(
+            [
+                {
+                    "Id": CONTAINER,
+                    "Image": "sha256:aa11",
+                    "State": {"StartedAt": "2026-11-21T12:00:00Z"},
+                    "Config": {
+                        "Image": "vllm/vllm-openai:v0.32.0",
+                        "Cmd": ["--model=/models/tiny"],
+                        "Env": ["HF_TOKEN=hf_never_kept"],
+                    },
+                    "HostConfig": {"ShmSize": 67108864, "IpcMode": "host", "DeviceRequests": [{"DeviceIDs": ["0"]}]},
+                }
+            ]
+        ),
+    },
+    {"words": ["exec", "nvidia-smi"], "out": "550.163.01, NVIDIA A800-SXM4-80GB\n"},
+]
+"""An engine on which everything goes well."""
+
+
+class Docker:
+    """The stand-in: what it will answer, and what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` gets the program, its rules and its calls."""
+        self.folder = folder
+        program = folder / "docker"
+        program.write_text(f"#!{sys.executable} -IS\n" + Path(__file__).read_text("utf-8"))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        self.answer()
+
+    def answer(self, *rules: dict[str, Any]) -> None:
+        """These rules first, then those of an engine on which everything goes well."""
+        (self.folder / "rules.json").write_text(json.dumps([*rules, *HEALTHY]))
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Arguments and environment of every call so far."""
+        file = self.folder / "calls.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def call(self, *words: str) -> dict[str, Any]:
+        """The only call with all these words."""
+        (found,) = [call for call in self.calls if set(words) <= set(call["arguments"])]
+        return found
+
+
+def ps(state: str, health: str = "", code: int = 0) -> dict[str, Any]:
+    """The rule for a container in this state."""
+    row = {"ID": CONTAINER, "Service": "vllm", "State": state, "Health": health, "ExitCode": code}
+    return {"words": ["ps"], "out": json.dumps(row) + "\n"}
+
+
+def main(arguments: list[str], folder: Path) -> int:
+    """Keep the call and answer it."""
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    with (folder / "calls.jsonl").open("a") as calls:
+        calls.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
+    rules = json.loads((folder / "rules.json").read_text())
+    for rule in rules:
+        if set(rule["words"]) <= set(arguments) and rule.get("times", 1) > 0:
+            if "times" in rule:
+                rule["times"] -= 1
+                (folder / "rules.json").write_text(json.dumps(rules))
+            sys.stdout.write(rule.get("out", ""))
+            sys.stderr.write(rule.get("err", ""))
+            return int(rule.get("code", 0))
+    sys.stderr.write(f"the stand-in has no answer to {arguments}\n")
+    return 99
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))

@@ -1,0 +1,244 @@
+"""Comparing runs: the pieces against independent references, and what a comparison says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats as reference
+
+from analysis.compare import groups, noise, single, text, verdicts
+from analysis.compare.comparison import FIGURES, compare
+from analysis.compare.conditions import ConditionError, judge, parse
+from analysis.compare.loaded import Loaded, loaded
+from analysis.compare.noise import Samples, parts
+from analysis.compare.verdicts import Row
+from analysis.compare.work import differences
+from benchmarks.same_server import SCENES, alarms, one_run
+from loadgen.cli.compare import sides
+from loadgen.errors import PlanError
+from tests.runs import burst, failed, footer, header, healthy, write
+
+
+def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> Loaded:
+    """A burst of 60 on a server of this pace."""
+    records = [*burst(n - lost, 8, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
+    facts = changes.pop("facts", None)
+    first = header(n, **changes)
+    first.server = facts or first.server
+    return loaded(write(folder, [first, *records, *healthy(), footer(records)]))
+
+
+def row(**changes: Any) -> Row:
+    """B takes 10 % longer, with an error of 1 %."""
+    values: dict[str, Any] = {
+        "figure": "ttft.p99", "unit": "s", "direction": "lower", "a": 1.0, "b": 1.1, "difference": 0.1,
+        "difference_ci95": (0.08, 0.12), "ratio": 1.1, "ratio_ci95": (1.08, 1.12), "p_value": 1e-6, "test": "",
+        "error": 0.01, "freedom": 30.0, "count": 100,
+    }  # fmt: skip
+    return Row(**(values | changes))
+
+
+def test_holm_agrees_with_its_definition() -> None:
+    """The smallest of m p-values is multiplied by m, the next by m - 1, never falling; others do not count."""
+    assert verdicts.holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
+    assert verdicts.holm([None]) == [None]
+    assert verdicts.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 20), (9, 20)), ((0, 5), (5, 5)), ((1000, 1000), (1000, 1000)), ((1, 3), (8, 9))]
+)
+def test_shares_agree_with_scipy(a: tuple[int, int], b: tuple[int, int]) -> None:
+    """Fisher's exact test to the last table; Newcombe's interval holds the difference."""
+    table = [[a[0], a[1] - a[0]], [b[0], b[1] - b[0]]]
+    assert single.fisher(a, b) == pytest.approx(reference.fisher_exact(table).pvalue, rel=1e-6)
+    low, high = single.newcombe(a, b)
+    assert low <= b[0] / b[1] - a[0] / a[1] <= high
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_welch_agrees_with_scipy(seed: int) -> None:
+    """Difference, p-value and interval of groups of unequal size and spread."""
+    random = np.random.default_rng(seed)
+    a, b = random.normal(5, 1, 4).tolist(), random.normal(6, 3, 7).tolist()
+    expected = reference.ttest_ind(b, a, equal_var=False)
+    found = groups.welch(a, b)
+    assert verdicts.p_value(*found) == pytest.approx(expected.pvalue, rel=1e-6)
+    assert verdicts.ends(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
+
+
+def test_one_run_against_many_borrows_their_variation() -> None:
+    """A single run is as uncertain as one of the others: the pooled t test of one against many."""
+    a, b = [5.0], [6.0, 6.4, 5.9, 6.1]
+    assert verdicts.p_value(*groups.welch(a, b)) == pytest.approx(reference.ttest_ind(b, a).pvalue, rel=1e-6)
+
+
+def test_pairs_agree_with_mann_whitney() -> None:
+    """Without anything that moves all of B, the share of pairs is U / nm, and the test Brunner and Munzel's."""
+    random = np.random.default_rng(3)
+    a, b = random.gamma(3, 1, 700).round(2), random.gamma(3, 1.1, 900).round(2)  # with ties
+    both = [Samples(each, parts(len(each), len(each)), strata=False) for each in (a, b)]
+    share, error, p = noise.superiority(both[0], both[1], 0.0)
+    assert share == pytest.approx(reference.mannwhitneyu(b, a).statistic / (len(a) * len(b)))
+    expected = reference.brunnermunzel(a, b, distribution="normal")
+    assert p == pytest.approx(expected.pvalue, rel=0.02)
+    assert error > 0
+
+
+def test_the_bootstrap_of_a_quantile_agrees_with_drawing() -> None:
+    """What the Beta distribution of an order statistic says is what drawing with replacement does."""
+    values = np.random.default_rng(4).gamma(2, 1, 800)
+    samples = Samples(values, parts(800, 800), strata=False)
+    expected = reference.bootstrap(
+        (values,), lambda each, axis: np.log(np.quantile(each, 0.9, axis=axis)), n_resamples=2000, method="basic", rng=5
+    )
+    found = noise.quantile_error(samples, 0.9, np.random.default_rng(6))
+    assert found == pytest.approx(expected.standard_error, rel=0.1)
+
+
+def test_dependent_samples_are_worth_less_and_strata_more() -> None:
+    """Samples that come in runs of equal ones count once per run; a rise by plan within a burst is no chance."""
+    random = np.random.default_rng(7)
+    runs = np.repeat(random.normal(0, 1, 64), 25)
+    assert noise.worth(Samples(runs, parts(1600, 16), strata=False), 0.5, float(np.median(runs))) < 200
+    ramp = np.arange(1600) + random.normal(0, 5, 1600)
+    assert noise.worth(Samples(ramp, parts(1600, 100), strata=True), 0.5, float(np.median(ramp))) > 16_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "worse"),
+        ({"direction": "higher"}, "better"),
+        ({"ratio": 0.9, "b": 0.9}, "better"),
+        ({"p_value": 0.2, "error": 0.08}, "cannot tell"),
+        ({"ratio": 1.01, "p_value": 0.3}, "no difference"),
+        ({"ratio": 1.02, "error": 0.001, "p_value": 1e-9}, "no difference"),
+        ({"p_value": None}, "cannot tell"),
+    ],
+)
+def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
+    """Within the margin there is no difference that matters, however sure it is; otherwise the test decides."""
+    (found,) = verdicts.judged([row(**changes)])
+    assert found.verdict == verdict
+    assert (found.needs_more is not None) == (verdict == "cannot tell" and found.p_value is not None)
+
+
+def test_the_number_that_would_tell_does() -> None:
+    """With so many more runs the interval is as narrow as was aimed for, and with one fewer it is not."""
+    undecided = row(more_of="runs", count=3, error=0.1, freedom=4.0, p_value=0.4)
+    (found,) = verdicts.judged([undecided])
+    assert found.needs_more
+    for more, tells in ((found.needs_more, True), (found.needs_more - 1, False)):
+        runs = 3 + more
+        margin = reference.t.ppf(0.975, 2 * runs - 2) * 0.1 * (3 / runs) ** 0.5
+        assert (margin <= found.effect) == tells
+
+
+def test_everything_equal_is_no_difference(tmp_path: Path) -> None:
+    """A run against itself: every figure that is tested has the ratio 1 and none is better or worse."""
+    one = run(tmp_path / "run", n=700)
+    found = compare([one], [one])
+    assert alarms(found) == []
+    assert [each.figure for each in found.rows] == list(FIGURES)
+    assert all(each.ratio == 1 for each in found.rows if each.ratio is not None)
+    assert not found.unequal
+
+
+@pytest.mark.parametrize("lost", [60, 59, 58])
+def test_hardly_any_samples_are_never_a_verdict(lost: int, tmp_path: Path) -> None:
+    """No, one or two complete requests: what cannot be computed is said to be untold, and the failures are worse."""
+    found = compare([run(tmp_path / "a")], [run(tmp_path / "b", lost=lost)])
+    by_figure = {each.figure: each for each in found.rows}
+    assert by_figure["complete"].verdict == "worse"
+    assert all(each.verdict == "cannot tell" and each.why for name, each in by_figure.items() if "ttft" in name)
+    assert any("not complete" in note for note in found.notes)
+    assert "cannot tell" in text.render(found)
+    assert "cannot tell" in text.markdown(found)
+
+
+def test_unequal_work_is_named(tmp_path: Path) -> None:
+    """Each thing that makes work unequal is found, with what it was on either side; another server is none."""
+    a = run(tmp_path / "a")
+    assert not differences([a], [run(tmp_path / "b", server="vllm")])
+    plan = header(60).plan
+    server = header(60).server
+    for name, changes in {
+        "input_tokens": {"plan": plan | {"input_tokens": 128}},
+        "seed": {"plan": plan | {"seed": 8}},
+        "arrivals": {"plan": plan | {"arrivals": "poisson:3"}},
+        "server limits": {"facts": server | {"limits": {"max_concurrent_requests": 4}}},
+        "clock": {"simulated": True},
+        "model": {"facts": server | {"model": "other"}},
+    }.items():
+        assert name in {each.what for each in differences([a], [run(tmp_path / name, **changes)])}, name
+    lame = replace(a, summary=a.summary | {"client": a.summary["client"] | {"verdict": "limited"}})
+    assert [each.what for each in differences([a], [lame])] == ["client verdict"]
+    third = run(tmp_path / "third", plan=plan | {"repeat": 3, "repeats": 3, "seed": 9})
+    assert not differences([a], [third])
+
+
+def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
+    """Three runs each, one group 30 % slower: worse by Welch's t, with runs as what more of would help."""
+    a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]
+    b = [run(tmp_path / f"b{place}", seed=place + 9, pace=1.6) for place in range(3)]
+    found = compare(a, b, conditions=parse(["tpot.p50 worse by 5%", "tpot.p50 worse by 500%"]))
+    by_figure = {each.figure: each for each in found.rows}
+    assert by_figure["tpot.p50"].verdict == "worse"
+    assert by_figure["output_tokens_per_s"].more_of == "runs"
+    assert not any(name.endswith("pairs") for name in by_figure)
+    assert [each.verdict for each in found.conditions] == ["fail", "pass"]
+    assert "Welch" in found.method
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"),
+    [("worse by 5%", "fail"), ("worse by 10%", "cannot tell"), ("worse by 20%", "pass"), ("worse", "fail")],
+)
+def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> None:
+    """10 % worse, give or take 2: surely more than 5, surely less than 20, and around 10 nobody knows."""
+    (found,) = judge(parse([f"ttft.p99 {bound}"]), verdicts.judged([row()]))
+    assert found.verdict == verdict
+
+
+def test_wrong_conditions_are_all_named() -> None:
+    """One line for each, and what is allowed."""
+    wrong = ["ttft worse by 5%", "nothing worse", "ttft.p99 better by 1%", "ttft.p42 worse", "complete.p50 worse"]
+    with pytest.raises(ConditionError) as error:
+        parse(["complete worse by 1%", "output_tokens_per_s worse", *wrong])
+    assert len(str(error.value).splitlines()) == len(wrong)
+    assert "worse by 5%" in error.value.hint
+
+
+def test_sides_are_told_apart() -> None:
+    """Two runs are one each; more need the two hyphens, which the parser has swallowed."""
+    assert sides(["a", "b"], ["loadgen", "compare", "a", "b"]) == ([Path("a")], [Path("b")])
+    command = ["loadgen", "compare", "a1", "a2", "--", "b1"]
+    assert sides(["a1", "a2", "b1"], command) == ([Path("a1"), Path("a2")], [Path("b1")])
+    for runs, line in ((["a"], ["a"]), (["a", "b", "c"], ["a", "b", "c"]), (["a"], ["a", "--"]), (["a"], ["--", "a"])):
+        with pytest.raises(PlanError):
+            sides(runs, line)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
+    """200 pairs of runs in all, of an engine whose steps vary, linger and stall: at most 5 % of them raise any alarm.
+
+    The requests wait in one queue and share steps, so that a test which took them for independent fails here.
+    """
+    called = [
+        alarms(compare([one_run(scene, 2 * t, 64, output=96)], [one_run(scene, 2 * t + 1, 64, output=96)]))
+        for t in range(50)
+    ]
+    assert sum(bool(each) for each in called) <= 50 * 0.05
+
+
+def test_a_server_twice_as_slow_is_worse() -> None:
+    """In one run each, and from its raw samples: throughput and end-to-end latency."""
+    found = compare([one_run(SCENES[1], 1, 400, output=32)], [one_run(SCENES[1], 2, 400, output=32, slower=2.0)])
+    called = {each.figure: each.verdict for each in found.rows}
+    assert (called["output_tokens_per_s"], called["e2e.p50"], called["ttft.pairs"]) == ("worse", "worse", "worse")

@@ -1,0 +1,114 @@
+"""Which cells there are, in which order they are measured, and which options each start gets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from loadgen.matrix.cells import cells, repeats, skipped, starts
+from loadgen.matrix.plan import MatrixPlan
+
+
+def plan(**changes: Any) -> MatrixPlan:
+    """Three servers on two hosts with two models under two workloads."""
+    values: dict[str, Any] = {
+        "name": "x",
+        "servers": ["vllm", "lightllm", "tgi"],
+        "hosts": [{"name": "a", "platform": "A"}, {"name": "b", "platform": "B"}],
+        "models": ["7b", "70b"],
+        "workloads": [{"name": "burst", "n": 10}, {"name": "long", "n": 5}],
+        "repeats": 3,
+        "starts": 2,
+        "seed": 5,
+    }
+    return MatrixPlan(**values | changes)
+
+
+def test_every_cell_is_measured_as_often_as_asked() -> None:
+    """Each repeat of each cell once, numbered in the order in which they come."""
+    found = repeats(starts(plan()))
+    numbers: dict[object, list[int]] = {}
+    for repeat in found:
+        numbers.setdefault(repeat.cell, []).append(repeat.number)
+    assert set(numbers) == set(cells(plan()))
+    assert len(numbers) == 3 * 2 * 2 * 2
+    assert all(each == [1, 2, 3] for each in numbers.values())
+
+
+def test_a_start_serves_all_workloads_of_one_server() -> None:
+    """Cells that share a server process share its start: one start per round, server, host and model."""
+    found = starts(plan())
+    assert len(found) == 2 * 3 * 2 * 2
+    for start in found:
+        assert {repeat.cell.workload for repeat in start.repeats} == {"burst", "long"}
+        assert {(repeat.cell.server, repeat.cell.host, repeat.cell.model) for repeat in start.repeats} == {
+            (start.server.name, start.host.name, start.model.name)
+        }
+
+
+def test_rounds_hold_every_server_once() -> None:
+    """Drift over time falls on all alike: no server is measured a second time before all were measured once."""
+    found = starts(plan())
+    for each in (1, 2):
+        seen = Counter((start.server.name, start.host.name, start.model.name) for start in found if start.round == each)
+        assert set(seen.values()) == {1}
+        assert len(seen) == 12
+    assert [start.round for start in found] == sorted(start.round for start in found)
+    assert [start.number for start in found] == list(range(1, len(found) + 1))
+
+
+def test_the_order_is_random_and_repeatable() -> None:
+    """The same seed gives the same order, another seed another; rounds differ from each other and from the plan's."""
+    assert starts(plan()) == starts(plan())
+    assert starts(plan()) != starts(plan(seed=6))
+    orders = [[(s.server.name, s.host.name) for s in starts(plan()) if s.round == each] for each in (1, 2)]
+    assert orders[0] != orders[1]
+    within = {tuple(repeat.cell.workload for repeat in start.repeats) for start in starts(plan(repeats=6))}
+    assert len(within) > 2
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_with_equal_work_the_leader_comes_first_in_each_round(rounds: int) -> None:
+    """The others need the lengths that it produced."""
+    found = starts(plan(equal_work="tgi", starts=rounds))
+    for each in range(1, rounds + 1):
+        names = [start.server.name for start in found if start.round == each]
+        assert names[:4] == ["tgi"] * 4
+        assert "tgi" not in names[4:]
+
+
+def test_the_more_particular_option_wins() -> None:
+    """Plan, server, host, model, case: in this order, and only for the cells that a case names."""
+    servers = [{"name": "vllm", "options": {"b": 2, "c": 2}}, "tgi"]
+    asked = plan(
+        options={"a": 1, "b": 1, "c": 1, "d": 1},
+        servers=servers,
+        models=[{"name": "7b", "options": {"c": 3}}, "70b"],
+        cases=[{"model": "7b", "host": "a", "options": {"d": 4}}],
+        launch="running",
+    )
+    found = {(s.server.name, s.host.name, s.model.name): s.options for s in starts(asked)}
+    assert found["vllm", "a", "7b"] == {"a": 1, "b": 2, "c": 3, "d": 4}
+    assert found["vllm", "b", "70b"] == {"a": 1, "b": 2, "c": 2, "d": 1}
+    assert found["tgi", "a", "7b"] == {"a": 1, "b": 1, "c": 3, "d": 4}
+
+
+def test_a_simulated_server_models_the_card_and_the_model_of_the_plan() -> None:
+    """What the plan says of hosts and models is enough; options win over it."""
+    asked = plan(
+        launch="simulated",
+        hosts=[{"name": "a", "platform": "A", "gpu": "RTX 4090"}],
+        models=[{"name": "7b", "shape": "Llama-2-7B"}],
+        options={"clock": "script"},
+    )
+    assert starts(asked)[0].options == {"clock": "script", "gpu": "RTX 4090", "model_shape": "Llama-2-7B"}
+
+
+def test_what_is_skipped_is_not_measured_and_said() -> None:
+    """With its reason; the other cells stay."""
+    asked = plan(cases=[{"host": "b", "model": "70b", "skip": "does not fit"}])
+    assert len(cells(asked)) == 24 - 6
+    assert skipped(asked) == {f"{server} on b, 70b": "does not fit" for server in ("vllm", "lightllm", "tgi")}
+    assert not any((s.host.name, s.model.name) == ("b", "70b") for s in starts(asked))

@@ -1,0 +1,87 @@
+"""How long a matrix takes, and how that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loadgen.matrix import estimate
+from loadgen.matrix.cells import repeats, starts
+from loadgen.matrix.plan import MatrixPlan
+from loadgen.matrix.state import key_of
+from loadgen.matrix.text import dry_run
+
+
+def plan(**changes: Any) -> MatrixPlan:
+    values: dict[str, Any] = {
+        "name": "x",
+        "servers": ["vllm"],
+        "hosts": [{"name": "a", "platform": "A", "gpu": "A800-80GB SXM"}],
+        "models": [{"name": "7b", "shape": "Llama-2-7B"}],
+        "workloads": [{"name": "burst", "n": 100, "output_tokens": 32}],
+        "repeats": 2,
+    }
+    return MatrixPlan(**values | changes)
+
+
+def seconds(asked: MatrixPlan, *lines: dict[str, Any]) -> tuple[float, str]:
+    (found,) = estimate.of_runs(asked, starts(asked), lines).values()
+    return found.seconds, found.how
+
+
+def test_a_known_card_is_modelled() -> None:
+    """A faster card or a shorter answer takes less; the simulated clock's speed divides, a real server's does not."""
+    base, how = seconds(plan())
+    assert how == "modelled"
+    slower, _ = seconds(plan(hosts=[{"name": "a", "platform": "A", "gpu": "RTX 3090"}]))
+    shorter, _ = seconds(plan(workloads=[{"name": "burst", "n": 100, "output_tokens": 8}]))
+    assert shorter < base < slower
+    simulated, _ = seconds(plan(launch="simulated", options={"speed": 4.0}))
+    assert simulated - estimate.PREPARED_S == pytest.approx((base - estimate.PREPARED_S) / 4)
+
+
+def test_what_is_not_known_is_guessed_and_says_so() -> None:
+    """From the tokens asked; a model that does not fit its card is not modelled either."""
+    asked = plan(hosts=[{"name": "a", "platform": "A"}])
+    assert seconds(asked) == (100 * 32 / estimate.TOKENS_PER_S + estimate.PREPARED_S, "guessed")
+    assert seconds(plan(models=[{"name": "70b", "shape": "Llama-2-70B"}]))[1] == "guessed"
+
+
+def test_a_given_duration_is_taken_as_it_is() -> None:
+    """An open loop of a minute takes a minute."""
+    workload = {"name": "steady", "arrivals": "poisson:5", "duration_s": 60}
+    assert seconds(plan(workloads=[workload])) == (60 + estimate.PREPARED_S, "modelled")
+
+
+def test_what_was_measured_wins() -> None:
+    """The mean of the cell's own runs, and of the starts of that server; only what is left is counted."""
+    asked = plan()
+    first, second = repeats(starts(asked))
+    lines: list[dict[str, Any]] = [
+        {"type": "up", "server": "vllm", "model": "7b", "seconds": 30.0},
+        {"type": "end", "cell": key_of(first.cell), "repeat": first.number, "seconds": 12.0},
+    ]
+    assert seconds(asked, *lines) == (12.0, "measured")
+    assert estimate.total_s(asked, starts(asked), lines, [first]) == 30.0 + 12.0
+    assert estimate.total_s(asked, starts(asked), lines, [first, second]) == 0.0
+
+
+def test_the_dry_run_says_everything_beforehand() -> None:
+    """Size, order, what is done, what is left out and why, how long, and where that comes from."""
+    asked = plan(models=["7b", "70b"], cases=[{"model": "70b", "skip": "does not fit"}])
+    found = starts(asked)
+    text = dry_run(asked, found, [], [repeats(found)[0]])
+    assert "1 server x 1 host x 2 models x 1 workload: 1 cell, 2 repeats each: 2 runs in 1 start" in text
+    assert "burst#1 done" in text
+    assert "Not measured: vllm on a, 70b: does not fit." in text
+    assert "1 run to go, 1 are done: about" in text
+    assert "guessed: until a server is up 180 s (compose)" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3, "about 5 s"), (61, "about 60 s"), (600, "about 10 min"), (27_000, "about 7 h 30 min")]
+)
+def test_lengths_of_time_are_rounded_as_people_say_them(value: float, text: str) -> None:
+    """Never finer than an estimate is good for."""
+    assert estimate.in_words(value) == text

@@ -1,0 +1,112 @@
+"""What cells gave over their repeats, and which differences are larger than the noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats as reference
+
+from analysis.matrix_differences import ratio_of
+from analysis.matrix_memory import memory
+from analysis.matrix_text import render
+from tests.matrices import fabricate
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """matrix.json of six measured cells, on the second host twice as slow."""
+    folder = fabricate(tmp_path_factory.mktemp("m") / "m")
+    found: dict[str, Any] = json.loads((folder / "matrix.json").read_text("utf-8"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([10.0, 11.0, 10.5], [20.0, 19.0, 21.5]), ([1.0, 1.1], [1.0, 1.2]), ([5.0, 5.5, 5.2, 5.1], [5.3, 4.9])],
+)
+def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> None:
+    """On logarithms, as scipy has it."""
+    ratio, ends = ratio_of(a, b)
+    logs = [[math.log(value) for value in values] for values in (a, b)]
+    expected = reference.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert ratio == pytest.approx(math.exp(sum(logs[0]) / len(a) - sum(logs[1]) / len(b)))
+    assert ends == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [([1.0], [2.0, 2.1]), ([], [1.0]), ([1.0, None], [2.0, 2.1]), ([0.0, 1.0], [1, 1])]
+)
+def test_without_two_values_each_nothing_is_claimed(a: list[float | None], b: list[float | None]) -> None:
+    """One repeat has no noise to compare with; a figure that a run lacks is not left out quietly."""
+    assert ratio_of(a, b)[1] is None
+
+
+def test_repeats_that_agree_exactly_differ_from_others_that_do() -> None:
+    """No scatter, no margin."""
+    assert ratio_of([2.0, 2.0], [1.0, 1.0]) == (pytest.approx(2.0), pytest.approx((2.0, 2.0)))
+
+
+def test_only_cells_that_differ_in_one_thing_are_paired(found: dict[str, Any]) -> None:
+    """Servers on one platform, and one server on two platforms."""
+    pairs = {(tuple(each["a"].values()), tuple(each["b"].values())) for each in found["differences"]}
+    assert len(pairs) == 2 * 3 + 3
+    for a, b in pairs:
+        assert sum(one != other for one, other in zip(a, b, strict=True)) == 1
+
+
+def test_a_large_difference_is_told_from_noise(found: dict[str, Any]) -> None:
+    """About twice as slow on the other host, and called different."""
+    for each in found["differences"]:
+        if each["by"] == "host" and each["figure"] == "e2e.p50":
+            assert 0.45 < each["ratio"] < 0.6
+            assert each["verdict"] == "different"
+            assert each["equal_work"]
+
+
+def test_a_cell_says_which_of_its_runs_met_a_cold_server(found: dict[str, Any]) -> None:
+    """The first of each start; here every run had a start of its own."""
+    for cell in found["cells"]:
+        assert [run["cold"] for run in cell["runs"]] == [True, True]
+        assert len({run["start"] for run in cell["runs"]}) == 2
+
+
+def test_what_failed_is_in_the_table_and_below_it(tmp_path: Path) -> None:
+    """The cell stands there without figures, and the reason in the server's words, without control characters."""
+    folder = fabricate(tmp_path / "m", failing="tgi", nasty="\x1b[31mred")
+    text = render(json.loads((folder / "matrix.json").read_text("utf-8")), width=120)
+    assert "0/2" in text
+    assert "failed: TGI on A800, llama-2-7b, burst, repeat 1: out of memory" in text
+    assert "\x1b" not in text
+    assert "4 of 6 cells measured, 8 of 12 runs; 2 failed." in text
+
+
+def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
+    """Processes of two starts are one row, though their ids differ; notes are said once."""
+
+    def of(pid: int, peak: int) -> dict[str, Any]:
+        levels = {"idle_bytes": 100, "loaded_bytes": 200 + peak, "peak_bytes": peak}
+        return {
+            "gpus": [{"of": "GPU 0", "name": "A800", "total_bytes": 1000, **levels}],
+            "processes": [{"of": f"process {pid}", "on": "host", "name": "vllm", **levels}],
+            "host": None,
+            "kv_cache": {"idle_share": 0.0, "mean_share": 0.5, "peak_share": peak / 1000, "readings": 3, "tokens": 64},
+            "taken_at_start": {"share": 0.9, "note": "It takes 90 %"},
+            "not_measured": {"host": "it is elsewhere"},
+        }
+
+    found = memory([of(11, 700), of(12, 900), {}])
+    assert [each["of"] for each in found["levels"]] == ["GPU 0 A800", "process vllm on host"]
+    assert found["levels"][0] == {
+        "of": "GPU 0 A800",
+        "total_bytes": 1000,
+        "idle_bytes": 100.0,
+        "loaded_bytes": 1000.0,
+        "peak_bytes": 900,
+    }
+    assert found["kv_cache"] == {"mean_share": 0.5, "peak_share": 0.9, "tokens": 64}
+    assert found["notes"] == ["It takes 90 %.", "Not read, host: it is elsewhere."]
+    assert memory([{}, {}]) == {}

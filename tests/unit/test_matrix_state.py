@@ -1,0 +1,122 @@
+"""What has been measured: told by the run files, and by a journal that outlives a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.errors import OutputError, PlanError
+from loadgen.matrix.cells import Cell, Repeat
+from loadgen.matrix.state import (
+    FILE,
+    beginnings,
+    differences,
+    finished,
+    journal,
+    key_of,
+    last_failures,
+    make_way,
+    read_lines,
+    took_s,
+)
+from tests.runs import burst, footer, header, write
+
+CELL = Cell("tgi", "a", "7b", "burst")
+PLAN: dict[str, Any] = {"name": "x", "repeats": 2, "servers": [{"name": "tgi", "options": {"gpu": "A"}}]}
+
+
+def test_a_run_with_its_footer_is_finished(tmp_path: Path) -> None:
+    """Without one it was killed; with one that says interrupted it was stopped; neither counts."""
+    records = burst(5, 4)
+    write(tmp_path / Repeat(CELL, 1).folder, [header(5), *records, footer(records)])
+    write(tmp_path / Repeat(CELL, 2).folder, [header(5), *records])
+    write(tmp_path / Repeat(CELL, 3).folder, [header(5), *records, footer(records, interrupted=True)])
+    write(tmp_path / Repeat(CELL, 4).folder, [header(5), *records, b'{"type":"footer","ended_ns":5,"se'])
+    assert [finished(tmp_path, Repeat(CELL, number)) for number in range(1, 6)] == [True, False, False, False, False]
+
+
+def test_what_an_attempt_left_is_moved_aside_and_kept(tmp_path: Path) -> None:
+    """Nothing measured is deleted or overwritten, however often a run is tried."""
+    repeat = Repeat(CELL, 1)
+    assert make_way(tmp_path, repeat) is None
+    for number in (1, 2):
+        write(tmp_path / repeat.folder, [header(5)])
+        aside = make_way(tmp_path, repeat)
+        assert aside is not None
+        assert aside.name == f"repeat-1-unfinished-{number}"
+        assert (aside / "run.jsonl").exists()
+        assert not (tmp_path / repeat.folder).exists()
+
+
+def test_a_journal_goes_on_only_when_asked_to(tmp_path: Path) -> None:
+    """A folder with a matrix is not begun again, and one with something else is not used."""
+    with journal(tmp_path / "m", PLAN, resume=False) as book:
+        book.write("up", start=1)
+    with (
+        pytest.raises(OutputError, match="holds a matrix already") as caught,
+        journal(tmp_path / "m", PLAN, resume=False),
+    ):
+        pass
+    assert "--resume" in caught.value.hint
+    with journal(tmp_path / "m", PLAN, resume=True) as book:
+        assert [line["type"] for line in book.lines] == ["plan", "up", "resumed"]
+    with pytest.raises(OutputError, match="not empty"), journal(tmp_path, PLAN, resume=True):
+        pass
+
+
+def test_a_changed_plan_is_refused_with_what_changed(tmp_path: Path) -> None:
+    """Each value that is not what it was, by its place."""
+    with journal(tmp_path / "m", PLAN, resume=False):
+        pass
+    changed = PLAN | {"repeats": 3, "servers": [{"name": "tgi", "options": {"gpu": "B", "speed": 2}}]}
+    with pytest.raises(PlanError) as caught, journal(tmp_path / "m", changed, resume=True):
+        pass
+    assert str(caught.value).splitlines()[1:] == [
+        "repeats: 2 then, 3 now",
+        'servers[0].options.gpu: "A" then, "B" now',
+        "servers[0].options.speed: nothing then, 2 now",
+    ]
+    assert list(differences(PLAN, json.loads(json.dumps(PLAN)))) == []
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The second is refused while the first is there."""
+    with (
+        journal(tmp_path / "m", PLAN, resume=False),
+        pytest.raises(OutputError, match="another loadgen matrix"),
+        journal(tmp_path / "m", PLAN, resume=True),
+    ):
+        pass
+
+
+def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
+    """What is written after a kill in the middle of a line can be read."""
+    with journal(tmp_path / "m", PLAN, resume=False) as book:
+        book.write("up", start=1)
+    with (tmp_path / "m" / FILE).open("ab") as file:
+        file.write(b'{"type": "beg')
+    with journal(tmp_path / "m", PLAN, resume=True) as book:
+        book.write("up", start=2)
+    assert [line["type"] for line in read_lines(tmp_path / "m")] == ["plan", "up", "resumed", "up"]
+
+
+def test_the_newest_word_on_a_run_counts() -> None:
+    """A failure is forgotten when the run begins again, and stands when it fails again."""
+    one, two = Repeat(CELL, 1), Repeat(CELL, 2)
+
+    def line(kind: str, repeat: Repeat, **values: Any) -> dict[str, Any]:
+        return {"type": kind, "cell": key_of(repeat.cell), "repeat": repeat.number, **values}
+
+    lines = [
+        line("begin", one, start=1, place=0),
+        line("failure", one, reason="first"),
+        line("failure", two, reason="never up"),
+        line("begin", one, start=2, place=1),
+        line("end", one, seconds=4.5),
+    ]
+    assert {repeat: found["reason"] for repeat, found in last_failures(lines).items()} == {two: "never up"}
+    assert {repeat: found["start"] for repeat, found in beginnings(lines).items()} == {one: 2}
+    assert took_s(lines) == {one: 4.5}

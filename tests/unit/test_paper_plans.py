@@ -1,0 +1,35 @@
+"""The plans that come with the project can be used as they are, but for the names of the hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.matrix import estimate
+from loadgen.matrix.cells import cells, starts
+from loadgen.matrix.plan import hosts_of, read_matrix_plan
+
+PAPER = Path(__file__).parents[2] / "examples/paper"
+PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_whole(name: str) -> None:
+    """It has no mistake, its hosts are known, every server is in it, and every model fits the cards that it is given:
+    only then can its length be modelled."""
+    plan = read_matrix_plan(PAPER / name)
+    found = starts(plan)
+    assert {start.server.server for start in found} == {"vllm", "lightllm", "tgi"}
+    assert all(host.platform for host in hosts_of(plan).values())
+    assert {each.how for each in estimate.of_runs(plan, found, []).values()} == {"modelled"}
+
+
+def test_the_paper_is_three_servers_on_three_platforms_with_three_models() -> None:
+    """27 cells, on hosts that are examples and nobody's."""
+    plan = read_matrix_plan(PAPER / "paper.toml")
+    assert len(cells(plan)) == 27
+    hosts = hosts_of(plan)
+    assert [host.platform for host in hosts.values()] == ["A800", "RTX4090", "RTX3090"]
+    assert all(host.address.startswith("192.0.2.") for host in hosts.values())  # RFC 5737: documentation
+    assert all(plan.runs[each]["n"] == 1000 and str(plan.runs[each]["input_tokens"]) == "512" for each in plan.runs)

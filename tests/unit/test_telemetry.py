@@ -1,0 +1,287 @@
+"""What is made of telemetry: curves with gaps, levels of memory, and counts held against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from analysis import words
+from analysis.counters import counters
+from analysis.gather import frame_of_run
+from analysis.memory import memory
+from analysis.metrics import summarise
+from analysis.telemetry import series
+from analysis.text import render
+from loadgen.record import Record
+from tests.runs import complete, failed, loop, run_of
+from tests.telemetry import line, told
+
+MS = 1_000_000
+GIB = 1 << 30
+
+
+def curve(run: Any, name: str, of: str = "server") -> dict[float, float | None]:
+    (found,) = [each for each in series(run) if (each.name, each.of) == (name, of)]
+    return dict(zip(found.x_s, found.y, strict=True))
+
+
+def test_a_run_without_telemetry_says_nothing(tmp_path: Path) -> None:
+    """Runs from before there was any are read as ever: no curve, no memory, no counts, no word of it."""
+    run = run_of(tmp_path / "run", [complete(0, [MS])])
+    summary = summarise(run)
+    assert series(run) == []
+    assert (summary["memory"], summary["server_counters"]) == ({}, {})
+    assert words.memory(summary) == []
+    assert words.counters(summary) == ""
+
+
+def test_gauges_and_rates_share_one_axis_and_keep_their_gaps(tmp_path: Path) -> None:
+    """A failed reading is None at its instant; a rate needs the reading before; a reset is no negative rate."""
+    run = told(
+        tmp_path / "run",
+        [
+            line("server", -1, "idle", running=0, output_tokens=100),
+            line("server", 1, running=8, output_tokens=300),
+            line("server", 2, gap="busy"),
+            line("server", 3, running=8, output_tokens=900),
+            line("server", 4, output_tokens=30),
+            line("server", 5, running=1, output_tokens=80),
+        ],
+    )
+    assert curve(run, "running") == {-1: 0, 1: 8, 2: None, 3: 8, 4: None, 5: 1}
+    assert curve(run, "output_tokens_per_s") == {-1: None, 1: 100, 2: None, 3: None, 4: None, 5: 50}
+    assert {each.name for each in series(run)} == {"running", "output_tokens_per_s"}
+
+
+def test_rare_events_are_counted_from_the_first_reading(tmp_path: Path) -> None:
+    """Also across a server that began to count anew, and over gaps."""
+    values = [7, 9, None, 10, 2, 3]
+    lines = [
+        line("server", at, **({"gap": "x"} if value is None else {"preemptions": value}))
+        for at, value in enumerate(values)
+    ]
+    assert list(curve(told(tmp_path / "run", lines), "preemptions").values()) == [0, 2, None, 3, 5, 6]
+
+
+def test_cards_and_processes_have_curves_of_their_own(tmp_path: Path) -> None:
+    """A lost card is a gap in its curve alone; a process on two cards is one curve; the host stands beside."""
+    held = {"processes": [{"pid": 5, "memory_used_bytes": 10}, {"pid": 6, "memory_used_bytes": None}]}
+    both = [{"index": index, "memory_used_bytes": 20, "power_w": 300, **held} for index in (0, 1)]
+    run = told(
+        tmp_path / "run",
+        [
+            line("gpu", 1, gpus=both),
+            line("gpu", 2, gpus=[both[0], {"index": 1, "gap": "GPU is lost"}]),
+            line("host", 1, memory_used_bytes=7, processes=[{"pid": 5, "rss_bytes": 3, "members": 1}]),
+            line("host", 2, memory_used_bytes=8, processes=[{"pid": 5, "gap": "gone"}]),
+        ],
+    )
+    assert curve(run, "gpu_memory_used", "GPU 0") == {1: 20, 2: 20}
+    assert curve(run, "gpu_memory_used", "GPU 1") == {1: 20, 2: None}
+    assert curve(run, "gpu_memory_held", "process 5") == {1: 20, 2: 10}
+    assert curve(run, "host_memory_used", "host") == {1: 7, 2: 8}
+    assert curve(run, "process_memory", "process 5") == {1: 3, 2: None}
+    assert not [each for each in series(run) if each.of == "process 6"]
+
+
+def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    """A killed gathering leaves telemetry in the part and in the run."""
+    run = told(tmp_path / "run", [line("server", 1, running=3)])
+    again = tmp_path / "run" / "part-telemetry.jsonl"
+    again.write_bytes(msgspec.json.encode(line("server", 1, running=3)) + b"\n")
+    assert curve(told(tmp_path / "other", [line("server", 1, running=3)] * 2), "running") == {1: 3}
+    assert curve(run, "running") == {1: 3}
+
+
+CARD = {"index": 0, "name": "A800", "memory_total_bytes": 80 * GIB}
+
+
+def levels(tmp_path: Path, server: str = "vllm", **more: Any) -> dict[str, Any]:
+    moments = [("idle", -1, 70, 0.0), ("start", -0.1, 71, 0.0), ("run", 1, 73, 0.4), ("run", 2, 72, 0.2)]
+    readings = [*moments, ("end", 3, 72, 0.1), ("after", 4, 71, 0.0)]
+    lines = [
+        each
+        for moment, at, size, share in readings
+        for each in (
+            line("gpu", at, moment, gpus=[{"index": 0, "memory_used_bytes": size * GIB}]),
+            line("server", at, moment, kv_used=share, **more),
+        )
+    ]
+    return memory(told(tmp_path / server, lines, server=server, facts={"gpu": {"gpus": [CARD]}}))
+
+
+def test_memory_before_after_and_at_most(tmp_path: Path) -> None:
+    """Idle before the first request, loaded after the last, the peak of all readings in between."""
+    found = levels(tmp_path, taken_share=0.9, kv_tokens=1000)
+    (gpu,) = found["gpus"]
+    assert gpu == {
+        "of": "GPU 0",
+        "name": "A800",
+        "total_bytes": 80 * GIB,
+        "idle_bytes": 70 * GIB,
+        "loaded_bytes": 71 * GIB,
+        "peak_bytes": 73 * GIB,
+        "readings": 6,
+    }
+    cache = {"idle_share": 0.0, "mean_share": 0.3, "peak_share": 0.4, "readings": 2, "tokens": 1000}
+    assert found["kv_cache"] == cache
+
+
+@pytest.mark.parametrize(
+    ("server", "more", "share", "note"),
+    [
+        ("vllm", {"taken_share": 0.92}, 0.92, "vLLM takes 92 % of each card when it starts"),
+        ("vllm", {}, None, "vLLM takes 90 to 92 % by default of each card"),
+        ("lightllm", {}, None, "LightLLM takes 80 to 90 % by default of each card"),
+        ("tgi", {}, None, "TGI takes all that is left of each card"),
+    ],
+)
+def test_what_an_engine_takes_at_its_start_is_named(
+    tmp_path: Path, server: str, more: dict[str, float], share: float | None, note: str
+) -> None:
+    """Memory in use says little about the load: how much each engine takes anyway stands beside it."""
+    found = levels(tmp_path, server, **more)["taken_at_start"]
+    assert found["share"] == share
+    assert found["note"].startswith(note)
+    assert levels(tmp_path / "generic", "openai")["taken_at_start"] is None
+
+
+def test_gaps_and_what_is_not_measured_are_told(tmp_path: Path) -> None:
+    """How often and why, so that a missing figure is never taken for a zero."""
+    lines = [line("server", 1, gap="busy"), line("server", 2, gap="busy"), line("host", 1, memory_used_bytes=5)]
+    found = memory(told(tmp_path / "run", lines, facts={"not_measured": {"gpu": "none"}}))
+    assert found["gaps"] == {"server": {"busy": 2}}
+    assert found["not_measured"] == {"gpu": "none"}
+    assert (found["gpus"], found["kv_cache"], found["taken_at_start"]) == ([], None, None)
+    assert found["host"]["idle_bytes"] is None
+    assert found["host"]["peak_bytes"] == 5
+
+
+def counted(prompt: float, output: float, finished: float, **more: float) -> dict[str, float]:
+    return {"prompt_tokens": prompt, "output_tokens": output, "requests_finished": finished, **more}
+
+
+def compared(folder: Path, lines: list[Any], records: list[Record], **changes: Any) -> dict[str, Any]:
+    run = told(folder, lines, records, **changes)
+    return counters(run, frame_of_run(run))
+
+
+RECORDS = loop(10, warmup=2)
+"""Ten requests and two of warm-up, 512 tokens in and 10 out each."""
+BEFORE = line("server", -9, "idle", **counted(100, 10, 1))
+AFTER = line("server", 9, "after", **counted(100 + 12 * 512, 10 + 120, 13))
+
+
+def test_the_same_counts_agree(tmp_path: Path) -> None:
+    """What the server counted before does not matter, and warm-up is part of both sides."""
+    found = compared(tmp_path / "run", [BEFORE, AFTER], RECORDS)
+    assert {word: (entry["server"], entry["client"], entry["agree"]) for word, entry in found.items()} == {
+        "prompt_tokens": (6144, 6144, True),
+        "output_tokens": (120, 120, True),
+        "requests_finished": (12, 12, True),
+    }
+
+
+def test_without_a_reading_before_warm_up_only_the_run_is_compared(tmp_path: Path) -> None:
+    """The first good reading was taken after the warm-up: its requests are on neither side."""
+    lines = [
+        line("server", -9, "idle", gap="busy"),
+        line("server", -0.1, "start", **counted(1000, 0, 0)),
+        line("server", 9, "after", **counted(1000 + 5120, 100, 10)),
+    ]
+    assert all(entry["agree"] for entry in compared(tmp_path / "run", lines, RECORDS).values())
+
+
+def test_a_counter_that_appears_later_began_at_zero(tmp_path: Path) -> None:
+    """TGI publishes a counter with its first count: the first page of a fresh server has none."""
+    lines = [line("server", -9, "idle", running=0), line("server", 9, "after", **counted(6144, 120, 12))]
+    assert all(entry["agree"] for entry in compared(tmp_path / "run", lines, RECORDS).values())
+
+
+@pytest.mark.parametrize(
+    ("server", "output", "why"),
+    [
+        ("vllm", 200, "somebody else"),
+        ("vllm", 100, "not booked everything"),
+        ("lightllm", 100, "LightLLM drops counts under load"),
+    ],
+)
+def test_disagreement_is_a_warning(tmp_path: Path, server: str, output: int, why: str) -> None:
+    """Both numbers and what it may come from, in the terminal as well."""
+    lines = [BEFORE, line("server", 9, "after", **counted(100 + 6144, 10 + output, 13))]
+    run = told(tmp_path / "run", lines, RECORDS, server=server)
+    summary = summarise(run)
+    entry = summary["server_counters"]["output_tokens"]
+    assert (entry["agree"], entry["difference"]) == (False, output - 120)
+    (warning,) = [each for each in words.warnings(summary) if "server counted" in each]
+    assert warning.startswith(f"The server counted {output} output tokens, the client 120: ")
+    assert why in warning
+    assert f"The server counted {output} output tokens" in " ".join(render(summary).split())
+    assert words.counters(summary) == (
+        "The server counted the same prompt tokens and finished requests, 2 warm-up requests included."
+    )
+
+
+@pytest.mark.parametrize(("output", "agree"), [(119, False), (120, True), (150, True), (184, True), (185, False)])
+def test_of_failed_requests_nobody_knows_what_the_server_counted(tmp_path: Path, output: int, agree: bool) -> None:
+    """Anything from nothing to all that was asked is no disagreement."""
+    lines = [BEFORE, line("server", 9, "after", **counted(100 + 6144, 10 + output, 13))]
+    entry = compared(tmp_path / "run", lines, [*RECORDS, failed(99)])["output_tokens"]
+    assert (entry["client"], entry["client_most"], entry["agree"]) == (120, 184, agree)
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "why"),
+    [
+        ([BEFORE, AFTER], {"ended": False}, "interrupted"),
+        ([BEFORE, AFTER], {"interrupted": True}, "interrupted"),
+        ([BEFORE, line("server", 9, "end", gap="dead")], {}, "after the run (dead)"),
+        ([line("server", -9, "idle", gap="late"), AFTER], {}, "before the run (late)"),
+        ([BEFORE, line("server", 1, **counted(5, 5, 5)), AFTER], {}, "count anew, 1 time"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(tmp_path: Path, lines: list[Any], changes: dict[str, Any], why: str) -> None:
+    """No reading at one end, a run cut short, a server that began anew: no verdict, no warning, a reason."""
+    found = compared(tmp_path / "run", lines, RECORDS, **changes)
+    assert [entry["agree"] for entry in found.values()] == [None] * 3
+    assert all(why in entry["why"] for entry in found.values())
+
+
+def test_a_reset_does_not_lose_what_was_counted_before(tmp_path: Path) -> None:
+    """100 to 400, then from 0 to 50: 350 in all."""
+    lines = [line("server", at, "run" if at else "idle", preemptions=value) for at, value in enumerate([100, 400, 50])]
+    entry = compared(tmp_path / "run", lines, RECORDS)["preemptions"]
+    assert (entry["server"], entry["client"], entry["resets"]) == (350, None, 1)
+
+
+def test_long_answers_of_tgi_are_explained(tmp_path: Path) -> None:
+    """It runs them in pieces of 1024 tokens and counts the prompt of each piece."""
+    record = complete(0, [MS], tokens=[2000])
+    lines = [line("server", -9, "idle", **counted(0, 0, 0)), line("server", 9, "end", **counted(2512, 2000, 1))]
+    entry = compared(tmp_path / "run", lines, [record])["prompt_tokens"]
+    assert entry["agree"] is False
+    assert "in pieces" in entry["why"]
+
+
+def test_memory_in_words(tmp_path: Path) -> None:
+    """One sentence per thing, sizes as the drivers' tools show them; many cards are counted."""
+    cards = [{"index": index, "memory_used_bytes": 70 * GIB} for index in range(6)]
+    lines = [
+        line("gpu", -1, "idle", gpus=cards),
+        line("gpu", 1, gpus=cards),
+        line("server", 1, kv_used=0.314, kv_tokens=120_000, taken_share=0.92),
+        line("host", 1, memory_used_bytes=GIB, processes=[{"pid": 9, "rss_bytes": 100 << 20, "members": 2}]),
+    ]
+    facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
+    said = words.memory(summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts)))
+    assert said == [
+        "KV cache of 120,000 tokens: at most 31 % in use, by the server's own gauge.",
+        "GPU 0 (A800): 70.0 GiB before the first request, 70.0 GiB at most of 80.0 GiB.",
+        *(f"GPU {index}: 70.0 GiB before the first request, 70.0 GiB at most." for index in (1, 2, 3)),
+        "2 more GPUs in summary.json.",
+        "vLLM takes 92 % of each card when it starts (--gpu-memory-utilization) and keeps it.",
+        "Process 9 (vllm): 100 MiB at most.",
+    ]

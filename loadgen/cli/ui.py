@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,6 +118,8 @@ def _drive(arguments: list[str], *, quiet: bool) -> Desk:
         ) from None
     from loadgen.interactive.desk import DESK
 
+    if quiet:
+        logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level
     command, sys.argv = sys.argv, ["locust", *arguments, *(["--loglevel", "ERROR"] if quiet else [])]
     DESK.command = ["loadgen", *command[1:]]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "locustfile.py"
 OURS = (
     *("server", "url", "endpoint", "model", "input_tokens", "output_tokens", "workload", "seed", "tokenizer"),
-    *("api_key_env", "ca_file", "insecure", "real", "speed", "label", "out", "stamps", "request_timeout"),
+    *("api_key_env", "ca_file", "insecure", "real", "speed", "platform", "label", "out", "stamps", "request_timeout"),
 )
 """Options that our users add to Locust's, by the same names."""
 LAST_ANSWERS_S = 60
@@ -61,6 +62,7 @@ def ui(
     stamps: options.Stamps = None,
     real: options.Real = None,
     speed: options.Speed = None,
+    platform: options.Platform = None,
     label: Annotated[str, Option(help="A word for the runs' folders and reports.")] = "ui",
     out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.")] = None,
     assertions: Assertions = None,
@@ -116,6 +118,8 @@ def _drive(arguments: list[str], *, quiet: bool) -> Desk:
         ) from None
     from loadgen.interactive.desk import DESK
 
+    if quiet:
+        logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level
     command, sys.argv = sys.argv, ["locust", *arguments, *(["--loglevel", "ERROR"] if quiet else [])]
     DESK.command = ["loadgen", *command[1:]]
     try:

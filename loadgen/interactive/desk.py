@@ -59,6 +59,7 @@ HIDDEN: tuple[tuple[str, str | None, str], ...] = (
     ("--api-key-env", "LOADGEN_API_KEY", "Environment variable that holds the API key"),
     ("--ca-file", None, "Certificate authorities for https, in PEM"),
     ("--speed", "5", "How many times faster the built-in simulated server's clock runs"),
+    ("--platform", None, "What the server runs on, such as A800"),
     ("--label", "ui", "A word for the run's folder and report"),
     ("--stamps", "kernel", "kernel, or user"),
     ("--out", None, "Folder of the first run; the next ones get a number behind it"),

@@ -38,6 +38,7 @@ ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order"
 SAMPLE_NS_MIN = 500_000_000
 """A shorter health sample says nothing about how busy a second was."""
 CACHED_S = 0.9
+LOOKED_AT_BYTES = 8_192
 ROOM_BYTES = 10_000_000
 
 
@@ -108,7 +109,7 @@ class Ledger:
         self.figures.late.update({int(bucket): number for bucket, number in values["late_counts"].items()})
         self._part.add(Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values=values))
         self._part.flush()
-        arriving = [len(exchange.sizes) for exchange in self.in_flight if exchange.sizes]
+        arriving = [len(exchange.sizes) for exchange in self.in_flight if begun(exchange)]
         arrived = self.figures.tokens + sum(arriving)
         rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
         self._arrived = max(arrived, self._arrived)
@@ -122,6 +123,8 @@ class Ledger:
             return None
         self.ended = True
         self.sample(users)
+        with self._making:
+            self._cache.clear()  # what comes now is final
         states: Mapping[str, int] = self.figures.states
         footer = Footer(
             ended_ns=time.monotonic_ns() - self.start_ns,
@@ -155,3 +158,8 @@ class Ledger:
         self._part.add(record)
         self.figures.add(record)
         return record
+
+
+def begun(exchange: Exchange) -> bool:
+    """Whether an answer's first event has come: some servers send the head at once and the first token much later."""
+    return exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES) >= 0

@@ -34,7 +34,7 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
         opened.on("pageerror", lambda error: complaints.append(str(error)))
         opened.goto(ui.url)
         assert "SIMULATED" in opened.inner_text("#loadgen-facts")
-        _fill(opened, users=20, input_tokens=16, output_tokens=20)
+        _fill(opened, users=20, inputTokens=16, outputTokens=20)
         opened.get_by_role("button", name="Start").click()
         _until(lambda: _cell(opened, "ttft_s", "n") > 20)
         opened.get_by_role("button", name="Edit").click()
@@ -82,6 +82,7 @@ def _adds_up(folder: Path, live: dict[str, Any]) -> None:
     run = runfile.read(folder / "run")
     assert run.footer is not None
     assert run.footer.sent == len(run.records) == run.footer.complete + run.footer.failed
+    assert {(record.prompt_tokens_asked, record.output_tokens_asked) for record in run.records} == {(16, 20)}
     assert run.footer.complete == live["requests"]["complete"]
     assert {record.error_kind for record in run.records if record.state == "failed"} <= {"cancelled"}
     assert {kind["kind"] for kind in live["failures"]} == {"cancelled"}

@@ -139,6 +139,7 @@ def _verdict(summary: words.Summary) -> list[Text]:
         lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
     if machines := words.machines(summary):
         lines.append(Text(plain(machines)))
+    lines += [Text(plain(line)) for line in words.goodput(summary)]
     if window := words.window(summary):
         lines.append(Text(window))
     if counted := words.counters(summary):

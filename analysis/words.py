@@ -25,6 +25,7 @@ NAMES = {
     "e2e_s": "E2E",
     "e2e_due_s": "E2E from due",
     "e2e_stream_s": "E2E to end mark",
+    "e2e_asked_s": "E2E at length asked",
     "normalised_s": "Normalised",
 }
 
@@ -143,6 +144,25 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     if figure.endswith("_per_s"):
         return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
     return scale_of(value)
+
+
+def goodput(summary: Summary) -> list[str]:
+    """How many requests were good, what 90 % would have met, and which bound cost the most; nothing if not asked."""
+    found = summary.get("goodput")
+    if not found or not found["requests"]:
+        return []
+    low, high = (significant(end * 100, 3) for end in found["attainment_ci95"])
+    good = f"{found['good']:,} of {count(found['requests'], 'request')} kept {' and '.join(found['bounds'])}"
+    lines = [
+        f"Goodput {significant(found['per_s'])} requests/s: {good} "
+        f"({share(found['attainment'])}, 95 %: {low} to {high} %)."
+    ]
+    if met := found["met_by"]["90%"]:
+        bounds = " and ".join(f"{latency} < {duration(bound)}" for latency, bound in met["bounds_s"].items())
+        lines.append(f"90 % would have met {bounds} (bounds x{significant(met['scale'])}).")
+    else:
+        lines.append("No bounds would have been met by 90 %: too many were not complete.")
+    return lines
 
 
 def lengths(summary: Summary) -> str:
@@ -277,7 +297,10 @@ def tail(summary: Summary) -> str:
     """How exactly throughput was timed, and how much of the time the server was running empty."""
     figures = summary["throughput"]
     parts = {"timed to ±{}": figures["error_share"], "{} of it was tail": figures["tail_share"]}
-    return "; ".join(text.format(share(value)) for text, value in parts.items() if value is not None)
+    said = [text.format(share(value)) for text, value in parts.items() if value is not None]
+    if steady := figures.get("steady_output_tokens_per_s"):
+        said.append(f"{significant(steady, 4)} before it")
+    return "; ".join(said)
 
 
 def warnings(summary: Summary) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output
 from loadgen.cli.quantities import seconds
@@ -64,6 +64,7 @@ def burst(
     bind: Bind = BIND,
     join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
+    goodput: Goodput = None,
     junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
@@ -77,7 +78,13 @@ def burst(
     given = locals()
     from loadgen.plan import Plan, plan_of
 
-    output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
+    output = Output(
+        as_json=as_json,
+        quiet=quiet,
+        objectives=objectives_of(assertions, junit),
+        bounds=bounds_of(goodput),
+        junit=junit,
+    )
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
     spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
     drive(plan, out, output, report=report, spread=spread)

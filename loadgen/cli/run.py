@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
 from loadgen.cli.output import Output, finish
 from loadgen.cli.quantities import seconds, span
@@ -82,6 +82,7 @@ def run(
     bind: Bind = BIND,
     join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
+    goodput: Goodput = None,
     junit: Junit = None,
     report: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print summary.json and nothing else.")] = False,
@@ -95,7 +96,13 @@ def run(
     given = locals()
     from loadgen.plan import Plan, from_catalog, plan_of, read_plan
 
-    output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
+    output = Output(
+        as_json=as_json,
+        quiet=quiet,
+        objectives=objectives_of(assertions, junit),
+        bounds=bounds_of(goodput),
+        junit=junit,
+    )
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}

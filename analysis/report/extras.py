@@ -11,7 +11,7 @@ from analysis.report.page import Extra
 
 
 def between_runs(found: Mapping[str, Any], place: int, of: str) -> Extra:
-    """What repeats say together. `place` counts the groups of a page from 1; `of` names the group, if there are more."""
+    """What repeats say together. `place` counts the groups of a page from 1; `of` names one of several."""
     name = "between-runs" if place == 1 else f"between-runs-{place}"
     title = f"Between runs of {of}" if of else "Between runs"
     return Extra(name, title, "repeats.html.j2", {"between": found, "rows": rows(found)})

@@ -18,6 +18,7 @@ CONFIDENCE = 0.95
 DECIMALS = 9
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
+SHARES = ("complete", "attainment", "tail_share")
 ORDER = "one after the other, as they are numbered: all have one plan, so there is no order to draw"
 
 
@@ -38,7 +39,7 @@ def between(summaries: Sequence[words.Summary]) -> dict[str, Any]:
         "state_said": _said(states),
         "seeds": [summary["run"]["seed"] for summary in summaries],
         "confidence": CONFIDENCE,
-        "figures": {name: over_runs([each[name] for each in values]) for name in names},
+        "figures": {name: _within(name, over_runs([each[name] for each in values])) for name in names},
     }
 
 
@@ -75,6 +76,13 @@ def over_runs(values: Sequence[float | None]) -> dict[str, Any]:
         "ci95": [round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)],
         "values": known,
     }
+
+
+def _within(name: str, figure: dict[str, Any]) -> dict[str, Any]:
+    """A share is at most 1, and so is its interval's end."""
+    if name not in SHARES or figure["ci95"] is None:
+        return figure
+    return figure | {"ci95": [max(0.0, figure["ci95"][0]), min(1.0, figure["ci95"][1])]}
 
 
 def state(summaries: Sequence[words.Summary]) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from typer import Option
 
-from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
-from loadgen.cli.output import Output
+from loadgen.cli.output import output_of
 from loadgen.cli.quantities import seconds
 from loadgen.cli.run import SERVERS, drive
 from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
@@ -44,9 +44,7 @@ def burst(
     ] = "LOADGEN_API_KEY",
     ca_file: Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")] = None,
     insecure: Annotated[bool, Option("--insecure", help="Do not check certificates.")] = False,
-    stamps: Annotated[
-        str, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
-    ] = "kernel",
+    stamps: Annotated[str, Option(help="kernel, or user: figures without the kernel's receive stamps.")] = "kernel",
     metrics_every_s: MetricsEvery = None,
     dcgm_url: DcgmUrl = None,
     gpu: Gpu = None,
@@ -78,13 +76,7 @@ def burst(
     given = locals()
     from loadgen.plan import Plan, plan_of
 
-    output = Output(
-        as_json=as_json,
-        quiet=quiet,
-        objectives=objectives_of(assertions, junit),
-        bounds=bounds_of(goodput),
-        junit=junit,
-    )
+    output = output_of(given)
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
     spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
     drive(plan, out, output, report=report, spread=spread)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from loadgen.cli.assertions import exit_code
+from loadgen.cli.assertions import bounds_of, exit_code, objectives_of
 from loadgen.errors import OutputError
 
 if TYPE_CHECKING:
@@ -25,6 +25,17 @@ Summary = dict[str, Any]
 def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
     return exit_code(output.results([folder], folder / "report.html" if report else None))
+
+
+def output_of(given: Mapping[str, Any]) -> Output:
+    """The output that a command's options ask for. Raises PlanError for expressions that are wrong."""
+    return Output(
+        as_json=given["as_json"],
+        quiet=given["quiet"],
+        objectives=objectives_of(given["assertions"], given["junit"]),
+        bounds=bounds_of(given["goodput"]),
+        junit=given["junit"],
+    )
 
 
 class Group(NamedTuple):

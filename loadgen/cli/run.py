@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
-from loadgen.cli.output import Output, finish
+from loadgen.cli.output import Output, finish, output_of
 from loadgen.cli.quantities import seconds, span
 from loadgen.cli.telemetry import DcgmUrl, Gpu, MetricsEvery, ServerPid
 
@@ -41,9 +41,7 @@ def run(
     server: Annotated[str | None, Option(help=f"Which server answers: {SERVERS}.")] = None,
     arrivals: Arrivals = None,
     n: Annotated[int | None, Option("--n", help="How many requests.")] = None,
-    duration_s: Annotated[
-        float | None, Option("--duration", parser=seconds, metavar="T", help="Nothing is due later than this.")
-    ] = None,
+    duration_s: Annotated[float | None, Option("--duration", parser=seconds, help="Nothing is due later.")] = None,
     workload: Workload = None,
     input_tokens: Annotated[
         str | None, Option(help="Prompt lengths: a number, uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...")
@@ -96,13 +94,7 @@ def run(
     given = locals()
     from loadgen.plan import Plan, from_catalog, plan_of, read_plan
 
-    output = Output(
-        as_json=as_json,
-        quiet=quiet,
-        objectives=objectives_of(assertions, junit),
-        bounds=bounds_of(goodput),
-        junit=junit,
-    )
+    output = output_of(given)
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}

@@ -7,10 +7,11 @@ where nothing is defined.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Frame, Integers, sum_by_row
+from analysis.frame import Booleans, Floats, Frame, Integers, Window, sum_by_row
 
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
@@ -95,12 +96,26 @@ def total_tokens_per_second(frame: Frame) -> Floats:
 
 def tail_share(frame: Frame) -> Floats:
     """Share of a whole run after which fewer than a tenth of the requests sent were left in flight."""
+    steady = _before_tail(frame)
     span = window_ns(frame)
-    ends = np.sort(frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)])
-    if frame.window is not None or span is None or len(ends) == 0:
+    if steady is None or span is None:
         return np.empty(0)
-    begun = ends[min(len(ends) - 1, int(np.floor(len(ends) * (1 - TAIL_SHARE))))]
-    return np.array([(span[1] - begun) / (span[1] - span[0])])
+    return np.array([(span[1] - steady.to_ns) / (span[1] - span[0])])
+
+
+def steady_output_tokens_per_second(frame: Frame) -> Floats:
+    """Generated tokens that arrived before the tail of a whole run, per second until then."""
+    steady = _before_tail(frame)
+    if steady is None or steady.to_ns <= steady.from_ns:
+        return np.empty(0)
+    return output_tokens_per_second(replace(frame, window=steady))
+
+
+def end_to_end_asked(frame: Frame) -> Floats:
+    """t_k - t_sent + TPOT (n_asked - n) in seconds, of complete requests with n > c_1."""
+    later = frame.output_tokens - frame.first_tokens
+    pace_ns = (frame.last_ns - frame.first_ns) / np.where(later > 0, later, np.nan)
+    return _defined(frame.last_ns - frame.sent_ns + pace_ns * (frame.output_asked - frame.output_tokens), frame)
 
 
 def burst_skew(frame: Frame) -> Floats:
@@ -128,6 +143,16 @@ def group_offsets(per: str, frame: Frame) -> Integers | None:
     """Which samples of a metric belong to one complete request; None when each has one sample at most."""
     counts = {"chunk": _gap_counts, "token": _inter_token_counts}.get(per)
     return None if counts is None else np.concatenate(([0], np.cumsum(counts(frame)[frame.sampled])))
+
+
+def _before_tail(frame: Frame) -> Window | None:
+    """A whole run until fewer than a tenth of the requests sent were left in flight."""
+    span = window_ns(frame)
+    ends = np.sort(frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)])
+    if frame.window is not None or span is None or len(ends) == 0:
+        return None
+    begun = ends[min(len(ends) - 1, int(np.floor(len(ends) * (1 - TAIL_SHARE))))]
+    return Window(span[0], float(begun), "auto", "before the tail")
 
 
 def _defined(values_ns: Floats, frame: Frame) -> Floats:

@@ -20,7 +20,7 @@ from analysis import stats, words
 from analysis.formulas import group_offsets
 from analysis.frame import Floats, Frame, Integers
 from analysis.metrics import METRICS
-from analysis.objectives import LATENCIES, SKEW, STATES, Objective, Unit
+from analysis.objectives import ATTAINMENT, GOODPUT, LATENCIES, SKEW, STATES, Objective, Unit
 
 Outcome = Literal["pass", "fail", "cannot tell"]
 
@@ -101,6 +101,8 @@ def _evidence(objective: Objective, frame: Frame, summary: words.Summary) -> _Ev
         return _latency(objective, frame)
     if objective.figure in STATES:
         return _ended(objective, summary)
+    if objective.figure in (GOODPUT, ATTAINMENT):
+        return _good(objective, summary.get("goodput"))
     figure = summary["burst"]["skew_s"] if objective.figure == SKEW else summary["throughput"][objective.figure]
     return None if figure is None else _Evidence(figure, figure, figure, _asked(summary))
 
@@ -162,6 +164,20 @@ def _ended(objective: Objective, summary: words.Summary) -> _Evidence | None:
         return _Evidence(share, share, share, total)
     needed = stats.samples_to_tell(share, objective.bound, total)
     return _Evidence(share, *stats.share_interval(count, total), total, needed)
+
+
+def _good(objective: Objective, found: words.Summary | None) -> _Evidence | None:
+    """Goodput is of this run; attainment a share of requests. None where no --goodput says what good is."""
+    if found is None or not found["requests"]:
+        return None
+    total = found["requests"]
+    if objective.figure == GOODPUT:
+        return None if found["per_s"] is None else _Evidence(found["per_s"], found["per_s"], found["per_s"], total)
+    share = found["attainment"]
+    if objective.bound in (0, 1):
+        return _Evidence(share, share, share, total)
+    low, high = found["attainment_ci95"]
+    return _Evidence(share, low, high, total, stats.samples_to_tell(share, objective.bound, total))
 
 
 def _asked(summary: words.Summary) -> int:

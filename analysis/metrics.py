@@ -165,6 +165,17 @@ _LATENCIES = (
         formulas.end_to_end_stream,
     ),
     Metric(
+        "e2e_asked_s",
+        "End-to-end latency, at the length asked",
+        "s",
+        "lower",
+        "request",
+        "t_k - t_sent + TPOT (n_asked - n): what the answer would have taken at the length asked, had it gone on at "
+        "its own pace. Equal to E2E where lengths are as asked; where a server ends answers itself (TGI) it makes them "
+        "comparable.",
+        formulas.end_to_end_asked,
+    ),
+    Metric(
         "normalised_s",
         "Normalised latency",
         "s/token",
@@ -193,6 +204,16 @@ _FIGURES = (
         "run",
         "Generated tokens that arrived inside the window / window, those of answers that were cut off later included.",
         formulas.output_tokens_per_second,
+    ),
+    Metric(
+        "steady_output_tokens_per_s",
+        "Output throughput before the tail",
+        "tokens/s",
+        "higher",
+        "run",
+        "Generated tokens that arrived before the tail of a whole run / the time until then: what the server gives "
+        "while it has enough to do. A run with a window has none: its window is steady.",
+        formulas.steady_output_tokens_per_second,
     ),
     Metric(
         "total_tokens_per_s",
@@ -225,6 +246,8 @@ _FIGURES = (
 )
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
-THROUGHPUT = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tail_share")
+THROUGHPUT = (
+    *("requests_per_s", "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "tail_share"),
+)
 WHOLE = "from the first byte sent to the last answer's end"
 ADJUSTED = ("ttft_s", "e2e_s", "normalised_s")

@@ -21,18 +21,20 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-LATENCIES = ("ttft", "ttft_due", "tpot", "icl", "itl", "e2e", "e2e_due", "e2e_stream", "normalised")
+LATENCIES = ("ttft", "ttft_due", "tpot", "icl", "itl", "e2e", "e2e_due", "e2e_stream", "e2e_asked", "normalised")
 """The latencies of summary.json without the unit at the end of their names."""
 STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "dropped")
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
 SKEW = "skew"
+GOODPUT, ATTAINMENT = "goodput", "attainment"
+"""Of the bounds that --goodput states."""
 UNITS_S = {"": 0, "s": 0, "ms": -3, "us": -6}
 """As powers of ten, so that a bound is the float nearest to what was written."""
 
 HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
-               {", ".join(RATES)}
+               {", ".join(RATES)}, {GOODPUT}, {ATTAINMENT}
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
@@ -44,10 +46,27 @@ _BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
+REQUEST_LATENCIES = ("ttft", "ttft_due", "tpot", "e2e", "e2e_due", "e2e_stream", "normalised")
+"""Those of which a request has one."""
+BOUND_HINT = f"""A bound on each request is a latency, < or <=, and a time, such as 'ttft < 500ms'.
+  latencies    {", ".join(REQUEST_LATENCIES)}"""
+
+
 class ObjectiveError(Exception):
     """Expressions that are no objectives: the message has one line for each, the hint lists what is allowed."""
 
-    hint = HINT
+    def __init__(self, message: str, hint: str = HINT) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a single request has to keep to, to be good."""
+
+    text: str
+    latency: str
+    bound_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +108,33 @@ def parse(expressions: Iterable[str]) -> list[Objective]:
     return objectives
 
 
+def parse_bounds(expressions: Iterable[str]) -> list[Bound]:
+    """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
+    bounds, mistakes = [], []
+    for expression in expressions:
+        text = " ".join(expression.split())
+        try:
+            bounds.append(_request_bound(text))
+        except ValueError as mistake:
+            mistakes.append(f"--goodput {expression!r}: {mistake}")
+    if mistakes:
+        raise ObjectiveError("\n".join(mistakes), BOUND_HINT)
+    return bounds
+
+
+def _request_bound(text: str) -> Bound:
+    left, *rest = _COMPARISON.split(text, maxsplit=1)
+    latency = left.strip()
+    if latency not in REQUEST_LATENCIES:
+        raise ValueError(f"{latency!r} is no latency that a request has one of")
+    if not rest or rest[0] not in ("<", "<="):
+        raise ValueError("a request is good when it is fast: write < and a time")
+    bound_s, _ = _bound(rest[1].strip(), latency)
+    if bound_s <= 0:
+        raise ValueError("a bound of nothing is kept by nobody")
+    return Bound(text, latency, bound_s)
+
+
 def _objective(text: str) -> Objective:
     left, *rest = _COMPARISON.split(text, maxsplit=1)
     if not rest:
@@ -101,7 +147,7 @@ def _objective(text: str) -> Objective:
 
 def _figure(text: str) -> tuple[str, str]:
     figure, dot, statistic = text.partition(".")
-    if figure not in (*LATENCIES, *STATES, *RATES, SKEW):
+    if figure not in (*LATENCIES, *STATES, *RATES, SKEW, GOODPUT, ATTAINMENT):
         raise ValueError(f"{text!r} is no figure of a run")
     if figure in LATENCIES:
         _check_statistic(figure, statistic)
@@ -125,10 +171,13 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
     number, unit = match.groups()
     if figure in LATENCIES or figure == SKEW:
         return _scaled(number, _power(unit, UNITS_S, figure)), "s"
+    if figure == ATTAINMENT:
+        _power(unit, {"%": -2}, figure)
+        return _share(number)
     if figure in STATES:
         power = _power(unit, {"": 0, "%": -2}, figure)
         return _share(number) if power else _requests(number)
-    return _scaled(number, _power(unit, {"": 0}, figure)), "per second"
+    return _scaled(number, _power(unit, {"": 0, "/s": 0}, figure)), "per second"
 
 
 def _power(unit: str, units: Mapping[str, int], figure: str) -> int:

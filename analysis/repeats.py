@@ -16,9 +16,9 @@ from analysis.distributions import student_quantile
 
 CONFIDENCE = 0.95
 DECIMALS = 9
-LATENCIES = ("ttft_s", "ttft_due_s", "tpot_s", "icl_s", "itl_s", "e2e_s", "e2e_due_s", "e2e_stream_s", "normalised_s")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
+RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
+SHARES = ("complete", "attainment", "tail_share")
 ORDER = "one after the other, as they are numbered: all have one plan, so there is no order to draw"
 
 
@@ -39,7 +39,7 @@ def between(summaries: Sequence[words.Summary]) -> dict[str, Any]:
         "state_said": _said(states),
         "seeds": [summary["run"]["seed"] for summary in summaries],
         "confidence": CONFIDENCE,
-        "figures": {name: over_runs([each[name] for each in values]) for name in names},
+        "figures": {name: _within(name, over_runs([each[name] for each in values])) for name in names},
     }
 
 
@@ -49,8 +49,9 @@ def figures(summary: words.Summary) -> dict[str, float | None]:
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
     found: dict[str, float | None] = {name: throughput.get(name) for name in RATES}
     found["complete"] = requests["complete"] / total if total else None
-    for latency in LATENCIES:
-        described = summary["latency"][latency]
+    if good := summary.get("goodput"):
+        found |= {"goodput": good["per_s"], "attainment": good["attainment"]}
+    for latency, described in summary["latency"].items():
         for statistic in STATISTICS:
             thin = statistic in described["thin"]
             found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described[statistic]
@@ -75,6 +76,13 @@ def over_runs(values: Sequence[float | None]) -> dict[str, Any]:
         "ci95": [round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)],
         "values": known,
     }
+
+
+def _within(name: str, figure: dict[str, Any]) -> dict[str, Any]:
+    """A share is at most 1, and so is its interval's end."""
+    if name not in SHARES or figure["ci95"] is None:
+        return figure
+    return figure | {"ci95": [max(0.0, figure["ci95"][0]), min(1.0, figure["ci95"][1])]}
 
 
 def state(summaries: Sequence[words.Summary]) -> list[str]:

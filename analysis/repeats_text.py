@@ -10,7 +10,7 @@ from analysis.asked import asked
 from analysis.terminal import plain, printed
 
 SHOWN = (
-    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete"),
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete", "goodput", "attainment"),
     *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
 )
 VALUES_MOST = 5
@@ -28,8 +28,8 @@ def rows(between: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per figure shown: its name, unit, mean, interval and each run's value, in words. Also the page's."""
     found = []
     for name in SHOWN:
-        figure = between["figures"][name]
-        if figure["mean"] is None:
+        figure = between["figures"].get(name)
+        if figure is None or figure["mean"] is None:
             continue
         factor, unit = words.unit_of(name, figure["mean"])
         cells = [words.significant(value * factor, 4) for value in figure["values"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis import words
+from analysis import good_words, words
 from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.terminal import plain, printed
@@ -139,6 +139,7 @@ def _verdict(summary: words.Summary) -> list[Text]:
         lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
     if machines := words.machines(summary):
         lines.append(Text(plain(machines)))
+    lines += [Text(plain(line)) for line in good_words.goodput(summary)]
     if window := words.window(summary):
         lines.append(Text(window))
     if counted := words.counters(summary):

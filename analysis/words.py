@@ -25,6 +25,7 @@ NAMES = {
     "e2e_s": "E2E",
     "e2e_due_s": "E2E from due",
     "e2e_stream_s": "E2E to end mark",
+    "e2e_asked_s": "E2E at length asked",
     "normalised_s": "Normalised",
 }
 
@@ -279,7 +280,10 @@ def tail(summary: Summary) -> str:
     """How exactly throughput was timed, and how much of the time the server was running empty."""
     figures = summary["throughput"]
     parts = {"timed to ±{}": figures["error_share"], "{} of it was tail": figures["tail_share"]}
-    return "; ".join(text.format(share(value)) for text, value in parts.items() if value is not None)
+    said = [text.format(share(value)) for text, value in parts.items() if value is not None]
+    if steady := figures.get("steady_output_tokens_per_s"):
+        said.append(f"{significant(steady, 4)} before it")
+    return "; ".join(said)
 
 
 def warnings(summary: Summary) -> list[str]:

@@ -18,7 +18,7 @@ from loadgen.errors import (
 )
 
 if TYPE_CHECKING:
-    from analysis.objectives import Objective
+    from analysis.objectives import Bound, Objective
 
 Assertions = Annotated[
     list[str] | None,
@@ -27,6 +27,14 @@ Assertions = Annotated[
         metavar="EXPR",
         help="What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
         "Exit code 4 when one fails.",
+    ),
+]
+Goodput = Annotated[
+    list[str] | None,
+    Option(
+        "--goodput",
+        metavar="EXPR",
+        help="What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all.",
     ),
 ]
 Junit = Annotated[Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.")]
@@ -46,6 +54,18 @@ def objectives_of(expressions: Sequence[str] | None, junit: Path | None) -> Sequ
 
     try:
         return parse(expressions)
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
+
+
+def bounds_of(expressions: Sequence[str] | None) -> Sequence[Bound]:
+    """What makes a request good. Raises PlanError, which names every mistake."""
+    if not expressions:
+        return ()
+    from analysis.objectives import ObjectiveError, parse_bounds
+
+    try:
+        return parse_bounds(expressions)
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from loadgen.cli.assertions import exit_code
+from loadgen.cli.assertions import bounds_of, exit_code, objectives_of
 from loadgen.errors import OutputError
 
 if TYPE_CHECKING:
     from analysis.frame import Frame
-    from analysis.objectives import Objective
+    from analysis.objectives import Bound, Objective
     from analysis.report.page import Part
     from loadgen.progress import Display
     from loadgen.runfile import Run
@@ -25,6 +25,17 @@ Summary = dict[str, Any]
 def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
     return exit_code(output.results([folder], folder / "report.html" if report else None))
+
+
+def output_of(given: Mapping[str, Any]) -> Output:
+    """The output that a command's options ask for. Raises PlanError for expressions that are wrong."""
+    return Output(
+        as_json=given["as_json"],
+        quiet=given["quiet"],
+        objectives=objectives_of(given["assertions"], given["junit"]),
+        bounds=bounds_of(given["goodput"]),
+        junit=given["junit"],
+    )
 
 
 class Group(NamedTuple):
@@ -45,8 +56,15 @@ class Output:
     """One command's output."""
 
     def __init__(
-        self, *, as_json: bool, quiet: bool, objectives: Sequence[Objective] = (), junit: Path | None = None
+        self,
+        *,
+        as_json: bool,
+        quiet: bool,
+        objectives: Sequence[Objective] = (),
+        bounds: Sequence[Bound] = (),
+        junit: Path | None = None,
     ) -> None:
+        self._bounds = bounds
         self._objectives = objectives
         self._junit = junit
         self._as_json = as_json
@@ -95,7 +113,7 @@ class Output:
         return summaries
 
     def _group(self, path: Path) -> Group:
-        parts = [_summarised(run, self._objectives) for run in runs_in(path)]
+        parts = [_summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)
         group = Group(path, parts, _between([part.summary for part in parts]))
@@ -145,7 +163,7 @@ def _between(summaries: list[Mapping[str, Any]]) -> Summary:
     return between(summaries)
 
 
-def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
+def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Part:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.metrics import summarise
@@ -156,6 +174,8 @@ def _summarised(path: Path, objectives: Sequence[Objective]) -> Part:
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     summary = summarise(run, frame)
+    if bounds:
+        summary["goodput"] = _goodput(frame, summary, bounds)
     if objectives:
         summary["objectives"] = _judged(frame, summary, objectives)
     write_text(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -171,6 +191,12 @@ def part_of(run: Run, frame: Frame, summary: Mapping[str, Any]) -> Part:
     return Part(run, summary, curves(frame), series(run))
 
 
+def _goodput(frame: Frame, summary: Summary, bounds: Sequence[Bound]) -> Summary:
+    from analysis.goodput import goodput
+
+    return goodput(frame, bounds, summary["requests"]["unrecorded"])
+
+
 def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> list[Summary]:
     from analysis.judging import judge
 
@@ -184,19 +210,14 @@ def _write_junit(summaries: list[Summary], file: Path) -> None:
 
 
 def _write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
-    from analysis.repeats_text import rows
-    from analysis.report.page import Extra, render
+    from analysis.report.extras import between_runs, good_requests
+    from analysis.report.page import render
 
     extras = [
-        Extra(
-            "between-runs" if place == 1 else f"between-runs-{place}",
-            "Between runs" if len(repeats) == 1 else f"Between runs of {group.folder.name}",
-            "repeats.html.j2",
-            {"between": group.between, "rows": rows(group.between or {})},
-        )
+        between_runs(group.between or {}, place, group.folder.name if len(repeats) > 1 else "")
         for place, group in enumerate(repeats, 1)
     ]
-    write_text(page, render(parts, extras=extras))
+    write_text(page, render(parts, extras=[*extras, *good_requests([part.summary for part in parts])]))
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

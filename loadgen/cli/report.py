@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.assertions import Assertions, Junit, exit_code, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, exit_code, objectives_of
 from loadgen.cli.output import Output, folder_of
 
 
@@ -30,6 +30,7 @@ def report(
         bool, Option("--serve", help="Then show the page on a free port of loopback, until Ctrl-C.")
     ] = False,
     assertions: Assertions = None,
+    goodput: Goodput = None,
     junit: Junit = None,
 ) -> None:
     """Rebuild summary.json and report.html from what a run recorded. Several runs share one page.
@@ -40,7 +41,9 @@ def report(
     """
     page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / "report.html"
     objectives = objectives_of(assertions, junit)
-    summaries = Output(as_json=as_json, quiet=quiet, objectives=objectives, junit=junit).results(runs, page)
+    summaries = Output(
+        as_json=as_json, quiet=quiet, objectives=objectives, bounds=bounds_of(goodput), junit=junit
+    ).results(runs, page)
     if serve:
         _serve(page)
     if objectives:

@@ -36,7 +36,7 @@ BAD = [
     ("ttft.p99", "there is no comparison"),
     ("ttft.p99 == 500ms", "there is no comparison"),
     ("< 500ms", "'' is no figure"),
-    ("goodput > 5", "'goodput' is no figure"),
+    ("goodput.p50 > 5", "goodput is a single figure"),
     ("TTFT.p99 < 5", "'TTFT.p99' is no figure"),
     ("1ms < ttft.p99 < 5ms", "'1ms' is no figure"),
     ("ttft < 500ms", "ttft is a distribution; say which figure of it, such as ttft.p99"),

@@ -44,7 +44,7 @@ def test_too_few_values_have_no_interval(values: list[float | None], mean: float
 @pytest.mark.parametrize("t", [-30.0, -2.0, 0.0, 0.3, 4.0])
 def test_students_t_agrees_with_scipy(freedom: float, t: float) -> None:
     """Distribution function and quantile, for whole and broken degrees of freedom."""
-    assert student_cdf(t, freedom) == pytest.approx(reference.t.cdf(t, freedom), abs=1e-12)
+    assert student_cdf(t, freedom) == pytest.approx(reference.t.cdf(t, freedom), abs=1e-9)
     for share in (0.025, 0.5, 0.9, 0.975, 0.9999):
         assert student_quantile(share, freedom) == pytest.approx(reference.t.ppf(share, freedom), rel=1e-7, abs=1e-9)
     assert beta_cdf(0.3, 2.5, freedom) == pytest.approx(reference.beta.cdf(0.3, 2.5, freedom), rel=1e-9)

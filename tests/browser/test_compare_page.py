@@ -1,0 +1,70 @@
+"""The page of a comparison with goodput, in Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from analysis.compare.comparison import Comparison, compare
+from analysis.compare.conditions import parse
+from analysis.compare.loaded import Loaded, loaded
+from analysis.compare.page import extra
+from analysis.compare.text import table
+from analysis.goodput import goodput
+from analysis.objectives import parse_bounds
+from analysis.report.extras import good_requests
+from analysis.report.page import render
+from loadgen.cli.output import part_of
+from tests.browser.conftest import NASTY
+from tests.runs import burst, footer, header, healthy, write
+
+
+def run(folder: Path, pace: float, model: str = "tiny") -> Loaded:
+    """A burst of 700 on a server of this pace."""
+    records = burst(700, 40, pace=pace)
+    first = header(700)
+    first.server["model"] = model
+    found = loaded(write(folder, [first, *records, *healthy(), footer(records)]))
+    summary = {**found.summary, "goodput": goodput(found.frame, parse_bounds(["ttft < 1s", "tpot < 30ms"]))}
+    return Loaded(found.run, found.frame, summary)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
+    """A page of two runs, B takes half as long again as A, with a hostile model name in one of them."""
+    folder = tmp_path_factory.mktemp("compared")
+    a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
+    found = compare([a], [b], conditions=parse(["e2e.p50 worse by 5%"]))
+    parts = [part_of(each.run, each.frame, each.summary) for each in (a, b)]
+    sections = [extra(found), *good_requests([each.summary for each in (a, b)])]
+    (folder / "page.html").write_text(render(parts, extras=sections), "utf-8")
+    return folder / "page.html", found
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1600, "light")])
+def test_the_comparison_opens_and_says_what_was_found(
+    browser: Browser, compared: tuple[Path, Comparison], width: int, scheme: Any, tmp_path: Path
+) -> None:
+    """No complaint, both charts drawn, the table equal to the comparison, hostile words without effect, no sideways
+    scrolling; a picture of each section can be taken."""
+    path, found = compared
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    for chart in ("comparison", "goodput"):
+        page.wait_for_selector(f"#chart-{chart} .plot-container", state="attached")
+    assert complaints == []
+    assert "owned" not in page.title()
+    rows = page.locator("#comparison table").filter(has_text="p (Holm)").locator("tbody tr").all()
+    assert [row.locator("td").last.inner_text() for row in rows] == [row["verdict"] for row in table(found.rows)]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for section in ("comparison", "goodput"):
+        page.locator(f"#{section}").screenshot(path=tmp_path / f"{section}-{width}.png")
+        assert (tmp_path / f"{section}-{width}.png").stat().st_size > 10_000
+    context.close()

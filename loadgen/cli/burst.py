@@ -7,9 +7,9 @@ from typing import Annotated
 from typer import Option
 
 from loadgen.cli import options
-from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
-from loadgen.cli.output import Output
+from loadgen.cli.output import output_of
 from loadgen.cli.run import drive
 
 
@@ -46,6 +46,7 @@ def burst(
     bind: Bind = BIND,
     join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
+    goodput: Goodput = None,
     junit: Junit = None,
     report: options.Report = True,
     as_json: options.AsJson = False,
@@ -59,6 +60,6 @@ def burst(
     given = locals()
     from loadgen.plan import Plan, plan_of
 
-    output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
+    output = output_of(given)
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
     drive(plan, out, output, report=report, spread=asked_of(given))

@@ -11,7 +11,7 @@ from loadgen.cli.quantities import seconds, span
 
 SERVERS = "vllm, tgi, lightllm or openai"
 
-N = Annotated[int | None, Option("--n", help="How many requests.")]
+N = Annotated[int | None, Option("--n", help="How many requests; or sessions, where these are asked.")]
 Arrivals = Annotated[
     str | None,
     Option(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli import options
-from loadgen.cli.assertions import Assertions, Junit, objectives_of
+from loadgen.cli.assertions import Assertions, Goodput, Junit
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
-from loadgen.cli.output import Output, finish
+from loadgen.cli.output import Output, finish, output_of
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import Asked
@@ -59,6 +59,7 @@ def run(
     bind: Bind = BIND,
     join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
     assertions: Assertions = None,
+    goodput: Goodput = None,
     junit: Junit = None,
     report: options.Report = True,
     as_json: options.AsJson = False,
@@ -72,7 +73,7 @@ def run(
     given = locals()
     from loadgen.plan import Plan, from_catalog, plan_of, read_plan
 
-    output = Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, junit), junit=junit)
+    output = output_of(given)
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}

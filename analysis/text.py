@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis import good_words, words
+from analysis import good_words, memory, words
 from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.terminal import plain, printed
@@ -144,7 +144,7 @@ def _verdict(summary: words.Summary) -> list[Text]:
         lines.append(Text(window))
     if counted := words.counters(summary):
         lines.append(Text(counted))
-    lines += [Text(plain(line)) for line in words.memory(summary)]
+    lines += [Text(plain(line)) for line in memory.sentences(summary)]
     return [*lines, *(Text(plain(warning), style="yellow") for warning in words.warnings(summary))]
 
 

@@ -12,8 +12,6 @@ UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 UNLIKELY = 0.001
 """A p-value below which a load is said to be another than the one named: one such run in a thousand is chance."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
-GPUS_NAMED = 4
-"""More GPUs than this are counted, not listed."""
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""
 NAMES = {
@@ -220,31 +218,6 @@ def delivered(summary: Summary) -> bool:
     sent = summary["delivery"]
     checks = (check for check in sent["ks"].values() if check is not None)
     return not sent["not_sent"] and all(check["p_value"] >= UNLIKELY for check in checks)
-
-
-def memory(summary: Summary) -> list[str]:
-    """What is known of memory, in a sentence each: the KV cache, the GPUs, the server's processes. Often nothing."""
-    found = summary["memory"]
-    if not found:
-        return []
-    lines = []
-    if (cache := found["kv_cache"]) and cache["peak_share"] is not None:
-        room = f" of {cache['tokens']:,} tokens" if cache["tokens"] else ""
-        lines.append(f"KV cache{room}: at most {share(cache['peak_share'])} in use, by the server's own gauge.")
-    lines += [_level(each) for each in found["gpus"][:GPUS_NAMED] if each["peak_bytes"] is not None]
-    if (more := len(found["gpus"]) - GPUS_NAMED) > 0:
-        lines.append(f"{count(more, 'more GPU')} in summary.json.")
-    if found["taken_at_start"] and lines:
-        lines.append(f"{found['taken_at_start']['note']}.")
-    held = [each for each in found["processes"] if each["on"] == "host" and each["peak_bytes"] is not None]
-    return [*lines, *(_level(each) for each in held)]
-
-
-def _level(each: Mapping[str, Any]) -> str:
-    name = f" ({each['name']})" if each["name"] else ""
-    whole = f" of {size(each['total_bytes'])}" if each.get("total_bytes") else ""
-    before = f"{size(each['idle_bytes'])} before the first request, " if each["idle_bytes"] is not None else ""
-    return f"{each['of'][0].upper()}{each['of'][1:]}{name}: {before}{size(each['peak_bytes'])} at most{whole}."
 
 
 def counters(summary: Summary) -> str:

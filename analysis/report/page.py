@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis import words
+from analysis import memory, words
 from analysis.asked import asked
 from analysis.metrics import METRICS
 from analysis.report import machines, objectives, said, tables
@@ -136,7 +136,7 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "trust": tables.trust(summary),
         "objectives": objectives.kept(summary),
         "said": said.captions(part.curves),
-        "memory": words.memory(summary),
+        "memory": memory.sentences(summary),
         "not_measured": machines.not_measured(summary),
         "window": words.window(summary),
         "sending": words.delivery(summary),

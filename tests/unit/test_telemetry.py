@@ -11,7 +11,7 @@ import pytest
 from analysis import words
 from analysis.counters import counters
 from analysis.gather import frame_of_run
-from analysis.memory import memory
+from analysis.memory import memory, sentences
 from analysis.metrics import summarise
 from analysis.telemetry import series
 from analysis.text import render
@@ -34,7 +34,7 @@ def test_a_run_without_telemetry_says_nothing(tmp_path: Path) -> None:
     summary = summarise(run)
     assert series(run) == []
     assert (summary["memory"], summary["server_counters"]) == ({}, {})
-    assert words.memory(summary) == []
+    assert sentences(summary) == []
     assert words.counters(summary) == ""
 
 
@@ -276,7 +276,7 @@ def test_memory_in_words(tmp_path: Path) -> None:
         line("host", 1, memory_used_bytes=GIB, processes=[{"pid": 9, "rss_bytes": 100 << 20, "members": 2}]),
     ]
     facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
-    said = words.memory(summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts)))
+    said = sentences(summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts)))
     assert said == [
         "KV cache of 120,000 tokens: at most 31 % in use, by the server's own gauge.",
         "GPU 0 (A800): 70.0 GiB before the first request, 70.0 GiB at most of 80.0 GiB.",

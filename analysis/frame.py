@@ -74,6 +74,8 @@ class Frame:
     due_ns: Floats
     sent_ns: Floats
     sent_end_ns: Floats
+    first_byte_ns: Floats
+    """The newest byte of the first read."""
     end_ns: Floats
     """The dialect's end marker, or the instant the request was given up, or its last chunk where neither is known."""
     first_ns: Floats

@@ -136,7 +136,7 @@ def _block(records: Sequence[Record]) -> Block:
         "output_asked": _instants(records, "output_tokens_asked"),
         "output_reported": _instants(records, "output_tokens"),
         "first_token_merged": np.fromiter((record.first_token_merged for record in records), np.bool_, len(records)),
-        **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns")},
+        **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
         **{name: _numbers(records, name) for name in NUMBERS},
     }
 

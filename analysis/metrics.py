@@ -52,7 +52,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "requests": facts.request_counts(run, frame),
         "tokens": facts.token_counts(frame),
         "window": _window(frame),
-        "throughput": _throughput(frame, health["error_bar_s"]),
+        "throughput": _throughput(frame, health),
         "latency": latency,
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)}
@@ -77,8 +77,10 @@ def _described(metric: Metric, frame: Frame) -> dict[str, Any]:
     return stats.describe(metric.values(frame), formulas.group_offsets(metric.per, frame))
 
 
-def _throughput(frame: Frame, error_bar_s: float | None) -> dict[str, float | None]:
-    """The figures, and the share by which they may be off because each end of the window is off by an error bar."""
+def _throughput(frame: Frame, health: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures, and the share by which they may be off because each end of the window is off by an error bar: that
+    of an answer's end for a whole run, else that of the tokens at the window's ends."""
+    error_bar_s = health["error_bar_e2e_s" if frame.window is None else "error_bar_s"]
     figures = {name: _single(METRICS[name], frame) for name in THROUGHPUT}
     window = formulas.window_ns(frame)
     if window is None or error_bar_s is None:

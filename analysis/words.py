@@ -164,13 +164,23 @@ def believe(summary: Summary) -> str:
     """The client's verdict on itself and the error bar of its stamps."""
     client = summary["client"]
     stamps = "the kernel" if client["stamps"] == "kernel" else "the program itself, not the kernel"
-    bar = f"stamps by {stamps}, error bar ±{duration(client['error_bar_s'], 2)}"
-    if client["error_bar_s"] is None:
-        bar = f"stamps by {stamps}, error unknown"
+    bar = f"stamps by {stamps}, {error_bars(client)}"
     verdict = (
         "The client kept up" if client["verdict"] == "ok" else "The client, not the server, may have been the limit"
     )
     return f"{verdict}: {bar}{calibrated(summary)}."
+
+
+def error_bars(client: Mapping[str, Any]) -> str:
+    """That of a token alone in its read; of TTFT, TPOT and ITL where tokens that were not make them wider."""
+    alone_s = client["error_bar_e2e_s"]
+    if alone_s is None:
+        return "error unknown"
+    if client["error_bar_ttft_s"] <= alone_s and client["error_bar_itl_s"] <= 2 * alone_s:
+        return f"error bar ±{duration(alone_s, 2)}"
+    bars = {name: client[f"error_bar_{name}_s"] for name in ("ttft", "tpot", "itl")}
+    said = ", ".join(f"{name.upper()} ±{duration(bar, 2)}" for name, bar in bars.items() if bar is not None)
+    return f"error bars {said} (several tokens came in one read)"
 
 
 def calibrated(summary: Summary) -> str:

@@ -49,6 +49,8 @@ FACTORS, FACTORS_WIDE = 161, 10.0
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
 
+BARS = {"ttft": "ttft", "ttft_due": "ttft", "tpot": "tpot", "icl": "itl", "itl": "itl"}
+
 
 class Samples(NamedTuple):
     """Samples of one latency in the order of time."""
@@ -138,9 +140,11 @@ def server_error(piece: float, stretch: float) -> float:
     return piece / math.sqrt(min(PIECES, max(1.0, stretch * PIECES)))
 
 
-def stamp_error(a: Loaded, b: Loaded, value_a: float, value_b: float) -> float:
-    """Of the logarithm of the ratio of two durations in seconds, from the error bars of their runs."""
-    return math.hypot(_stamped(a, value_a), _stamped(b, value_b))
+def stamp_error(name: str, a: Loaded, b: Loaded, value_a: float, value_b: float) -> float:
+    """Of the logarithm of the ratio of two durations in seconds, from the error bars of their runs. A duration that is
+    none of TTFT, TPOT, ICL or ITL ends with an answer, as E2E does."""
+    bar = f"error_bar_{BARS.get(name, 'e2e')}_s"
+    return math.hypot(_stamped(a, bar, value_a), _stamped(b, bar, value_b))
 
 
 def span_s(run: Loaded) -> float:
@@ -199,8 +203,8 @@ def _steps(run: Loaded) -> float:
     return span_s(run) / gap_s if gap_s else 0.0
 
 
-def _stamped(run: Loaded, value_s: float) -> float:
-    bar = run.summary["client"]["error_bar_s"] or 0.0
+def _stamped(run: Loaded, name: str, value_s: float) -> float:
+    bar = run.summary["client"][name] or 0.0
     return bar / ERROR_BARS / value_s if value_s > 0 else 0.0
 
 

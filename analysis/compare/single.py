@@ -96,7 +96,7 @@ def _quantile(name: str, statistic: str, a: Loaded, b: Loaded, piece: float) -> 
         noise.quantile_error(samples_a, share, random) ** 2
         + noise.quantile_error(samples_b, share, random) ** 2
         + _of_server(name, a, b, piece, (value_a, value_b)) ** 2
-        + noise.stamp_error(a, b, value_a, value_b) ** 2
+        + noise.stamp_error(name, a, b, value_a, value_b) ** 2
     )
     if not math.isfinite(error):
         return untold(figure, "s", "lower", SHORT)
@@ -109,7 +109,7 @@ def _rate(figure: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if not all(len(each) and each[0] > 0 for each in values) or not math.isfinite(piece):
         return untold(figure, "per second", "higher", SHORT)
     spans = noise.span_s(a), noise.span_s(b)
-    error = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(a, b, *spans))
+    error = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(figure, a, b, *spans))
     both = float(values[0][0]), float(values[1][0])
     return _row(figure, "per second", "higher", both, error, min(_requests(a), _requests(b)))
 
@@ -120,7 +120,7 @@ def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if min(len(samples_a.values), len(samples_b.values)) < stats.samples_needed(0.5):
         return untold(figure, "share", "lower", f"too few samples: {stats.samples_needed(0.5)} are needed")
     medians = noise.quantile(samples_a, 0.5), noise.quantile(samples_b, 0.5)
-    together = math.hypot(_of_server(name, a, b, piece, medians), noise.stamp_error(a, b, *medians))
+    together = math.hypot(_of_server(name, a, b, piece, medians), noise.stamp_error(name, a, b, *medians))
     if not math.isfinite(together):
         return untold(figure, "share", "lower", SHORT)
     share, error, p = noise.superiority(samples_a, samples_b, together)

@@ -187,6 +187,9 @@ SHOWN = (
 )
 CLIENT_FIGURES = {
     "error_bar_s": "Error bar of a stamp",
+    "error_bar_ttft_s": "Error bar of TTFT",
+    "error_bar_tpot_s": "Error bar of TPOT",
+    "error_bar_itl_s": "Error bar of ITL",
     "late_p50_s": "Reads late, median",
     "late_p99_s": "Reads late, p99",
     "late_max_s": "Reads late, largest",

@@ -115,7 +115,7 @@ def test_figures_stay_right_and_the_verdict_names_the_cause(
 
 def test_first_tokens_that_waited_for_others_are_marked_and_bounded(tmp_path: Path) -> None:
     """A client stopped while several tokens come reads them at once, with the newest stamp: each such answer is marked,
-    its TTFT is never too small, and too large by no more than the time the client was away; its error bar holds that."""
+    its TTFT is never too small, and too large by no more than the client was away; its error bar holds that."""
     run, log = held_back(stop, 0.05, 20, tmp_path)
     seen = compare(run, read_log(log))
     assert seen.merged == N

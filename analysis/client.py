@@ -73,7 +73,7 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "stall_max_s": _most(samples, "stall_ns_max"),
         "first_token_merged": int(frame.first_token_merged[measured].sum()),
         "reopened": int(frame.reopened[measured].sum()),
-        "worker_lost": _lost(frame),
+        "worker_lost": _ended(frame, "worker_lost"),
         "workers": len({sample.worker for sample in samples}),
         "samples": len(samples),
     }
@@ -86,7 +86,7 @@ def _beside(figures: Mapping[str, Any], frame: Frame, latency: Mapping[str, Mapp
         "error_share": _ratio(bar, latency["ttft_s"]["p50"]),
         "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),
         "coalesced_late_share": figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0,
-        "dropped": int((frame.dropped & frame.measured).sum()),
+        "dropped": _ended(frame, "dropped"),
     }
 
 
@@ -94,8 +94,8 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _lost(frame: Frame) -> int:
-    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == "worker_lost")
+def _ended(frame: Frame, kind: str) -> int:
+    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == kind)
 
 
 def _stamps(run: Run, frame: Frame) -> str:

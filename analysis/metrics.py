@@ -17,6 +17,7 @@ from analysis.frame import Floats, Frame
 from analysis.gather import frame_of_run
 from analysis.machines import machines, skew_range_s
 from analysis.memory import memory
+from analysis.turns import turns
 from loadgen.runfile import Run
 
 
@@ -44,7 +45,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
     health = client.health(run, frame, latency)
     facts_of_run = facts.run_facts(run, frame)
-    rows, on = frame.measured, machines(run, frame)
+    rows, on, by_turn = frame.measured, machines(run, frame), turns(frame)
     starts = rows & ~frame.later_turn  # turns of a session follow its answers
     return {
         "run": facts_of_run,
@@ -62,6 +63,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "server_counters": counters(run, frame),
         "client": health,
         **({"machines": on} if on else {}),
+        **({"turns": by_turn} if by_turn else {}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis import good_words, memory, words
+from analysis import good_words, memory, turns_text, words
 from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.terminal import plain, printed
@@ -25,6 +25,7 @@ def render(summary: words.Summary, *, width: int = 80, colour: bool = False) -> 
 
 def _parts(summary: words.Summary) -> list[Any]:
     parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_thin(summary), ""]
+    parts += _turns(summary)
     if summary["requests"]["errors"]:
         parts += [_failures(summary), ""]
     return [*parts, *_verdict(summary), *_objectives(summary)]
@@ -100,6 +101,30 @@ def _thin(summary: words.Summary) -> list[Text]:
     if not any(summary["latency"][name]["thin"] for name in LATENCIES):
         return []
     return [Text("n<N: n too small, the percentile needs N independent samples to mean something.", style="dim")]
+
+
+def _turns(summary: words.Summary) -> list[Any]:
+    """Latency by turn, where the run was of sessions."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not (found := summary.get("turns")):
+        return []
+    mark, title = words.simulated(summary), "latency by turn"
+    table = Table(
+        box=None,
+        padding=(0, 1, 0, 0),
+        title=f"{mark}  {title}" if mark else title,
+        title_justify="left",
+        title_style="dim",
+        header_style="dim",
+    )
+    for head in turns_text.HEADS:
+        table.add_column(head, justify="right")
+    for turn in found[: turns_text.SHOWN_MAX]:
+        table.add_row(*turns_text.cells(turn))
+    more = turns_text.left_out(summary)
+    return [table, *([Text(more, style="dim")] if more else []), ""]
 
 
 def _failures(summary: words.Summary) -> Table:

@@ -116,7 +116,11 @@ def started(summary: Summary) -> str:
 def endings(summary: Summary) -> str:
     """How the requests ended, in one sentence."""
     requests = summary["requests"]
-    parts = [f"{requests[state]:,} {state}" for state in ("failed", "truncated", "dropped") if requests[state]]
+    never = requests["errors"].get("session_ended", 0)
+    counts = {**requests, "dropped": requests["dropped"] - never}
+    parts = [f"{counts[state]:,} {state}" for state in ("failed", "truncated", "dropped") if counts[state]]
+    if never:
+        parts.append(f"{never:,} never sent, as {'its' if never == 1 else 'their'} session had ended")
     if requests["unrecorded"]:
         parts.append(f"{requests['unrecorded']:,} without a record")
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
@@ -207,7 +211,8 @@ def delivery(summary: Summary) -> str:
     sent = summary["delivery"]
     if not sent["asked"]:
         return ""
-    parts = [f"{sent['sent']:,} of {count(sent['asked'], 'request')} sent"]
+    noun, gone = ("session", "begun") if of_sessions(summary) else ("request", "sent")
+    parts = [f"{sent['sent']:,} of {count(sent['asked'], noun)} {gone}"]
     rate, variation, check = sent["rate_per_s"], sent["cv"], sent["ks"]["sent"]
     if rate["named"] is not None and rate["sent"] is not None:
         parts.append(f"{significant(rate['sent'], 4)} per second ({significant(rate['named'], 4)} named)")
@@ -221,6 +226,11 @@ def delivery(summary: Summary) -> str:
     if sent["late_s"] is not None:
         parts.append(f"99 % at most {duration(sent['late_s']['p99'])} late")
     return f"{', '.join(parts)}."
+
+
+def of_sessions(summary: Summary) -> bool:
+    """Whether arrivals and the number asked count sessions of several turns."""
+    return (summary["run"]["workload"] or "").startswith("multi-turn")
 
 
 def delivered(summary: Summary) -> bool:

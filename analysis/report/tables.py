@@ -123,8 +123,9 @@ def failure_rows(summary: Summary) -> list[dict[str, Any]]:
 def delivery_rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
     """What the load was by its name, by its due instants and as it was sent: title, and one text per run."""
     found = [summary["delivery"] for summary in summaries]
-    rows = [(title, [f"{each[key]:,}" for each in found]) for key, title in DELIVERY_COUNTS.items()]
-    for key, title in {"rate_per_s": "Requests per second", "cv": "Variation of the gaps"}.items():
+    what = "Sessions" if all(map(words.of_sessions, summaries)) else "Requests"
+    rows = [(f"{what} {title}", [f"{each[key]:,}" for each in found]) for key, title in DELIVERY_COUNTS.items()]
+    for key, title in {"rate_per_s": f"{what} per second", "cv": "Variation of the gaps"}.items():
         for side, of in DELIVERY_SIDES.items():
             rows.append((f"{title}, {of}", [words.significant(each[key][side], 4) for each in found]))
     for side in ("due", "sent"):
@@ -208,7 +209,8 @@ CLIENT_FIGURES = {
 }
 
 
-DELIVERY_COUNTS = {"asked": "Requests due", "sent": "Requests sent", "not_sent": "Requests not sent"}
+DELIVERY_COUNTS = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
+"""Of sessions their first turns are meant."""
 DELIVERY_SIDES = {"named": "as named", "due": "as due", "sent": "as sent"}
 
 

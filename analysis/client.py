@@ -20,7 +20,9 @@ KERNEL_STAMP_ERROR_S = 20e-6
 """99 % of kernel stamps lie within 0.011 ms of the server's own log (docs, concepts/stamps), rounded up generously."""
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step."""
-UNKNOWN_BARS = dict.fromkeys((f"error_bar{of}_s" for of in ("", "_ttft", "_tpot", "_itl", "_e2e")), None)
+UNKNOWN_BARS = dict.fromkeys(
+    (f"error_{of}_s" for of in ("bar", "bar_ttft", "ttft_p50", "bar_tpot", "bar_itl", "bar_e2e")), None
+)
 BUCKETS_PER_OCTAVE = 4
 SAMPLE_S_MIN = 0.5
 """A shorter health sample says nothing about how busy a second was."""
@@ -81,7 +83,7 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
 
 def _beside(figures: Mapping[str, Any], frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Figures that have a limit and no place in the summary: they follow from others there."""
-    bar = figures["error_bar_ttft_s" if _was_away(figures) else "error_bar_e2e_s"]
+    bar = figures["error_ttft_p50_s" if _was_away(figures) else "error_bar_e2e_s"]
     return {
         "error_share": _ratio(bar, latency["ttft_s"]["p50"]),
         "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),

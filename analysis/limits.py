@@ -23,7 +23,7 @@ class Limit:
 
 
 LIMITS = (
-    Limit("error_share", "error bar beside the median TTFT", 0.05, "the figures are not worth their digits"),
+    Limit("error_share", "error of the median TTFT, beside it", 0.05, "the figures are not worth their digits"),
     Limit(
         "send_late_share",
         "sends late, p99 beside the median E2E",

@@ -51,7 +51,7 @@ class _Reads(NamedTuple):
 
 def error_bars(frame: Frame, own: Own) -> dict[str, float | None]:
     """What 99 % of the stamps, TTFTs, TPOTs and ITLs of the complete requests are off by at most, and E2E, which ends
-    with the newest token of a read, in seconds. None where there is no sample of it."""
+    with the newest token of a read; and what the median TTFT is off by. In seconds, None where there is no sample."""
     off_first_ns = np.zeros(len(frame))
     stamps, gaps = _Counted(), _Counted()
     for reads in _merged(frame, own.away_s):
@@ -61,9 +61,11 @@ def error_bars(frame: Frame, own: Own) -> dict[str, float | None]:
     chunks = frame.chunk_counts[frame.sampled]
     later = (frame.output_tokens - frame.first_tokens)[frame.sampled]
     off_first_s = off_first_ns[frame.sampled] / 1e9
+    ttft_s = (frame.first_ns - frame.sent_ns)[frame.sampled] / 1e9
     return {
         "error_bar_s": own.stamp_s + stamps.quantile_ns(int(chunks.sum())) / 1e9,
         "error_bar_ttft_s": own.stamp_s + (_quantile(off_first_s) or 0.0),
+        "error_ttft_p50_s": own.stamp_s + _median(ttft_s) - _median(ttft_s - off_first_s),
         "error_bar_tpot_s": _quantile((off_first_s + own.pair_s)[later > 0] / later[later > 0]),
         "error_bar_itl_s": own.pair_s + gaps.quantile_ns(int(np.maximum(chunks - 1, 0).sum())) / 1e9,
         "error_bar_e2e_s": own.stamp_s,
@@ -91,6 +93,13 @@ class _Counted:
 
 def _quantile(values: Floats) -> float | None:
     return float(np.percentile(values, 100 * SHARE, method="inverted_cdf")) if len(values) else None
+
+
+def _median(values: Floats) -> float:
+    """If each of some values is less by something unknown, their median lies between that of all of them lessened and
+    this."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else 0.0
 
 
 def _merged(frame: Frame, away_s: float | None) -> Iterator[_Reads]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -161,15 +162,20 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     placed_b, placed_a = _placements(b.values, ordered), _placements(a.values, np.sort(b.values))
     share = float(placed_b.mean())
     own = math.sqrt(mean_variance(placed_a, a) + mean_variance(placed_b, b))
-    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS)
-    reached = np.array([student_cdf(float(step), FREEDOM) for step in steps])
-    chances = np.diff(reached, prepend=0.0)
     beyond = 0.0
-    for step, chance in zip(steps, chances, strict=True):
+    for step, chance in _factors():
         moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
         beyond += chance * _normal_cdf((0.5 - moved) * (1 if share >= 0.5 else -1), own)
     p = min(1.0, 2 * beyond)
     return share, _error_of(p, share - 0.5, own), p
+
+
+@cache
+def _factors() -> list[tuple[float, float]]:
+    """In standard errors how large a factor may be, and how likely it is to be about that large."""
+    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS).tolist()
+    reached = [student_cdf(step, FREEDOM) for step in steps]
+    return list(zip(steps, np.diff(reached, prepend=0.0).tolist(), strict=True))
 
 
 def quantile(samples: Samples, share: float) -> float:

@@ -17,7 +17,7 @@ from analysis.compare.loaded import Loaded, loaded
 from analysis.compare.noise import Samples, parts
 from analysis.compare.verdicts import Row
 from analysis.compare.work import differences
-from benchmarks.same_server import SCENES, alarms, one_run
+from benchmarks.same_server import TUNING, alarms, one_run
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
 from tests.runs import burst, failed, footer, header, healthy, write
@@ -224,7 +224,7 @@ def test_sides_are_told_apart() -> None:
             sides(runs, line)
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scene", TUNING, ids=lambda scene: scene.name)
 def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
     """200 pairs of runs in all, of an engine whose steps vary, linger and stall: at most 5 % of them raise any alarm.
 
@@ -239,6 +239,6 @@ def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
 
 def test_a_server_twice_as_slow_is_worse() -> None:
     """In one run each, and from its raw samples: throughput and end-to-end latency."""
-    found = compare([one_run(SCENES[1], 1, 400, output=32)], [one_run(SCENES[1], 2, 400, output=32, slower=2.0)])
+    found = compare([one_run(TUNING[1], 1, 400, output=32)], [one_run(TUNING[1], 2, 400, output=32, slower=2.0)])
     called = {each.figure: each.verdict for each in found.rows}
     assert (called["output_tokens_per_s"], called["e2e.p50"], called["ttft.pairs"]) == ("worse", "worse", "worse")

@@ -14,6 +14,7 @@ from analysis.compare.samples import samples_of
 from analysis.compare.verdicts import Direction, Row, ends, p_value
 from analysis.metrics import METRICS
 from analysis.objectives import LATENCIES, RATES
+from analysis.repeats import ended
 
 SEED = 20_030_711
 """Of the bootstrap: the same runs give the same figures."""
@@ -30,7 +31,7 @@ def rows(a: Loaded, b: Loaded, figures: Sequence[str]) -> Iterator[Row]:
         if name in RATES:
             yield _rate(figure, a, b, piece)
         elif name == "complete":
-            yield shares(_ended(a), _ended(b))
+            yield shares(ended(a.summary), ended(b.summary))
         elif statistic == "pairs":
             yield _pairs(name, a, b, piece)
         elif name in LATENCIES:
@@ -175,11 +176,6 @@ def _row(figure: str, unit: str, direction: Direction, both: tuple[float, float]
 
 def _requests(run: Loaded) -> int:
     return int(run.frame.sampled.sum())
-
-
-def _ended(run: Loaded) -> tuple[int, int]:
-    requests = run.summary["requests"]
-    return requests["complete"], requests["sent"] + requests["dropped"] + requests["unrecorded"]
 
 
 def _wilson(successes: int, count: int) -> tuple[float, float, float]:

@@ -50,7 +50,7 @@ def compare(a: Sequence[Path], b: Sequence[Path]) -> dict[str, Any]:
 
 
 def test_fewer_sequences_at_once_are_worse(repeats: dict[str, list[Path]]) -> None:
-    """--max-num-seqs 4 against 64: less throughput, later first tokens, later ends; and the work was otherwise equal."""
+    """--max-num-seqs 4 against 64: less throughput, later first tokens, later ends; the work was otherwise equal."""
     found = compare(repeats["wide"], repeats["narrow"])
     verdicts = {row["figure"]: row["verdict"] for row in found["rows"]}
     assert {verdicts[name] for name in ("output_tokens_per_s", "ttft.p50", "e2e.p50")} == {"worse"}

@@ -96,7 +96,7 @@ REPEATED = (
     Scene("bursts, 32 at a time, runs vary by 2 %", "vllm", 32, None, chance=Chance(run_cv=0.02)),
     Scene("open loops, 8 per second, runs vary by 2 %", "vllm", None, 8.0, chance=Chance(run_cv=0.02)),
 )
-FIRST_SEED = {"tuning": 0, "fresh": 7_000_000, "repeats": 9_000_000}
+FIRST_SEED = {"tuning": 12_000_000, "fresh": 11_000_000, "repeats": 9_000_000}
 
 
 def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, output: int = OUTPUT) -> Loaded:
@@ -187,7 +187,8 @@ def _table(title: str, scene: Scene, compared: Sequence[Comparison]) -> None:
     called = [alarms(found) for found in compared]
     each = Counter(figure for figures in called for figure in figures)
     any_share = sum(bool(figures) for figures in called) / len(compared)
-    cells = " | ".join(f"{each[figure] / len(compared):.0%}" for figure in FIGURES)
+    tested = {row.figure for found in compared for row in found.rows if row.p_value is not None}
+    cells = " | ".join(f"{each[figure] / len(compared):.0%}" if figure in tested else "" for figure in FIGURES)
     print(f"| {title} | {scene.name} | **{any_share:.1%}** | {cells} |", flush=True)
 
 

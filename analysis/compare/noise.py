@@ -12,7 +12,8 @@ are told apart, and their variances added:
                  the same shares of it were done; how much the pieces' relative lengths vary says how much all may.
     stamps       the error bars of the two runs.
 
-What differs between whole runs (another card, its temperature, a neighbour) is in none of them: only repeats show it.
+What differs between whole runs (another card, its temperature, a neighbour) is in none of them, and only repeats show
+it. As it is never nothing, it is taken to be RUNS_DIFFER.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ REPLICATES = 2000
 PROGRESS_POINTS = 512
 FACTORS, FACTORS_WIDE = 161, 10.0
 """Over how many factors a p-value is averaged, and how many standard errors they reach."""
+RUNS_DIFFER = 0.02
+"""Standard deviation of the logarithm of the ratio of two runs' times, from what makes whole runs differ. An allowance
+and no measurement: without it open loops whose runs vary by 2 % were called different in one pair of eight."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
 

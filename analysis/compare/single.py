@@ -18,7 +18,7 @@ from analysis.repeats import ended
 
 SEED = 20_030_711
 """Of the bootstrap: the same runs give the same figures."""
-TEST = "bootstrap of the quantile, steps and stamps"
+TEST = "bootstrap of the quantile, steps, stamps, and what runs differ by"
 PAIRS = "Mann-Whitney"
 SHORT = "the run is too short to show how the server varies; repeats would"
 
@@ -98,6 +98,7 @@ def _quantile(name: str, statistic: str, a: Loaded, b: Loaded, piece: float) -> 
         + noise.quantile_error(samples_b, share, random) ** 2
         + _of_server(name, a, b, piece, (value_a, value_b)) ** 2
         + noise.stamp_error(a, b, value_a, value_b) ** 2
+        + noise.RUNS_DIFFER**2
     )
     if not math.isfinite(error):
         return untold(figure, "s", "lower", SHORT)
@@ -110,7 +111,7 @@ def _rate(figure: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if not all(len(each) and each[0] > 0 for each in values) or not math.isfinite(piece):
         return untold(figure, "per second", "higher", SHORT)
     spans = noise.span_s(a), noise.span_s(b)
-    error = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(a, b, *spans))
+    error = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(a, b, *spans), noise.RUNS_DIFFER)
     both = float(values[0][0]), float(values[1][0])
     return _row(figure, "per second", "higher", both, error, min(_requests(a), _requests(b)))
 
@@ -121,7 +122,8 @@ def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if min(len(samples_a.values), len(samples_b.values)) < stats.samples_needed(0.5):
         return untold(figure, "share", "lower", f"too few samples: {stats.samples_needed(0.5)} are needed")
     medians = noise.quantile(samples_a, 0.5), noise.quantile(samples_b, 0.5)
-    together = math.hypot(_of_server(name, a, b, piece, medians), noise.stamp_error(a, b, *medians))
+    seen = _of_server(name, a, b, piece, medians), noise.stamp_error(a, b, *medians)
+    together = math.hypot(*seen, noise.RUNS_DIFFER)
     if not math.isfinite(together):
         return untold(figure, "share", "lower", SHORT)
     share, error, p = noise.superiority(samples_a, samples_b, together)

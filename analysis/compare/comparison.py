@@ -21,8 +21,8 @@ FIGURES = (
 )
 """What is compared unless more is asked: few, because each question more makes every answer weaker."""
 ONE_RUN_EACH = (
-    f"One run each: the intervals hold chance within a run, and an allowance of {RUNS_DIFFER * 100:g} % for what makes "
-    "two runs differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
+    f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes two runs "
+    "differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
 )
 
 
@@ -48,7 +48,7 @@ class Comparison:
         """As plain values; what cannot be tested is None."""
         found = asdict(self)
         found["rows"] = [
-            {name: value for name, value in asdict(row).items() if name not in ("error", "freedom")}
+            {name: value for name, value in asdict(row).items() if name not in ("error", "error_least", "freedom")}
             for row in self.rows
         ]
         return found

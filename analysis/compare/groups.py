@@ -78,13 +78,13 @@ def row(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> Ro
         effect, error, freedom = plain
         return Row(
             figure, unit, direction, mean_a, mean_b, effect, ends(*plain), None, None, p_value(*plain), test,
-            error, freedom, few, "runs",
+            error, freedom, 0.0, few, "runs",
         )  # fmt: skip
     effect, error, freedom = welch([math.log(value) for value in known_a], [math.log(value) for value in known_b])
     low, high = (math.exp(end) for end in ends(effect, error, freedom))
     return Row(
         figure, unit, direction, mean_a, mean_b, mean_b - mean_a, ends(*plain), math.exp(effect), (low, high),
-        p_value(effect, error, freedom), test, error, freedom, few, "runs",
+        p_value(effect, error, freedom), test, error, freedom, 0.0, few, "runs",
     )  # fmt: skip
 
 

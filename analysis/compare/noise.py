@@ -13,7 +13,7 @@ are told apart, and their variances added:
     stamps       the error bars of the two runs.
 
 What differs between whole runs (another card, its temperature, a neighbour) is in none of them, and only repeats show
-it. As it is never nothing, it is taken to be RUNS_DIFFER.
+it. As it is never nothing, no error is taken to be below RUNS_DIFFER.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ PROGRESS_POINTS = 512
 FACTORS, FACTORS_WIDE = 161, 10.0
 """Over how many factors a p-value is averaged, and how many standard errors they reach."""
 RUNS_DIFFER = 0.02
-"""Standard deviation of the logarithm of the ratio of two runs' times, from what makes whole runs differ. An allowance
-and no measurement: without it open loops whose runs vary by 2 % were called different in one pair of eight."""
+"""By how much the times of two runs differ (standard deviation of the logarithm of their ratio) even where chance within
+them is less. An allowance and no measurement: without it open loops whose runs vary by 2 % were called different in one
+pair of eight. It is a floor and not added, because Student's t with FREEDOM leaves a burst room enough for it."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
 

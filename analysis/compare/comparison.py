@@ -21,7 +21,7 @@ FIGURES = (
 )
 """What is compared unless more is asked: few, because each question more makes every answer weaker."""
 ONE_RUN_EACH = (
-    f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes two runs "
+    f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes runs "
     "differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
 )
 

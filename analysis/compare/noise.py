@@ -49,9 +49,9 @@ PROGRESS_POINTS = 512
 FACTORS, FACTORS_WIDE = 161, 10.0
 """Over how many factors a p-value is averaged, and how many standard errors they reach."""
 RUNS_DIFFER = 0.02
-"""By how much the times of two runs differ (standard deviation of the logarithm of their ratio) even where chance within
-them is less. An allowance and no measurement: without it open loops whose runs vary by 2 % were called different in one
-pair of eight. It is a floor and not added, because Student's t with FREEDOM leaves a burst room enough for it."""
+"""By how much the times of two runs differ (standard deviation of the logarithm of their ratio) even where chance
+within them is less. An allowance and no measurement: without it open loops whose runs vary by 2 % were called different
+in one pair of eight. It is a floor and not added: Student's t with FREEDOM leaves a burst room enough for it."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
 

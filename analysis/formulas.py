@@ -89,12 +89,12 @@ def output_tokens_per_second(frame: Frame) -> Floats:
 
 
 def total_tokens_per_second(frame: Frame) -> Floats:
-    """Generated tokens, and prompt tokens of requests whose first token arrived inside, per second of the window.
-
-    A prompt of unknown length, which the server did not report either, counts as none.
-    """
+    """Generated tokens, and prompt tokens of requests whose first token arrived inside, per second of the window; none
+    where nobody said how long a prompt was."""
     answered = frame.sent & ~np.isnan(frame.first_ns) & _within(frame, frame.first_ns)
-    return _per_second(_tokens_inside(frame) + float(np.nansum(frame.prompt_tokens[answered])), frame)
+    if np.isnan(frame.prompt_tokens[answered]).any():
+        return np.empty(0)
+    return _per_second(_tokens_inside(frame) + float(frame.prompt_tokens[answered].sum()), frame)
 
 
 def tail_share(frame: Frame) -> Floats:

@@ -24,7 +24,7 @@ def render(summary: words.Summary, *, width: int = 80, colour: bool = False) -> 
 
 
 def _parts(summary: words.Summary) -> list[Any]:
-    parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_thin(summary), ""]
+    parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_below_table(summary), ""]
     parts += _turns(summary)
     if summary["requests"]["errors"]:
         parts += [_failures(summary), ""]
@@ -53,8 +53,11 @@ def _headline(summary: words.Summary) -> Table:
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column()
     table.add_row("Output", f"{words.significant(throughput['output_tokens_per_s'], 4)} tokens/s", words.tail(summary))
-    table.add_row("Output and prompts", f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s", "")
-    took = f"in {words.duration(run['duration_s'])}"
+    both = f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s"
+    table.add_row("Output and prompts", both, words.rate_interval(summary, "total_tokens_per_s"))
+    took = "; ".join(
+        filter(None, (words.rate_interval(summary, "requests_per_s"), f"in {words.duration(run['duration_s'])}"))
+    )
     table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)
     if summary["run"]["arrivals"] == "burst":
         table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), words.skew(summary))
@@ -95,12 +98,15 @@ def _latency_cells(described: words.Summary) -> list[str]:
     return [unit, *cells]
 
 
-def _thin(summary: words.Summary) -> list[Text]:
+def _below_table(summary: words.Summary) -> list[Text]:
     from rich.text import Text
 
-    if not any(summary["latency"][name]["thin"] for name in LATENCIES):
-        return []
-    return [Text("n<N: n too small, the percentile needs N independent samples to mean something.", style="dim")]
+    lines = []
+    if any(summary["latency"][name]["thin"] for name in LATENCIES):
+        lines.append("n<N: n too small, the percentile needs N independent samples to mean something.")
+    if shared := words.burst_intervals(summary):
+        lines.append(shared)
+    return [Text(line, style="dim") for line in lines]
 
 
 def _turns(summary: words.Summary) -> list[Any]:

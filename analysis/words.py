@@ -269,14 +269,27 @@ def objective(entry: Mapping[str, Any]) -> str:
     return f"{entry['objective']}: {entry['said']}{out}"
 
 
+def rate_interval(summary: Summary, rate: str) -> str:
+    """The 95 % interval of a rate; empty where the run cannot tell it."""
+    ends = summary["throughput"]["ci95"].get(rate)
+    return f"95 %: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
+
+
 def tail(summary: Summary) -> str:
-    """How exactly throughput was timed, and how much of the time the server was running empty."""
+    """How exactly output throughput is known and was timed, and how much of the time the server was running empty."""
     figures = summary["throughput"]
     parts = {"timed to ±{}": figures["error_share"], "{} of it was tail": figures["tail_share"]}
     said = [text.format(share(value)) for text, value in parts.items() if value is not None]
     if steady := figures.get("steady_output_tokens_per_s"):
         said.append(f"{significant(steady, 4)} before it")
-    return "; ".join(said)
+    return "; ".join(filter(None, (rate_interval(summary, "output_tokens_per_s"), *said)))
+
+
+def burst_intervals(summary: Summary) -> str:
+    """What the intervals of a burst are of, in a line; empty for other runs."""
+    if summary["run"]["arrivals"] != "burst" or not summary["requests"]["complete"]:
+        return ""
+    return "Requests share one queue: only --repeats shows how another burst would differ."
 
 
 def warnings(summary: Summary) -> list[str]:

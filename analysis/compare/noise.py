@@ -12,13 +12,15 @@ are told apart, and their variances added:
                  the same shares of it were done; how much the pieces' relative lengths vary says how much all may.
     stamps       the error bars of the two runs.
 
-What differs between whole runs (another card, its temperature, a neighbour) is in none of them: only repeats show it.
+What differs between whole runs (another card, its temperature, a neighbour) is in none of them, and only repeats show
+it. As it is never nothing, no error is taken to be below RUNS_DIFFER.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -46,6 +48,10 @@ REPLICATES = 2000
 PROGRESS_POINTS = 512
 FACTORS, FACTORS_WIDE = 161, 10.0
 """Over how many factors a p-value is averaged, and how many standard errors they reach."""
+RUNS_DIFFER = 0.02
+"""By how much the times of two runs differ (standard deviation of the logarithm of their ratio) even where chance
+within them is less. An allowance and no measurement: without it open loops whose runs vary by 2 % were called different
+in one pair of eight. It is a floor and not added: Student's t with FREEDOM leaves a burst room enough for it."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
 
@@ -165,15 +171,20 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     placed_b, placed_a = _placements(b.values, ordered), _placements(a.values, np.sort(b.values))
     share = float(placed_b.mean())
     own = math.sqrt(mean_variance(placed_a, a) + mean_variance(placed_b, b))
-    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS)
-    reached = np.array([student_cdf(float(step), FREEDOM) for step in steps])
-    chances = np.diff(reached, prepend=0.0)
     beyond = 0.0
-    for step, chance in zip(steps, chances, strict=True):
+    for step, chance in _factors():
         moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
         beyond += chance * _normal_cdf((0.5 - moved) * (1 if share >= 0.5 else -1), own)
     p = min(1.0, 2 * beyond)
     return share, _error_of(p, share - 0.5, own), p
+
+
+@cache
+def _factors() -> list[tuple[float, float]]:
+    """In standard errors how large a factor may be, and how likely it is to be about that large."""
+    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS).tolist()
+    reached = [student_cdf(step, FREEDOM) for step in steps]
+    return list(zip(steps, np.diff(reached, prepend=0.0).tolist(), strict=True))
 
 
 def quantile(samples: Samples, share: float) -> float:

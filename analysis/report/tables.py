@@ -39,10 +39,11 @@ def headline(summary: Summary) -> list[dict[str, str]]:
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
     rate = words.significant(throughput["output_tokens_per_s"], 4)
     complete = f"{requests['complete']:,} of {total:,} complete"
+    ended = "; ".join(filter(None, (complete, words.rate_interval(summary, "requests_per_s"))))
     mean = latency["normalised_s"]["mean"]
     return [
         _card("Output throughput", rate, "tokens/s", words.tail(summary)),
-        _card("Requests", words.significant(throughput["requests_per_s"]), "/s", complete),
+        _card("Requests", words.significant(throughput["requests_per_s"]), "/s", ended),
         _median("Time to first token", latency["ttft_s"]),
         _median("Time per token", latency["tpot_s"]),
         _median("Between tokens", latency["itl_s"]),

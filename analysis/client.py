@@ -30,8 +30,9 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> 
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
     figures["calibration"] = quoted(run.header.client.get("calibration"), figures["stamps"])
-    figures["error_bar_s"] = _rounded(_error_bar_s(figures))
-    found = reasons({**figures, **_beside(figures, frame, latency)})
+    figures["error_bar_s"] = _rounded(error_bar_s(figures))
+    dropped = int((frame.dropped & frame.measured).sum())
+    found = reasons({**figures, **beside(figures, latency), "dropped": dropped})
     if not samples:
         found.append("the run holds no health samples: nothing is known about the client")
     return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
@@ -63,7 +64,7 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "coalesced_share": _coalesced_share(frame),
         "send_late_p99_s": _rounded(percentile(send_late, 0.99)) if len(send_late) else None,
         "clock_disagreement_s": disagreement_s,
-        "clock_step_s": _rounded(_step_s(run, disagreement_s)),
+        "clock_step_s": _rounded(clock_step_s(disagreement_s, _last_s(run))),
         "cpu_share": _cpu_share(samples),
         "full_reads": _total(samples, "full_reads"),
         "retransmit_share": _ratio(_total(samples, "retransmits"), len(send_late)),
@@ -77,13 +78,12 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
     }
 
 
-def _beside(figures: Mapping[str, Any], frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def beside(figures: Mapping[str, Any], latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Figures that have a limit and no place in the summary: they follow from others there."""
     return {
         "error_share": _ratio(figures["error_bar_s"], latency["ttft_s"]["p50"]),
         "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),
         "coalesced_late_share": figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0,
-        "dropped": int((frame.dropped & frame.measured).sum()),
     }
 
 
@@ -103,7 +103,7 @@ def _stamps(run: Run, frame: Frame) -> str:
     return "kernel" if used == {"kernel"} else "user"
 
 
-def _error_bar_s(figures: dict[str, Any]) -> float | None:
+def error_bar_s(figures: Mapping[str, Any]) -> float | None:
     """Kernel stamps: their own error, a clock step, and lateness where more than 1 % of the reads held several events.
     User-space stamps: how long the loop stood still at most, because that is how late they may be."""
     if figures["stamps"] != "kernel":
@@ -112,11 +112,14 @@ def _error_bar_s(figures: dict[str, Any]) -> float | None:
     return float(KERNEL_STAMP_ERROR_S + (figures["clock_step_s"] or 0.0) + (blurred or 0.0))
 
 
-def _step_s(run: Run, disagreement_s: float | None) -> float | None:
+def _last_s(run: Run) -> float:
+    return max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
+
+
+def clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     """How far the clocks moved against each other beyond what slewing explains; slewing itself is converted away."""
     if disagreement_s is None:
         return None
-    last_s = max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
     return max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
 
 

@@ -28,7 +28,7 @@ from loadgen.interactive import setting as settings
 from loadgen.interactive.beside import Beside
 from loadgen.interactive.ledger import Ledger
 from loadgen.interactive.setting import Setting
-from loadgen.interactive.wire import HubPoller
+from loadgen.interactive.wire import HubPoller, Turns
 from loadgen.load import longest_of
 from loadgen.plan import Plan
 from servers.errors import LimitError, ServerError
@@ -86,6 +86,7 @@ class Desk:
         self.command = list(sys.argv)
         """What the Run says it was made with."""
         self.poller = HubPoller()
+        self.turns = Turns()
         self._environment: Any = None
         self._stack = ExitStack()
         self._stamps = "user"

@@ -32,6 +32,7 @@ from loadgen.record import Record
 from servers.connection import Connection
 from servers.dialects.base import Dialect
 from servers.http1 import post
+from servers.transport import Exchange
 from workloads.request import Request
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
@@ -100,7 +101,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             raise StopUser  # the run could not begin, and what was wrong has been said; or it is over for this user
         try:
             dialect = setting.dialect(endpoint)
-            request = setting.request(dialect, prompt, output_tokens or DESK.output_tokens)
+            if prompt is None:
+                setting.prompts_for(dialect)  # built at an endpoint's first use, which takes its time
+            with DESK.turns:
+                request = setting.request(dialect, prompt, output_tokens or DESK.output_tokens)
+                body = dialect.encode(request, setting.facts.model)
         except MEANT_FOR_USERS as error:
             DESK.fail(error)
             raise StopUser from None
@@ -109,10 +114,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             connection = self._line.connection()
         except (OSError, TimeoutError) as error:
             record = ledger.give_up(setting.numbered(request), due_ns, "connect", _reason(error))
+            self._report(record, dialect)
         else:
             # A user who is stopped while connecting has sent nothing: only from here on is there a request.
-            record = self._exchanged(ledger, setting, connection, dialect, setting.numbered(request), due_ns)
-        self._report(record, dialect)
+            record = self._exchanged(ledger, setting, connection, dialect, setting.numbered(request), body, due_ns)
         return record
 
     def _exchanged(
@@ -122,24 +127,40 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         connection: Connection,
         dialect: Dialect,
         request: Request,
+        body: bytes,
         due_ns: int,
     ) -> Record:
         headers = {**setting.headers, "X-Request-Id": str(request.id)}
-        body = dialect.encode(request, setting.facts.model)
         payload = post(setting.target.path + dialect.path, setting.target.host_field, headers, body)
-        begun = []
+        begun: list[Exchange] = []
 
-        def started(exchange: Any) -> None:
+        def started(exchange: Exchange) -> None:
             begun.append(exchange)
             ledger.in_flight.add(exchange)
 
         try:
-            exchange = self._line.exchange(connection, payload, started)
+            self._line.exchange(connection, payload, started)
+            DESK.turns.begin()
         except BaseException:  # the user is being stopped: what came until now is kept, and the stop goes on
-            record = ledger.take(begun[0], request, dialect, due_ns, connection.opened_ns)
-            self._report(record, dialect)
+            self._taken(ledger, begun[0], request, dialect, due_ns, connection)
             raise
-        return ledger.take(exchange, request, dialect, due_ns, connection.opened_ns)
+        try:
+            return self._taken(ledger, begun[0], request, dialect, due_ns, connection)
+        finally:
+            DESK.turns.end()
+
+    def _taken(
+        self,
+        ledger: Ledger,
+        exchange: Exchange,
+        request: Request,
+        dialect: Dialect,
+        due_ns: int,
+        connection: Connection,
+    ) -> Record:
+        record = ledger.take(exchange, request, dialect, due_ns, connection.opened_ns)
+        self._report(record, dialect)
+        return record
 
     def _report(self, record: Record, dialect: Dialect) -> None:
         """Locust's own table, history and CSV; its times are milliseconds from the send to the end."""

@@ -35,7 +35,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> 
     figures["calibration"] = quoted(run.header.client.get("calibration"), figures["stamps"])
     own = _own(figures)
     figures |= {name: _rounded(bar) for name, bar in (UNKNOWN_BARS if own is None else error_bars(frame, own)).items()}
-    found = reasons({**figures, **_beside(figures, frame, latency)})
+    found = reasons({**figures, **beside(figures, latency), "dropped": _ended(frame, "dropped")})
     if not samples:
         found.append("the run holds no health samples: nothing is known about the client")
     return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
@@ -67,7 +67,7 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "coalesced_share": _coalesced_share(frame),
         "send_late_p99_s": _rounded(percentile(send_late, 0.99)) if len(send_late) else None,
         "clock_disagreement_s": disagreement_s,
-        "clock_step_s": _rounded(_step_s(run, disagreement_s)),
+        "clock_step_s": _rounded(clock_step_s(disagreement_s, _last_s(run))),
         "cpu_share": _cpu_share(samples),
         "full_reads": _total(samples, "full_reads"),
         "retransmit_share": _ratio(_total(samples, "retransmits"), len(send_late)),
@@ -81,14 +81,13 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
     }
 
 
-def _beside(figures: Mapping[str, Any], frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def beside(figures: Mapping[str, Any], latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Figures that have a limit and no place in the summary: they follow from others there."""
     bar = figures["error_ttft_p50_s" if _was_away(figures) else "error_bar_e2e_s"]
     return {
         "error_share": _ratio(bar, latency["ttft_s"]["p50"]),
         "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),
         "coalesced_late_share": figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0,
-        "dropped": _ended(frame, "dropped"),
     }
 
 
@@ -124,11 +123,14 @@ def _was_away(figures: Mapping[str, Any]) -> bool:
     return (figures["late_p99_s"] or 0) > COALESCING_LATE_S or (figures["stall_max_s"] or 0) > WATCH_S
 
 
-def _step_s(run: Run, disagreement_s: float | None) -> float | None:
+def _last_s(run: Run) -> float:
+    return max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
+
+
+def clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     """How far the clocks moved against each other beyond what slewing explains; slewing itself is converted away."""
     if disagreement_s is None:
         return None
-    last_s = max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
     return max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
 
 

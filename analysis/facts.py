@@ -44,6 +44,7 @@ def run_facts(run: Run, frame: Frame) -> dict[str, Any]:
         "command": shlex.join(run.header.command),
         "version": run.header.version,
         "prompts": run.header.client.get("prompts"),
+        "forced": run.header.client.get("forced"),
         "repeat": plan.get("repeat", 0),
         "repeats": plan.get("repeats", 1),
     }

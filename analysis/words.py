@@ -296,6 +296,8 @@ def warnings(summary: Summary) -> list[str]:
     """What a reader must know before using a figure of this run."""
     run, client = summary["run"], summary["client"]
     found = [f"{reason[0].upper()}{reason[1:]}." for reason in client["reasons"]]
+    if run.get("forced"):
+        found.append(f"Measured with --force: {run['forced']}.")
     if run["interrupted"]:
         found.append("The run was interrupted: figures are of the part that was kept.")
     if run["damaged_lines"]:

@@ -234,7 +234,9 @@ def _dealt(draw: Callable[[], Iterator[Dealt]], worker: int, workers: int) -> It
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> Header:
     from loadgen.runfile import Header
+    from servers.dialects.versions import misleads
 
+    why = misleads(dialect, facts.version)  # who did not force it did not get here
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -242,5 +244,5 @@ def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> H
         plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": asked.how},
+        client={"prompts": asked.how, **({"forced": why} if why else {})},
     )

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { several, chart, line, colour, fade, plain } = Report;
-  const [PANEL, TOP, BOTTOM, GAP] = [165, 30, 48, 34]; // heights in pixels
+  const [PANEL, TOP, BOTTOM, GAP, LEGEND_LINE] = [165, 30, 48, 34, 19]; // heights in pixels
   const tag = (run) => `<extra>${several ? plain(run.name) : ""}</extra>`;
   const shape = { shape: "hv" };
   const UNITS = { requests: "requests", "%": "share, %" };
@@ -51,18 +51,32 @@
         fillcolor: fade(colour("quiet")), line: { width: 0 } }));
   }
 
+  // How high each panel's legend is: curves stand side by side where there is room, and else have a line each.
+  function gaps(place, traces) {
+    const room = (place.clientWidth || 900) - 70;
+    return panels.map((_, index) => {
+      const names = traces.filter((trace) => trace.showlegend && (trace.legend ?? "legend") === axisName(index, "legend")).map((trace) => trace.name.length);
+      const wide = names.reduce((sum, length) => sum + length * 6.6 + 45, 0) > room;
+      return Math.max(index ? GAP : TOP, (wide ? names.length : 1) * LEGEND_LINE + GAP - LEGEND_LINE);
+    });
+  }
+
   function course(place) {
-    const height = TOP + BOTTOM + panels.length * PANEL + (panels.length - 1) * GAP;
-    const inner = height - TOP - BOTTOM;
+    const traces = DATA.runs.flatMap((run) => [...own(run), ...told(run)]);
+    const above = gaps(place, traces);
+    const inner = panels.length * PANEL + above.slice(1).reduce((sum, gap) => sum + gap, 0);
+    const height = above[0] + BOTTOM + inner;
+    let filled = 0;
     if (DATA.runs.some((run) => run.course.start_s.length)) place.style.height = `${height}px`;
     const axes = Object.fromEntries(panels.flatMap((unit, index) => {
-      const top = 1 - (index * (PANEL + GAP)) / inner;
+      filled += index ? PANEL + above[index] : 0;
+      const top = 1 - filled / inner;
       const legend = { orientation: "h", x: 0, y: top, yanchor: "bottom", font: { size: 12 } };
       return [[axisName(index), { domain: [Math.max(0, top - PANEL / inner), top], title: { text: UNITS[unit] ?? plain(unit) }, rangemode: "tozero", nticks: 5 }],
         [axisName(index, "legend"), legend]];
     }));
-    return { traces: DATA.runs.flatMap((run) => [...own(run), ...told(run)]), layout: {
-      showlegend: true, height, margin: { l: 56, r: 14, t: TOP, b: BOTTOM }, shapes: shades(),
+    return { traces, layout: {
+      showlegend: true, height, margin: { l: 56, r: 14, t: above[0], b: BOTTOM }, shapes: shades(),
       xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: axisName(panels.length - 1, "y") }, ...axes,
     } };
   }

@@ -61,4 +61,6 @@ def test_a_version_that_misleads_is_refused_unless_forced(
     assert "FORCED" in out, err
     run = runfile.read(tmp_path / "run")
     assert run.header.plan["force"]
+    assert reason in run.header.client["forced"]
+    assert "Measured with --force: " in " ".join(out.split())
     assert [sum(record.chunk_tokens) for record in run.records] == [tokens] * 2

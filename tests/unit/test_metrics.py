@@ -101,6 +101,15 @@ def test_prompts_count_by_the_server_where_it_said_so() -> None:
     assert values("total_tokens_per_s", *records) == pytest.approx([2 + 500 + 512])
 
 
+def test_a_prompt_of_unknown_length_adds_nothing() -> None:
+    """A turn of a session that broke off before the server counted its prompt leaves total throughput a number."""
+    records = [
+        complete(1, [10 * MS], prompt_tokens=500, end_ns=1000 * MS),
+        complete(2, [10 * MS], prompt_tokens=None, prompt_tokens_asked=None),
+    ]
+    assert values("total_tokens_per_s", *records) == pytest.approx([2 + 500])
+
+
 def test_the_tail_begins_when_under_a_tenth_is_in_flight() -> None:
     """Twenty requests: when the nineteenth ends at 190 ms of 1 s, a twentieth is left, and the tail begins."""
     records = [complete(i, [10 * MS], end_ns=i * 10 * MS) for i in range(1, 20)] + [

@@ -89,12 +89,12 @@ def output_tokens_per_second(frame: Frame) -> Floats:
 
 
 def total_tokens_per_second(frame: Frame) -> Floats:
-    """Generated tokens, and prompt tokens of requests whose first token arrived inside, per second of the window; none
-    where nobody said how long a prompt was."""
+    """Generated tokens, and prompt tokens of requests whose first token arrived inside, per second of the window.
+
+    A prompt whose length nobody told (a turn of a session that broke off before the server counted it) adds nothing.
+    """
     answered = frame.sent & ~np.isnan(frame.first_ns) & _within(frame, frame.first_ns)
-    if np.isnan(frame.prompt_tokens[answered]).any():
-        return np.empty(0)
-    return _per_second(_tokens_inside(frame) + float(frame.prompt_tokens[answered].sum()), frame)
+    return _per_second(_tokens_inside(frame) + float(np.nansum(frame.prompt_tokens[answered])), frame)
 
 
 def tail_share(frame: Frame) -> Floats:

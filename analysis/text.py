@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis import good_words, memory, turns_text, words
+from analysis import delivery_words, good_words, memory, turns_text, words
 from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.terminal import plain, printed
@@ -166,8 +166,8 @@ def _verdict(summary: words.Summary) -> list[Text]:
         Text(words.lengths(summary)),
         Text(words.believe(summary), style="green" if summary["client"]["verdict"] == "ok" else "red"),
     ]
-    if sent := words.delivery(summary):
-        lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
+    if sent := delivery_words.delivery(summary):
+        lines.append(Text(sent, style="" if delivery_words.delivered(summary) else "yellow"))
     if machines := words.machines(summary):
         lines.append(Text(plain(machines)))
     lines += [Text(plain(line)) for line in good_words.goodput(summary)]

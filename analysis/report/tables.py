@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis import words
+from analysis import delivery_words, words
 from analysis.limits import LIMITS
 from analysis.limits import text as limit_text
 from analysis.metrics import METRICS
@@ -63,8 +63,8 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
         {"good": exact and requests["complete"] > 0, "text": words.lengths(summary)},
         {"good": summary["client"]["verdict"] == "ok", "text": words.believe(summary)},
     ]
-    if sent := words.delivery(summary):
-        lines.append({"good": words.delivered(summary), "text": sent})
+    if sent := delivery_words.delivery(summary):
+        lines.append({"good": delivery_words.delivered(summary), "text": sent})
     if machines := words.machines(summary):
         lines.append({"good": True, "text": machines})
     if counted := words.counters(summary):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analysis import turns_text, words
+from analysis import delivery_words, turns_text, words
 from analysis.metrics import summarise
 from analysis.report.extras import by_turn
 from analysis.report.page import render
@@ -120,8 +120,8 @@ def test_turns_never_sent_are_not_the_clients_doing(tmp_path: Path) -> None:
 def test_delivery_is_of_sessions(tmp_path: Path) -> None:
     """What the arrivals time are first turns: 20 sessions, not 60 requests; on the page too."""
     summary = summary_of(tmp_path, sessions(), arrivals="constant:10")
-    assert words.delivery(summary).startswith("20 of 20 sessions begun, 10.00 per second (10.00 named)")
+    assert delivery_words.delivery(summary).startswith("20 of 20 sessions begun, 10.00 per second (10.00 named)")
     assert ("Sessions due", ["20"]) in delivery_rows([summary])
     other = summarise(run_of(tmp_path / "other", [complete(1, [500 * MS])]))
-    assert words.delivery(other).startswith("1 of 1 request sent")
+    assert delivery_words.delivery(other).startswith("1 of 1 request sent")
     assert delivery_rows([summary, other])[0] == ("Requests due", ["20", "1"])

@@ -29,6 +29,8 @@ REQUESTS = (
     Column("phase", "string", "`measured`, or `warmup` for a request that is in no figure."),
     Column("state", "string", "`complete`, `truncated`, `failed` or `dropped`."),
     Column("worker", "int64", "The process that sent it."),
+    Column("session", "int64", "Id of the first turn of its session; null for a request on its own."),
+    Column("turn", "int64", "Which turn of its session, from 0; null for a request on its own."),
     _instant("due_ns", "When it was to leave"),
     _instant("connected_ns", "When its connection was there"),
     _instant("sent_ns", "Right before its first byte was sent"),
@@ -69,7 +71,7 @@ CHUNKS = (
     Column("gap_ns", "int64", "Since the request's chunk before it, nanoseconds; null for the first."),
 )
 TELEMETRY = (
-    Column("source", "string", "`client`, `server`, `gpu` or `host`."),
+    Column("source", "string", "`client`, `server`, `gpu` or `host`; `clock` of a run over several machines."),
     Column("worker", "int64", "The process that wrote it."),
     _instant("at_ns", "When it was read"),
     Column("figure", "string", "Its name; parts of a nested one are joined by dots, such as `late_counts.20`."),
@@ -82,6 +84,7 @@ RUN = (
     Column("server", "string", "Which server answered."),
     Column("server_version", "string", "Its version, by its own word."),
     Column("model", "string", "Its model, by its own word."),
+    Column("platform", "string", "What it runs on, where that was said."),
     Column("simulated", "bool", "Whether the server was a simulated one."),
     Column("started_at", "string", "Wall-clock start, RFC 3339, UTC."),
     Column("start_ns", "int64", "CLOCK_MONOTONIC at the run's start."),
@@ -119,6 +122,7 @@ def request_row(record: Record) -> Row:
     arrived = sum(record.chunk_tokens)
     derived = {"first_token_ns": first, "last_token_ns": last, "chunks": len(record.chunk_ns), "chunk_tokens": arrived}
     values = derived | _latencies(record, first, last, arrived) | {"request": record.id}
+    values["turn"] = None if record.session is None else record.turn
     return tuple(values[column.name] if column.name in values else _said(record, column) for column in REQUESTS)
 
 
@@ -148,6 +152,7 @@ def run_row(run: Run, window_ns: tuple[int, int] | None) -> Row:
         server.get("name") or header.plan.get("server"),
         server.get("version"),
         server.get("model"),
+        header.plan.get("platform") or None,
         bool(server.get("simulated", False)),
         header.started_at,
         header.start_ns,

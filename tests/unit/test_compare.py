@@ -17,7 +17,7 @@ from analysis.compare.loaded import Loaded, loaded
 from analysis.compare.noise import Samples, parts
 from analysis.compare.verdicts import Row
 from analysis.compare.work import differences
-from benchmarks.same_server import TUNING, alarms, one_run
+from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
 from tests.runs import burst, failed, footer, header, healthy, write
@@ -264,6 +264,30 @@ def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
         for t in range(50)
     ]
     assert sum(bool(each) for each in called) <= 50 * 0.05
+
+
+def test_single_runs_are_never_surer_than_runs_are_alike() -> None:
+    """Runs without any chance within them: the intervals keep the room for what makes whole runs differ."""
+    still = Chance(step_cv=0.0, stall_share=0.0)
+    scene = replace(TUNING[1], chance=still)
+    found = compare([one_run(scene, 1, 400, output=32)], [one_run(scene, 2, 400, output=32)])
+    tested = {each.figure: each for each in found.rows if each.p_value is not None}
+    assert {"output_tokens_per_s", "e2e.p50"} <= tested.keys()
+    assert all(each.error >= noise.RUNS_DIFFER for each in tested.values() if each.ratio is not None)
+    assert any("at least 2 %" in note for note in found.notes)
+
+
+def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
+    """An effect that lies within what runs differ by is told by no number of requests, and the words say what may."""
+    wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
+    (found,) = verdicts.judged([row(**wide, error_least=0.02)])
+    assert (found.verdict, found.needs_more) == ("cannot tell", None)
+    assert "repeats may" in text.verdict_said(found)
+    (alone,) = verdicts.judged([row(**wide)])
+    (among, *_) = verdicts.judged([row(**wide)] * 3)
+    assert alone.needs_more
+    assert among.needs_more
+    assert alone.needs_more < among.needs_more  # Holm's method asks more of each of three
 
 
 def test_a_server_twice_as_slow_is_worse() -> None:

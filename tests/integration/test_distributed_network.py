@@ -117,10 +117,8 @@ def test_a_machine_that_dies_is_noticed_and_the_run_goes_on(net: Network, tmp_pa
     wait_for(lambda: all(part.exists() and b'"request"' in part.read_bytes() for part in parts), started["master"])
     with net.broken():
         time.sleep(BREAK_S)
-    lengths = [part.stat().st_size for part in parts]
-    wait_for(
-        lambda: all(part.stat().st_size > size for part, size in zip(parts, lengths, strict=True)), started["master"]
-    )
+    sizes = {part: part.stat().st_size for part in parts}
+    wait_for(lambda: all(part.stat().st_size > size for part, size in sizes.items()), started["master"])
     net.die("bench-1")
     ends = finish(started)
     server.communicate(timeout=30)

@@ -25,6 +25,7 @@ from servers.simulated.faults import parse_rule
 from servers.simulated.server import running, spawn
 from tests.command import FAST, ROOT
 from tests.stub_server import VLLM_0_2, answering
+from tests.tiny_tokenizers import save
 from tests.ui import behind_tls, environment, headless, page
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
@@ -63,7 +64,7 @@ def test_every_server_in_its_own_dialect(server: str, tmp_path: Path) -> None:
     assert summary["server"]["simulated"] is True
     assert summary["window"]["chosen"] == "whole"
     # The server is read beside the run, and its own count is held against ours.
-    assert summary["telemetry"]["server"]["agrees"]
+    assert summary["server_counters"]["requests_finished"]["agree"]
     run = runfile.read(tmp_path / "run")
     assert {line.values["moment"] for line in run.telemetry if line.source == "server"} >= {"idle", "start", "end"}
     assert [path.name for path in (tmp_path / "run").iterdir()].count("part-telemetry.jsonl") == 0
@@ -146,7 +147,7 @@ class Waking(LoadgenUser):
         self._state = LOCUST_STATE_WAITING
         self.end_of_wait.wait()
         self._state = LOCUST_STATE_RUNNING
-        self.ask()
+        self.ask("Anything more?", output_tokens=3)
 
     def stop(self, force=False):
         self.end_of_wait.set()
@@ -163,17 +164,28 @@ def test_answers_are_finished_when_the_time_is_up(tmp_path: Path) -> None:
         code, _, err = headless(tmp_path, "--server", "vllm", "--url", simulated.url, *SMALL, *users)
     assert code in OK, err
     run = runfile.read(tmp_path / "run")
-    assert [(record.id, record.state) for record in run.records] == [(each, "complete") for each in range(3)]
+    assert sorted(record.id for record in run.records) == list(range(len(run.records)))
+    assert len(run.records) >= 3
+    assert {(record.state, record.output_tokens_asked) for record in run.records} == {("complete", 8)}
+
+
+ASKS_FOR_CHAT = """
+from loadgen.interactive.user import LoadgenUser, task
+
+class Own(LoadgenUser):
+    @task
+    def chat(self):
+        self.ask("Hello", endpoint="chat")
+"""
 
 
 def test_an_endpoint_that_misleads_is_refused(tmp_path: Path) -> None:
     """A version whose chat streams mislead: exit code 2 and why, also where a user of one's own asks for chat."""
-    own = "from loadgen.interactive.user import LoadgenUser, task\nclass Own(LoadgenUser):\n"
-    (tmp_path / "users.py").write_text(
-        f"{own}    @task\n    def chat(self):\n        self.ask('Hello', endpoint='chat')\n"
-    )
-    with answering(VLLM_0_2) as stub:
-        named = ("--server", "vllm", "--url", stub.url, *SMALL)
+    (tmp_path / "users.py").write_text(ASKS_FOR_CHAT)
+    tokenizer = str(save("byte_level", tmp_path))
+    counting = {"POST /v1/completions": lambda body: {"usage": {"prompt_tokens": len(body["prompt"])}}}
+    with answering(VLLM_0_2 | counting) as stub:
+        named = ("--server", "vllm", "--url", stub.url, "--tokenizer", tokenizer, *SMALL)
         for chosen in (("--endpoint", "chat"), ("--locustfile", str(tmp_path / "users.py"))):
             code, _, err = headless(tmp_path, *named, *chosen)
             assert (code, "sent before the engine has begun" in err, "--force" in err) == (2, True, True), err

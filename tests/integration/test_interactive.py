@@ -11,12 +11,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
 import trustme
+from tokenizers import Tokenizer
 
 from analysis.calibration import compare, read_log
 from loadgen import runfile
@@ -183,8 +185,13 @@ def test_an_endpoint_that_misleads_is_refused(tmp_path: Path) -> None:
     """A version whose chat streams mislead: exit code 2 and why, also where a user of one's own asks for chat."""
     (tmp_path / "users.py").write_text(ASKS_FOR_CHAT)
     tokenizer = str(save("byte_level", tmp_path))
-    counting = {"POST /v1/completions": lambda body: {"usage": {"prompt_tokens": len(body["prompt"])}}}
-    with answering(VLLM_0_2 | counting) as stub:
+    tokens = Tokenizer.from_file(tokenizer)
+
+    def count(body: Any) -> Any:
+        prompt = body["prompt"]
+        return {"usage": {"prompt_tokens": len(tokens.encode(prompt).ids if isinstance(prompt, str) else prompt)}}
+
+    with answering(VLLM_0_2 | {"POST /v1/completions": count}) as stub:
         named = ("--server", "vllm", "--url", stub.url, "--tokenizer", tokenizer, *SMALL)
         for chosen in (("--endpoint", "chat"), ("--locustfile", str(tmp_path / "users.py"))):
             code, _, err = headless(tmp_path, *named, *chosen)

@@ -34,6 +34,15 @@ class Network:
         user = [] if os.getuid() == 0 else ["--user", "--preserve-credentials"]
         self._inside = ["nsenter", "--target", str(holder), *user, "--mount", "--net", "--"]
         self._delays_ms = delays_ms
+        self._relay: subprocess.Popen[str] | None = None
+
+    @contextlib.contextmanager
+    def broken(self) -> Iterator[None]:
+        """No packet passes between the master and the worker machines; later those that TCP sends again do."""
+        assert self._relay is not None
+        self._relay.send_signal(signal.SIGSTOP)
+        yield
+        self._relay.send_signal(signal.SIGCONT)
 
     def start(self, machine: str, *command: str, ahead_s: int = 0, **options: object) -> subprocess.Popen[str]:
         """Run a command on a machine whose CLOCK_MONOTONIC is so far ahead."""
@@ -67,6 +76,7 @@ class Network:
         relay = subprocess.Popen(
             [*self._inside, sys.executable, str(ROOT / "tests/delay.py"), *devices], stdout=subprocess.PIPE, text=True
         )
+        self._relay = relay
         assert relay.stdout is not None
         assert relay.stdout.readline() == "ready\n"
         for number, machine in enumerate(self._delays_ms, 1):

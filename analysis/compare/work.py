@@ -109,6 +109,12 @@ def _limited(a: Sequence[Loaded], b: Sequence[Loaded]) -> list[Difference]:
     return [Difference("client verdict", said_a, said_b, "a client that was the limit measured itself, not the server")]
 
 
+def _users(run: Loaded) -> str:
+    """The most there were at a time, where they came and went by hand."""
+    there = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
+    return f"up to {max(there)} by hand" if there else "as planned"
+
+
 def _ended(run: Loaded) -> str:
     return "interrupted" if run.summary["run"]["interrupted"] else "to its end"
 
@@ -122,6 +128,7 @@ CHECKS: tuple[tuple[str, str, Any], ...] = (
     ("server limits", "it admits, holds or turns away another number of requests", _limits),
     ("clock", "time does not pass alike", _mark),
     ("stamps", "another error bar", lambda run: run.summary["client"]["stamps"]),
+    ("users", "another load", _users),
     ("platform", "other hardware", _planned("platform")),
     ("run", "a part of a run is no run", _ended),
 )

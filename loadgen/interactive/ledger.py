@@ -125,7 +125,9 @@ class Ledger:
         self.disagreement_ns = self._clocks.disagreement_ns
         self._add_health(values)
         self.figures.late.update({int(bucket): number for bucket, number in values["late_counts"].items()})
-        self._part.add(Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values=values))
+        self._part.add(
+            Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values={**values, "users": users})
+        )
         self._part.flush()
         arriving = [len(exchange.sizes) for exchange in self.in_flight if begun(exchange)]
         arrived = self.figures.tokens + sum(arriving)

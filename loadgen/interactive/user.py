@@ -21,7 +21,6 @@ from typing import Any
 
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
-from locust.user.task import LOCUST_STATE_RUNNING
 
 from loadgen.interactive.desk import DESK, MEANT_FOR_USERS
 from loadgen.interactive.figures import detail_of
@@ -62,7 +61,6 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         super().__init__(environment)
         desk, setting = DESK, DESK.setting
         assert setting is not None
-        self._leaving = False
         self._line = Line(
             desk.poller,
             setting.target,
@@ -78,11 +76,6 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         """Hang up."""
         self._line.close()
 
-    def stop(self, force: bool = False) -> bool:
-        """See locust.User. A user who waits is killed a moment later, and may wake up in between: it asks no more."""
-        self._leaving = force or self._state != LOCUST_STATE_RUNNING
-        return bool(super().stop(force))
-
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
         """One request of the start form's prompts."""
@@ -97,13 +90,13 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise.
         """
         setting, ledger = DESK.setting, DESK.ledger
-        if setting is None or ledger is None or self._leaving:
-            raise StopUser  # the run could not begin, and what was wrong has been said; or it is over for this user
+        if setting is None or ledger is None:
+            raise StopUser  # the run could not begin; what was wrong has been said
         try:
             dialect = setting.dialect(endpoint)
             if prompt is None:
                 setting.prompts_for(dialect)  # built at an endpoint's first use, which takes its time
-            with DESK.turns:
+            with DESK.turns:  # a user who is stopped just as its wait ends is killed here, and has sent nothing
                 request = setting.request(dialect, prompt, output_tokens or DESK.output_tokens)
                 body = dialect.encode(request, setting.facts.model)
         except MEANT_FOR_USERS as error:

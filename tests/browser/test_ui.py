@@ -56,13 +56,13 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
         context.close()
     assert not complaints
     assert all(address.startswith((ui.url, "data:")) for address in asked), asked
-    _equals_the_report(tmp_path, shown)
+    _equals_the_report(tmp_path, shown, live)
     _adds_up(tmp_path, live)
     assert "llama-2-7b" in (tmp_path / "report.html").read_text()
 
 
-def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]]) -> None:
-    """To the nanosecond for each percentile that the report gives."""
+def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]], live: dict[str, Any]) -> None:
+    """To the nanosecond for each percentile that the report gives, and the same verdict on the client."""
     done = subprocess.run(
         [sys.executable, "-m", "loadgen", "report", str(folder / "run"), "--json"],
         capture_output=True,
@@ -72,6 +72,7 @@ def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]]) -> None
         check=True,
     )
     summary: dict[str, Any] = json.loads(done.stdout)
+    assert live["client"]["reasons"] == summary["client"]["reasons"]
     for metric, figures in shown.items():
         for name, value in figures.items():
             assert value == pytest.approx(summary["latency"][metric][name], abs=1.5e-9), (metric, name)

@@ -6,7 +6,7 @@ python -m benchmarks.same_server --scenes tuning      the loads on which the met
 python -m benchmarks.same_server --scenes repeats     groups of five runs each
 
 What a method was tuned on cannot judge it: FRESH are other cards, models, limits and kinds of chance, with other seeds,
-that had no part in it but for one: the last two made it necessary to give single runs a floor under their errors.
+that had no part in it. But the last two of them are why single runs have a floor under their errors.
 
 Each run is a real batching engine (servers.simulated.batching) driven through a burst, or Poisson arrivals, under a
 fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a stall now

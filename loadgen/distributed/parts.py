@@ -87,7 +87,10 @@ class Incoming:
                 rest = rest[file.write(rest) :]
         except OSError as error:
             path = self._paths[piece.worker]
-            raise OutputError(f"cannot write {path}: {error.strerror}", "Free some space.") from error
+            raise OutputError(
+                f"cannot write {path}: {error.strerror}",
+                "Free some space. The worker machines keep their parts and say where: copy them into the run's folder.",
+            ) from error
         return Taken(piece.worker, file.tell())
 
     def close(self) -> None:

@@ -21,8 +21,12 @@ LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run
 
 
 def names(summaries: Sequence[Summary]) -> list[str]:
-    """A short name per run, different for each: server and version, with its place where that is not enough."""
+    """A short name per run, different for each: server and version, and where that is not enough the repeat or place."""
     chosen = [words.who(summary) for summary in summaries]
+    runs = [summary["run"] for summary in summaries]
+    repeats = [f"{name} (repeat {run['repeat']})" for name, run in zip(chosen, runs, strict=True)]
+    if len({*repeats}) == len(repeats) > 1 and all(run["repeats"] > 1 for run in runs):
+        return repeats
     again = Counter(chosen)
     return [name if again[name] == 1 else f"{name} (run {place})" for place, name in enumerate(chosen, 1)]
 
@@ -276,8 +280,11 @@ def _cell(described: Summary, figure: str, factor: float) -> dict[str, Any]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name.replace("_", " "): ("no", "yes")[value] if isinstance(value, bool) else str(value)
-        for name, value in values.items()
-        if value not in (None, "")
-    }
+    shown = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name.removesuffix("_bytes").replace("_", " "): _text(name, value) for name, value in shown.items()}
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return ("no", "yes")[value]
+    return words.size(value) if name.endswith("_bytes") else str(value)

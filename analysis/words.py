@@ -197,7 +197,9 @@ def delivery(summary: Summary) -> str:
     sent = summary["delivery"]
     if not sent["asked"]:
         return ""
-    parts = [f"{sent['sent']:,} of {count(sent['asked'], 'request')} sent"]
+    of_sessions = (summary["run"].get("workload") or "").startswith("multi-turn")
+    unit, left = ("session", "begun") if of_sessions else ("request", "sent")
+    parts = [f"{sent['sent']:,} of {count(sent['asked'], unit)} {left}"]
     rate, variation, check = sent["rate_per_s"], sent["cv"], sent["ks"]["sent"]
     if rate["named"] is not None and rate["sent"] is not None:
         parts.append(f"{significant(rate['sent'], 4)} per second ({significant(rate['named'], 4)} named)")

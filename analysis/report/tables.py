@@ -21,7 +21,7 @@ LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run
 
 
 def names(summaries: Sequence[Summary]) -> list[str]:
-    """A short name per run, different for each: server and version, and where that is not enough the repeat or place."""
+    """A short name per run, different for each: server and version, with its repeat or place where these are equal."""
     chosen = [words.who(summary) for summary in summaries]
     runs = [summary["run"] for summary in summaries]
     repeats = [f"{name} (repeat {run['repeat']})" for name, run in zip(chosen, runs, strict=True)]

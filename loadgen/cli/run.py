@@ -108,7 +108,7 @@ def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Foo
     from loadgen import api
 
     command = ["loadgen", *sys.argv[1:]]
-    with output.progress(asked.n) as display:
+    with output.progress(None if asked.of_sessions else asked.n) as display:
         if spread is None:
             return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
         from loadgen.distributed import master

@@ -198,7 +198,7 @@ class Serving:
         self._book.write("begin", **key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
-            with self._watcher.progress(plan.n) as on_progress:
+            with self._watcher.progress(None if plan.of_sessions else plan.n) as on_progress:
                 footer = api.run(
                     plan.model_copy(update={"url": server.url, "server_pid": _watched(server.pids)}),
                     folder,

@@ -219,7 +219,8 @@ def _sending(summary: Summary) -> dict[str, str]:
         return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), words.skew(summary))
     rate = summary["delivery"]["rate_per_s"]
     named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
-    return _card("Load sent", words.significant(rate["sent"], 4), "/s", named)
+    title = "Sessions begun" if (summary["run"]["workload"] or "").startswith("multi-turn") else "Load sent"
+    return _card(title, words.significant(rate["sent"], 4), "/s", named)
 
 
 def _overview(summary: Summary, title: str) -> tuple[str, float | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from analysis.words import Summary, count, significant
+from analysis.words import Summary, count, of_sessions, significant
 
 OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
 """Workloads that bring prompts, or sessions of them; a trace brings lengths."""
@@ -16,7 +16,7 @@ OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
 def asked(summary: Summary) -> str:
     """What was asked, in one sentence without its full stop."""
     run = summary["run"]
-    what = f"{_how_many(run, summary['requests']['sent'])}{_prompts(run)}"
+    what = f"{_how_many(summary)}{_prompts(run)}"
     until = f", for {run['asked_s']:g} s" if run["asked_s"] else ""
     return f"{what}, {arrivals(run['arrivals'])}{until}, {_back(run)} back from each"
 
@@ -45,14 +45,11 @@ def length(value: int | str | None) -> str:
     return f"as many tokens as {_name(rest)} says" if kind == "empirical" else f"{value} tokens"
 
 
-def _how_many(run: Mapping[str, Any], sent: int) -> str:
+def _how_many(summary: Summary) -> str:
+    run, what = summary["run"], "session" if of_sessions(summary) else "request"
     if not run["asked_s"]:
-        return count(run["n"] or sent, _what(run))
-    return f"Up to {count(run['n'], _what(run))}" if run["n"] else f"{_what(run)}s".capitalize()
-
-
-def _what(run: Mapping[str, Any]) -> str:
-    return "session" if (run["workload"] or "").startswith("multi-turn") else "request"
+        return count(run["n"] or summary["requests"]["sent"], what)
+    return f"Up to {count(run['n'], what)}" if run["n"] else f"{what}s".capitalize()
 
 
 def _prompts(run: Mapping[str, Any]) -> str:

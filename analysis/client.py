@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from analysis.calibration import quoted
+from analysis.calibration import WATCH_S, quoted
 from analysis.frame import Frame
 from analysis.limits import COALESCING_LATE_S, reasons
+from analysis.stamp_errors import Own, error_bars
 from analysis.stats import DECIMALS, percentile
 from loadgen.runfile import Run, Telemetry
 
@@ -19,19 +20,22 @@ KERNEL_STAMP_ERROR_S = 20e-6
 """99 % of kernel stamps lie within 0.011 ms of the server's own log (docs, concepts/stamps), rounded up generously."""
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step."""
+UNKNOWN_BARS = dict.fromkeys(
+    (f"error_{of}_s" for of in ("bar", "bar_ttft", "ttft_p50", "bar_tpot", "bar_itl", "bar_e2e")), None
+)
 BUCKETS_PER_OCTAVE = 4
 SAMPLE_S_MIN = 0.5
 """A shorter health sample says nothing about how busy a second was."""
 
 
 def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The `client` part of the summary, given its `latency` part. `error_bar_s` holds for 99 % of the stamps; figures
-    are None where unknown."""
+    """The `client` part of the summary, given its `latency` part. Figures are None where unknown."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
     figures["calibration"] = quoted(run.header.client.get("calibration"), figures["stamps"])
-    figures["error_bar_s"] = _rounded(_error_bar_s(figures))
-    found = reasons({**figures, **_beside(figures, frame, latency)})
+    own = _own(figures)
+    figures |= {name: _rounded(bar) for name, bar in (UNKNOWN_BARS if own is None else error_bars(frame, own)).items()}
+    found = reasons({**figures, **beside(figures, latency), "dropped": _ended(frame, "dropped")})
     if not samples:
         found.append("the run holds no health samples: nothing is known about the client")
     return {"verdict": "limited" if found else "ok", "reasons": found, **figures}
@@ -63,7 +67,7 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "coalesced_share": _coalesced_share(frame),
         "send_late_p99_s": _rounded(percentile(send_late, 0.99)) if len(send_late) else None,
         "clock_disagreement_s": disagreement_s,
-        "clock_step_s": _rounded(_step_s(run, disagreement_s)),
+        "clock_step_s": _rounded(clock_step_s(disagreement_s, _last_s(run))),
         "cpu_share": _cpu_share(samples),
         "full_reads": _total(samples, "full_reads"),
         "retransmit_share": _ratio(_total(samples, "retransmits"), len(send_late)),
@@ -71,19 +75,19 @@ def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> dict[str, Any]
         "stall_max_s": _most(samples, "stall_ns_max"),
         "first_token_merged": int(frame.first_token_merged[measured].sum()),
         "reopened": int(frame.reopened[measured].sum()),
-        "worker_lost": _lost(frame),
+        "worker_lost": _ended(frame, "worker_lost"),
         "workers": len({sample.worker for sample in samples}),
         "samples": len(samples),
     }
 
 
-def _beside(figures: Mapping[str, Any], frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def beside(figures: Mapping[str, Any], latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Figures that have a limit and no place in the summary: they follow from others there."""
+    bar = figures["error_ttft_p50_s" if _was_away(figures) else "error_bar_e2e_s"]
     return {
-        "error_share": _ratio(figures["error_bar_s"], latency["ttft_s"]["p50"]),
+        "error_share": _ratio(bar, latency["ttft_s"]["p50"]),
         "send_late_share": _ratio(figures["send_late_p99_s"], latency["e2e_s"]["p50"]),
         "coalesced_late_share": figures["coalesced_share"] if (figures["late_p99_s"] or 0) > COALESCING_LATE_S else 0,
-        "dropped": int((frame.dropped & frame.measured).sum()),
     }
 
 
@@ -91,8 +95,8 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _lost(frame: Frame) -> int:
-    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == "worker_lost")
+def _ended(frame: Frame, kind: str) -> int:
+    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == kind)
 
 
 def _stamps(run: Run, frame: Frame) -> str:
@@ -103,20 +107,30 @@ def _stamps(run: Run, frame: Frame) -> str:
     return "kernel" if used == {"kernel"} else "user"
 
 
-def _error_bar_s(figures: dict[str, Any]) -> float | None:
-    """Kernel stamps: their own error, a clock step, and lateness where more than 1 % of the reads held several events.
-    User-space stamps: how long the loop stood still at most, because that is how late they may be."""
-    if figures["stamps"] != "kernel":
-        return cast("float | None", figures["stall_max_s"])
-    blurred = figures["late_p99_s"] if (figures["coalesced_share"] or 0) > 0.01 else None
-    return float(KERNEL_STAMP_ERROR_S + (figures["clock_step_s"] or 0.0) + (blurred or 0.0))
+def _own(figures: Mapping[str, Any]) -> Own | None:
+    """Kernel stamps: their own error and a clock step. User-space stamps: how long the loop stood still at most,
+    because that is how late they may be, those of tokens read together too."""
+    stall_s = figures["stall_max_s"]
+    if figures["stamps"] == "kernel":
+        stamp_s = KERNEL_STAMP_ERROR_S + (figures["clock_step_s"] or 0.0)
+        return Own(stamp_s, 2 * stamp_s, None if stall_s is None else stall_s + WATCH_S)
+    return None if stall_s is None else Own(stall_s, stall_s, 0.0)
 
 
-def _step_s(run: Run, disagreement_s: float | None) -> float | None:
+def _was_away(figures: Mapping[str, Any]) -> bool:
+    """Whether tokens that were read together may have waited for the client. Where it was prompt the server, or
+    something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame."""
+    return (figures["late_p99_s"] or 0) > COALESCING_LATE_S or (figures["stall_max_s"] or 0) > WATCH_S
+
+
+def _last_s(run: Run) -> float:
+    return max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
+
+
+def clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     """How far the clocks moved against each other beyond what slewing explains; slewing itself is converted away."""
     if disagreement_s is None:
         return None
-    last_s = max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
     return max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
 
 

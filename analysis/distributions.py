@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,7 @@ def student_cdf(t: float, freedom: float) -> float:
     return tail if t < 0 else 1.0 - tail
 
 
+@lru_cache(maxsize=4096)
 def student_quantile(share: float, freedom: float) -> float:
     """The t that `share` of Student's t lies below, to 1e-10, by halving `student_cdf`."""
     if share < 0.5:

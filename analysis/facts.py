@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from analysis import stats
 from analysis.asked import turns
 from analysis.frame import Booleans, Ending, Floats, Frame, Seen
 from loadgen.runfile import Run
 
 EXAMPLES_PER_KIND = 3
+BURST_INTERVALS = (
+    "Requests of one burst are not independent: they wait in one queue and share the server's steps. An interval says "
+    "how exactly the figure of this run is known, not how far another run's may be: only repeats tell (--repeats)."
+)
+RUN_INTERVALS = (
+    "Requests that are in flight together share the server's steps, so they are not quite independent. An interval "
+    "says how exactly the figure of this run is known, not how far another run's may be: only repeats tell (--repeats)."
+)
 ASKED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
 
 
@@ -101,6 +110,12 @@ def token_counts(frame: Frame) -> dict[str, Any]:
         "prompt_unreported": int(np.isnan(frame.prompt_reported[complete]).sum()),
         "counted_by": dict(counted_by),
     }
+
+
+def what_intervals_mean(arrivals: str) -> dict[str, Any]:
+    """What the 95 % intervals of `latency` are of, and whether requests may be taken for independent."""
+    burst = arrivals == "burst"
+    return {"confidence": stats.CONFIDENCE, "independent": False, "note": BURST_INTERVALS if burst else RUN_INTERVALS}
 
 
 def _ended_ns(run: Run, frame: Frame) -> int:

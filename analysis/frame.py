@@ -69,11 +69,13 @@ class Frame:
     complete: Booleans
     dropped: Booleans
     """Never sent, because too many were in flight or their session had ended."""
-    later_turn: Booleans
-    """Turns of a session but its first: their instants follow answers and not the arrivals."""
+    turn: Integers
+    """Of its session, from 0."""
     due_ns: Floats
     sent_ns: Floats
     sent_end_ns: Floats
+    first_byte_ns: Floats
+    """The newest byte of the first read."""
     end_ns: Floats
     """The dialect's end marker, or the instant the request was given up, or its last chunk where neither is known."""
     first_ns: Floats
@@ -123,6 +125,11 @@ class Frame:
     def prompt_tokens(self) -> Floats:
         """The reported count, else what was asked."""
         return np.where(np.isnan(self.prompt_reported), self.prompt_asked, self.prompt_reported)
+
+    @property
+    def later_turn(self) -> Booleans:
+        """Turns of a session but its first: their instants follow answers and not the arrivals."""
+        return self.turn > 0
 
     @property
     def sent(self) -> Booleans:

@@ -23,7 +23,7 @@ RECORDS_PER_BLOCK = 256
 DETAILS_MAX = 1000
 """Different words of errors that are told apart; a server may put something new into each."""
 OTHER_DETAIL = "(other words)"
-NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened")
+NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
 Block = dict[str, NDArray[Any]]
 
@@ -130,13 +130,12 @@ def _block(records: Sequence[Record]) -> Block:
         "last_ns": last_ns,
         "first_tokens": _at_chunk(chunk_tokens.astype(np.float64), offsets[:-1], counts),
         "arrived_tokens": sum_by_row(chunk_tokens, offsets),
-        "later_turn": np.fromiter((record.turn > 0 for record in records), np.bool_, len(records)),
         "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], dtype=np.float64),
         "prompt_reported": _instants(records, "prompt_tokens"),
         "output_asked": _instants(records, "output_tokens_asked"),
         "output_reported": _instants(records, "output_tokens"),
         "first_token_merged": np.fromiter((record.first_token_merged for record in records), np.bool_, len(records)),
-        **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns")},
+        **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
         **{name: _numbers(records, name) for name in NUMBERS},
     }
 

@@ -23,7 +23,7 @@ class Limit:
 
 
 LIMITS = (
-    Limit("error_share", "error bar beside the median TTFT", 0.05, "the figures are not worth their digits"),
+    Limit("error_share", "error of the median TTFT, beside it", 0.05, "the figures are not worth their digits"),
     Limit(
         "send_late_share",
         "sends late, p99 beside the median E2E",
@@ -41,6 +41,7 @@ LIMITS = (
     ),
     Limit("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
     Limit("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
+    # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
     Limit("dropped", "requests never sent", 0, "the load was less than asked"),
 )
 

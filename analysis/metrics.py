@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from analysis import client, facts, formulas, stats
+from analysis import client, facts, formulas, rates, stats
 from analysis.counters import counters
 from analysis.delivery import delivery
 from analysis.frame import Floats, Frame
 from analysis.gather import frame_of_run
 from analysis.machines import machines, skew_range_s
 from analysis.memory import memory
+from analysis.turns import turns
 from loadgen.runfile import Run
 
 
@@ -44,7 +45,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
     health = client.health(run, frame, latency)
     facts_of_run = facts.run_facts(run, frame)
-    rows, on = frame.measured, machines(run, frame)
+    rows, on, by_turn = frame.measured, machines(run, frame), turns(frame)
     starts = rows & ~frame.later_turn  # turns of a session follow its answers
     return {
         "run": facts_of_run,
@@ -52,8 +53,9 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "requests": facts.request_counts(run, frame),
         "tokens": facts.token_counts(frame),
         "window": _window(frame),
-        "throughput": _throughput(frame, health["error_bar_s"]),
+        "throughput": _throughput(frame, health),
         "latency": latency,
+        "intervals": facts.what_intervals_mean(facts_of_run["arrivals"]),
         "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
         "burst": {"skew_s": _single(METRICS["skew_s"], frame)}
         | ({"skew_range_s": skew_range_s(on, frame)} if on else {}),
@@ -62,6 +64,7 @@ def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
         "server_counters": counters(run, frame),
         "client": health,
         **({"machines": on} if on else {}),
+        **({"turns": by_turn} if by_turn else {}),
     }
 
 
@@ -77,13 +80,17 @@ def _described(metric: Metric, frame: Frame) -> dict[str, Any]:
     return stats.describe(metric.values(frame), formulas.group_offsets(metric.per, frame))
 
 
-def _throughput(frame: Frame, error_bar_s: float | None) -> dict[str, float | None]:
-    """The figures, and the share by which they may be off because each end of the window is off by an error bar."""
+def _throughput(frame: Frame, health: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures, and the share by which they may be off because each end of the window is off by an error bar: that
+    of an answer's end for a whole run, else that of the tokens at the window's ends; and their intervals, where the
+    window's parts can tell."""
+    error_bar_s = health["error_bar_e2e_s" if frame.window is None else "error_bar_s"]
     figures = {name: _single(METRICS[name], frame) for name in THROUGHPUT}
-    window = formulas.window_ns(frame)
+    window, within = formulas.window_ns(frame), rates.intervals(frame)
     if window is None or error_bar_s is None:
-        return {**figures, "error_share": None}
-    return {**figures, "error_share": round(2 * error_bar_s / (window[1] - window[0]) * 1e9, stats.DECIMALS)}
+        return {**figures, "error_share": None, **within}
+    error = round(2 * error_bar_s / (window[1] - window[0]) * 1e9, stats.DECIMALS)
+    return {**figures, "error_share": error, **within}
 
 
 def _adjusted(metric: Metric, frame: Frame) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis import words
 from analysis.distributions import student_quantile
+from analysis.stats import share_interval
 
 CONFIDENCE = 0.95
 DECIMALS = 9
@@ -39,16 +40,15 @@ def between(summaries: Sequence[words.Summary]) -> dict[str, Any]:
         "state_said": _said(states),
         "seeds": [summary["run"]["seed"] for summary in summaries],
         "confidence": CONFIDENCE,
-        "figures": {name: _within(name, over_runs([each[name] for each in values])) for name in names},
+        "figures": {name: _within(name, over_runs([each[name] for each in values]), summaries) for name in names},
     }
 
 
 def figures(summary: words.Summary) -> dict[str, float | None]:
     """The figures of one run by which runs are told apart; None where the run has none, or too few samples for it."""
-    throughput, requests = summary["throughput"], summary["requests"]
-    total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
+    throughput, (complete, total) = summary["throughput"], ended(summary)
     found: dict[str, float | None] = {name: throughput.get(name) for name in RATES}
-    found["complete"] = requests["complete"] / total if total else None
+    found["complete"] = complete / total if total else None
     if good := summary.get("goodput"):
         found |= {"goodput": good["per_s"], "attainment": good["attainment"]}
     for latency, described in summary["latency"].items():
@@ -57,6 +57,12 @@ def figures(summary: words.Summary) -> dict[str, float | None]:
             found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described[statistic]
     found["skew"] = summary["burst"]["skew_s"]
     return found
+
+
+def ended(summary: words.Summary) -> tuple[int, int]:
+    """How many requests were complete, of all that were asked."""
+    requests = summary["requests"]
+    return requests["complete"], requests["sent"] + requests["dropped"] + requests["unrecorded"]
 
 
 def over_runs(values: Sequence[float | None]) -> dict[str, Any]:
@@ -78,11 +84,24 @@ def over_runs(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def _within(name: str, figure: dict[str, Any]) -> dict[str, Any]:
-    """A share is at most 1, and so is its interval's end."""
+def _within(name: str, figure: dict[str, Any], summaries: Sequence[words.Summary]) -> dict[str, Any]:
+    """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
+    (Clopper and Pearson), however alike the runs are."""
     if name not in SHARES or figure["ci95"] is None:
         return figure
-    return figure | {"ci95": [max(0.0, figure["ci95"][0]), min(1.0, figure["ci95"][1])]}
+    low, high = figure["ci95"]
+    if counts := [each for summary in summaries if (each := _counted(name, summary))]:
+        exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
+        low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
+    return figure | {"ci95": [max(0.0, low), min(1.0, high)]}
+
+
+def _counted(name: str, summary: words.Summary) -> tuple[int, int] | None:
+    """Of how many requests it is the share of how many; None for a share that is not of requests."""
+    if name == "complete":
+        return ended(summary)
+    good = summary.get("goodput")
+    return (good["good"], good["requests"]) if name == "attainment" and good else None
 
 
 def state(summaries: Sequence[words.Summary]) -> list[str]:

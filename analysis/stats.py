@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -76,6 +77,7 @@ def percentile(ordered: Floats, share: float) -> float:
     return high if math.isinf(high) else low + fraction * (high - low)
 
 
+@cache
 def samples_needed(share: float) -> int:
     """Samples from which on the `share`-quantile means something: 11, 64, 130, 662 and 6636 for p50 to p99.9.
 

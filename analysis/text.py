@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis import good_words, memory, words
+from analysis import delivery_words, good_words, memory, turns_text, words
 from analysis.asked import asked
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.terminal import plain, printed
@@ -24,7 +24,8 @@ def render(summary: words.Summary, *, width: int = 80, colour: bool = False) -> 
 
 
 def _parts(summary: words.Summary) -> list[Any]:
-    parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_thin(summary), ""]
+    parts: list[Any] = [_title(summary), "", _headline(summary), "", _latency(summary), *_below_table(summary), ""]
+    parts += _turns(summary)
     if summary["requests"]["errors"]:
         parts += [_failures(summary), ""]
     return [*parts, *_verdict(summary), *_objectives(summary)]
@@ -52,8 +53,11 @@ def _headline(summary: words.Summary) -> Table:
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column()
     table.add_row("Output", f"{words.significant(throughput['output_tokens_per_s'], 4)} tokens/s", words.tail(summary))
-    table.add_row("Output and prompts", f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s", "")
-    took = f"in {words.duration(run['duration_s'])}"
+    both = f"{words.significant(throughput['total_tokens_per_s'], 4)} tokens/s"
+    table.add_row("Output and prompts", both, words.rate_interval(summary, "total_tokens_per_s"))
+    took = "; ".join(
+        filter(None, (words.rate_interval(summary, "requests_per_s"), f"in {words.duration(run['duration_s'])}"))
+    )
     table.add_row("Requests", f"{words.significant(throughput['requests_per_s'])} /s", took)
     if summary["run"]["arrivals"] == "burst":
         table.add_row("Burst skew", words.duration(summary["burst"]["skew_s"]), words.skew(summary))
@@ -94,12 +98,39 @@ def _latency_cells(described: words.Summary) -> list[str]:
     return [unit, *cells]
 
 
-def _thin(summary: words.Summary) -> list[Text]:
+def _below_table(summary: words.Summary) -> list[Text]:
     from rich.text import Text
 
-    if not any(summary["latency"][name]["thin"] for name in LATENCIES):
+    lines = []
+    if any(summary["latency"][name]["thin"] for name in LATENCIES):
+        lines.append("n<N: n too small, the percentile needs N independent samples to mean something.")
+    if shared := words.burst_intervals(summary):
+        lines.append(shared)
+    return [Text(line, style="dim") for line in lines]
+
+
+def _turns(summary: words.Summary) -> list[Any]:
+    """Latency by turn, where the run was of sessions."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not (found := summary.get("turns")):
         return []
-    return [Text("n<N: n too small, the percentile needs N independent samples to mean something.", style="dim")]
+    mark, title = words.simulated(summary), "latency by turn"
+    table = Table(
+        box=None,
+        padding=(0, 1, 0, 0),
+        title=f"{mark}  {title}" if mark else title,
+        title_justify="left",
+        title_style="dim",
+        header_style="dim",
+    )
+    for head in turns_text.HEADS:
+        table.add_column(head, justify="right")
+    for turn in found[: turns_text.SHOWN_MAX]:
+        table.add_row(*turns_text.cells(turn))
+    more = turns_text.left_out(summary)
+    return [table, *([Text(more, style="dim")] if more else []), ""]
 
 
 def _failures(summary: words.Summary) -> Table:
@@ -135,8 +166,8 @@ def _verdict(summary: words.Summary) -> list[Text]:
         Text(words.lengths(summary)),
         Text(words.believe(summary), style="green" if summary["client"]["verdict"] == "ok" else "red"),
     ]
-    if sent := words.delivery(summary):
-        lines.append(Text(sent, style="" if words.delivered(summary) else "yellow"))
+    if sent := delivery_words.delivery(summary):
+        lines.append(Text(sent, style="" if delivery_words.delivered(summary) else "yellow"))
     if machines := words.machines(summary):
         lines.append(Text(plain(machines)))
     lines += [Text(plain(line)) for line in good_words.goodput(summary)]

@@ -9,8 +9,6 @@ from typing import Any
 Summary = Mapping[str, Any]
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
-UNLIKELY = 0.001
-"""A p-value below which a load is said to be another than the one named: one such run in a thousand is chance."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""
@@ -116,7 +114,11 @@ def started(summary: Summary) -> str:
 def endings(summary: Summary) -> str:
     """How the requests ended, in one sentence."""
     requests = summary["requests"]
-    parts = [f"{requests[state]:,} {state}" for state in ("failed", "truncated", "dropped") if requests[state]]
+    never = requests["errors"].get("session_ended", 0)
+    counts = {**requests, "dropped": requests["dropped"] - never}
+    parts = [f"{counts[state]:,} {state}" for state in ("failed", "truncated", "dropped") if counts[state]]
+    if never:
+        parts.append(f"{never:,} never sent, as {'its' if never == 1 else 'their'} session had ended")
     if requests["unrecorded"]:
         parts.append(f"{requests['unrecorded']:,} without a record")
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
@@ -164,13 +166,23 @@ def believe(summary: Summary) -> str:
     """The client's verdict on itself and the error bar of its stamps."""
     client = summary["client"]
     stamps = "the kernel" if client["stamps"] == "kernel" else "the program itself, not the kernel"
-    bar = f"stamps by {stamps}, error bar ±{duration(client['error_bar_s'], 2)}"
-    if client["error_bar_s"] is None:
-        bar = f"stamps by {stamps}, error unknown"
+    bar = f"stamps by {stamps}, {error_bars(client)}"
     verdict = (
         "The client kept up" if client["verdict"] == "ok" else "The client, not the server, may have been the limit"
     )
     return f"{verdict}: {bar}{calibrated(summary)}."
+
+
+def error_bars(client: Mapping[str, Any]) -> str:
+    """That of a token alone in its read; of TTFT, TPOT and ITL where tokens that were not make them wider."""
+    alone_s = client["error_bar_e2e_s"]
+    if alone_s is None:
+        return "error unknown"
+    if client["error_bar_ttft_s"] <= alone_s and client["error_bar_itl_s"] <= 2 * alone_s:
+        return f"error bar ±{duration(alone_s, 2)}"
+    bars = {name: client[f"error_bar_{name}_s"] for name in ("ttft", "tpot", "itl")}
+    said = ", ".join(f"{name.upper()} ±{duration(bar, 2)}" for name, bar in bars.items() if bar is not None)
+    return f"error bars {said} (several tokens came in one read)"
 
 
 def calibrated(summary: Summary) -> str:
@@ -192,34 +204,9 @@ def window(summary: Summary) -> str:
     return f"Measured from {ends} of the run ({found['reason']}); {within}."
 
 
-def delivery(summary: Summary) -> str:
-    """Whether the load that was named is the load that was sent; nothing when nothing was asked."""
-    sent = summary["delivery"]
-    if not sent["asked"]:
-        return ""
-    of_sessions = (summary["run"].get("workload") or "").startswith("multi-turn")
-    unit, left = ("session", "begun") if of_sessions else ("request", "sent")
-    parts = [f"{sent['sent']:,} of {count(sent['asked'], unit)} {left}"]
-    rate, variation, check = sent["rate_per_s"], sent["cv"], sent["ks"]["sent"]
-    if rate["named"] is not None and rate["sent"] is not None:
-        parts.append(f"{significant(rate['sent'], 4)} per second ({significant(rate['named'], 4)} named)")
-    if variation["named"] and variation["sent"] is not None:
-        parts.append(f"gaps of variation {significant(variation['sent'])} ({significant(variation['named'])} named)")
-    if check is not None:
-        fit = "fitting the name" if check["p_value"] >= UNLIKELY else "not of the name"
-        parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check['p_value'], 2)})")
-    elif sent["ks"]["due"] is not None:
-        parts.append("too late for a check of their distribution")
-    if sent["late_s"] is not None:
-        parts.append(f"99 % at most {duration(sent['late_s']['p99'])} late")
-    return f"{', '.join(parts)}."
-
-
-def delivered(summary: Summary) -> bool:
-    """Whether everything went out, and nothing speaks against its having been as named."""
-    sent = summary["delivery"]
-    checks = (check for check in sent["ks"].values() if check is not None)
-    return not sent["not_sent"] and all(check["p_value"] >= UNLIKELY for check in checks)
+def of_sessions(summary: Summary) -> bool:
+    """Whether arrivals and the number asked count sessions of several turns."""
+    return (summary["run"]["workload"] or "").startswith("multi-turn")
 
 
 def counters(summary: Summary) -> str:
@@ -251,14 +238,27 @@ def objective(entry: Mapping[str, Any]) -> str:
     return f"{entry['objective']}: {entry['said']}{out}"
 
 
+def rate_interval(summary: Summary, rate: str) -> str:
+    """The 95 % interval of a rate; empty where the run cannot tell it."""
+    ends = summary["throughput"]["ci95"].get(rate)
+    return f"95 %: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
+
+
 def tail(summary: Summary) -> str:
-    """How exactly throughput was timed, and how much of the time the server was running empty."""
+    """How exactly output throughput is known and was timed, and how much of the time the server was running empty."""
     figures = summary["throughput"]
     parts = {"timed to ±{}": figures["error_share"], "{} of it was tail": figures["tail_share"]}
     said = [text.format(share(value)) for text, value in parts.items() if value is not None]
     if steady := figures.get("steady_output_tokens_per_s"):
         said.append(f"{significant(steady, 4)} before it")
-    return "; ".join(said)
+    return "; ".join(filter(None, (rate_interval(summary, "output_tokens_per_s"), *said)))
+
+
+def burst_intervals(summary: Summary) -> str:
+    """What the intervals of a burst are of, in a line; empty for other runs."""
+    if summary["run"]["arrivals"] != "burst" or not summary["requests"]["complete"]:
+        return ""
+    return "Requests share one queue: only --repeats shows how another burst would differ."
 
 
 def warnings(summary: Summary) -> list[str]:

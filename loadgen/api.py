@@ -88,7 +88,7 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
     host.allow_open_files(-(-load.in_flight // plan.workers))
     with _server(plan, load, access, say) as found:
         facts = replace(found, model=plan.model or found.model)
-        dialect = _of_version(dialect, facts, say, force=plan.force)
+        dialect = of_version(dialect, facts, say, force=plan.force)
         asked = _asked(plan, load, facts, dialect, access)
         say(f"{asked.what} ({asked.how}) for {facts.model}")
         yield _shares(plan, load, folder, facts, dialect, asked, access), _header(plan, facts, dialect, asked)
@@ -165,7 +165,7 @@ def _dialect(plan: Plan) -> Dialect:
     return DIALECTS[plan.server, endpoint]
 
 
-def _of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
+def of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
     """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
     from servers.dialects import NATIVE
     from servers.dialects.versions import misleads, variant

@@ -71,7 +71,7 @@ def gather(
     try:
         for outcome in outcomes:
             append(main, _lines(outcome, tally, interrupted=interrupted))
-        append(main, _whole_lines(beside, tally.notes, "telemetry"))
+        append(main, whole_lines(beside, tally.notes, "telemetry"))
         footer = Footer(
             ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=sum(tally.counts.values()) - tally.counts["dropped"],
@@ -113,7 +113,7 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
     paths = (outcome.share.part, outcome.rescued)
-    whole = _whole_lines(paths, tally.notes, f"worker {outcome.share.worker}")
+    whole = whole_lines(paths, tally.notes, f"worker {outcome.share.worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
         ended = _ended(line)
         if ended is not None and ended.phase == "measured":
@@ -130,7 +130,7 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
         tally.notes.append(f"worker {outcome.share.worker} ended with {outcome.exit}; {lost} requests without record")
 
 
-def _whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
+def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
     """The whole lines of files of which each may go on in the next one; those that do not exist are passed over."""
     rest = b""
     for path in paths:

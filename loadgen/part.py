@@ -52,8 +52,11 @@ class PartFile:
 
     def add(self, item: Record | Telemetry) -> None:
         """Append one line. Written when a mebibyte has gathered or `flush` is called."""
-        self._pending += self._encoder.encode(item)
-        self._pending += b"\n"
+        self.add_line(self._encoder.encode(item) + b"\n")
+
+    def add_line(self, line: bytes) -> None:
+        """Append a line that is encoded already, with its end."""
+        self._pending += line
         if len(self._pending) >= FLUSH_BYTES:
             self.flush()
 

@@ -10,6 +10,7 @@ from analysis import words
 from analysis.compare import groups, single, work
 from analysis.compare.conditions import Condition, Judged, judge
 from analysis.compare.loaded import Loaded
+from analysis.compare.noise import RUNS_DIFFER
 from analysis.compare.verdicts import MARGIN, Row, judged
 from analysis.compare.work import Difference
 from analysis.repeats import state
@@ -20,8 +21,8 @@ FIGURES = (
 )
 """What is compared unless more is asked: few, because each question more makes every answer weaker."""
 ONE_RUN_EACH = (
-    "One run each: the intervals hold chance within a run, not what differs between whole runs, such as the state of "
-    "the card or a neighbour. Only repeats show that (--repeats 5)."
+    f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes runs "
+    "differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
 )
 
 
@@ -47,7 +48,7 @@ class Comparison:
         """As plain values; what cannot be tested is None."""
         found = asdict(self)
         found["rows"] = [
-            {name: value for name, value in asdict(row).items() if name not in ("error", "freedom")}
+            {name: value for name, value in asdict(row).items() if name not in ("error", "error_least", "freedom")}
             for row in self.rows
         ]
         return found

@@ -2,7 +2,9 @@
 
 Like an objective, a condition speaks of the server, of which the runs are samples: it fails when the whole interval of
 the difference is worse by more than the bound, passes when the whole interval is not, and otherwise cannot be told.
-With k conditions each interval is one of 1 - 5 % / k (Bonferroni), so that the chance of any false failure is 2.5 %.
+Each is a question asked before the runs were seen, so the figures of the table, which were not, do not count: with k
+conditions each interval is one of 1 - 5 % / k (Bonferroni), so that the chance of any false failure is 2.5 %. Not by
+Holm's method as in the table, because then no interval would go with the verdict.
 """
 
 from __future__ import annotations

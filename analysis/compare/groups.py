@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from analysis.compare.single import untold
+from analysis.compare.single import fisher, untold
 from analysis.compare.verdicts import Direction, Row, ends, p_value
+from analysis.distributions import student_quantile
+from analysis.repeats import ended
 from analysis.repeats import figures as figures_of
+from analysis.stats import share_interval
 from analysis.words import Summary
 
 WELCH = "Welch's t between runs"
 POOLED = "Student's t, with the other group's variation between runs"
+EXACT_FREEDOM = 1e6
+"""An exact interval needs no allowance for an error that was itself estimated."""
 HIGHER = ("complete", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
 
 
@@ -19,8 +25,41 @@ def rows(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> 
     """One Row per figure, without its verdict. At least one of the groups has two runs."""
     values_a, values_b = ([figures_of(summary) for summary in group] for group in (a, b))
     for figure in figures:
-        if not figure.endswith(".pairs"):  # samples of several runs are not thrown together
+        if figure == "complete":
+            yield shares([ended(summary) for summary in a], [ended(summary) for summary in b])
+        elif not figure.endswith(".pairs"):  # samples of several runs are not thrown together
             yield row(figure, [each.get(figure) for each in values_a], [each.get(figure) for each in values_b])
+
+
+def shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> Row:
+    """Compare shares of requests, given as (complete, all) of each run, with the larger of two errors.
+
+    Between runs as for any figure; and as if all requests of a group were of one run, by Fisher's exact test and the
+    exact interval of each share. Runs that are complete to the last request do not vary, and yet more of them might.
+    """
+    if not all(total for _, total in (*a, *b)):
+        return untold("complete", "share", "higher", "in a run nothing was sent")
+    (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
+    found = row("complete", [good / total for good, total in a], [good / total for good, total in b])
+    low, high = exact((good_a, all_a), (good_b, all_b), found.difference or 0.0)
+    between_low, between_high = found.difference_ci95 or (low, high)
+    low, high = min(low, between_low), max(high, between_high)
+    error = max(found.effect - low, high - found.effect) / student_quantile(0.975, EXACT_FREEDOM)
+    p = max(found.p_value or 0.0, fisher((good_a, all_a), (good_b, all_b)))
+    return replace(
+        found, difference_ci95=(max(-1.0, low), min(1.0, high)), p_value=p, test=f"{found.test}; Fisher's exact test",
+        error=error, freedom=EXACT_FREEDOM,
+    )  # fmt: skip
+
+
+def exact(a: tuple[int, int], b: tuple[int, int], difference: float) -> tuple[float, float]:
+    """Interval around a difference of shares, b minus a: how far each may be off, squared and added (Newcombe's method
+    10) from the exact interval of each in place of Wilson's, which is never too narrow."""
+    ends_a, ends_b = share_interval(*a), share_interval(*b)
+    share_a, share_b = a[0] / a[1], b[0] / b[1]
+    low = math.hypot(share_b - ends_b[0], ends_a[1] - share_a)
+    high = math.hypot(ends_b[1] - share_b, share_a - ends_a[0])
+    return difference - low, difference + high
 
 
 def row(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> Row:
@@ -39,13 +78,13 @@ def row(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> Ro
         effect, error, freedom = plain
         return Row(
             figure, unit, direction, mean_a, mean_b, effect, ends(*plain), None, None, p_value(*plain), test,
-            error, freedom, few, "runs",
+            error, freedom, 0.0, few, "runs",
         )  # fmt: skip
     effect, error, freedom = welch([math.log(value) for value in known_a], [math.log(value) for value in known_b])
     low, high = (math.exp(end) for end in ends(effect, error, freedom))
     return Row(
         figure, unit, direction, mean_a, mean_b, mean_b - mean_a, ends(*plain), math.exp(effect), (low, high),
-        p_value(effect, error, freedom), test, error, freedom, few, "runs",
+        p_value(effect, error, freedom), test, error, freedom, 0.0, few, "runs",
     )  # fmt: skip
 
 

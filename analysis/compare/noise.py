@@ -12,13 +12,15 @@ are told apart, and their variances added:
                  the same shares of it were done; how much the pieces' relative lengths vary says how much all may.
     stamps       the error bars of the two runs.
 
-What differs between whole runs (another card, its temperature, a neighbour) is in none of them: only repeats show it.
+What differs between whole runs (another card, its temperature, a neighbour) is in none of them, and only repeats show
+it. As it is never nothing, no error is taken to be below RUNS_DIFFER.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -46,8 +48,14 @@ REPLICATES = 2000
 PROGRESS_POINTS = 512
 FACTORS, FACTORS_WIDE = 161, 10.0
 """Over how many factors a p-value is averaged, and how many standard errors they reach."""
+RUNS_DIFFER = 0.02
+"""By how much the times of two runs differ (standard deviation of the logarithm of their ratio) even where chance
+within them is less. An allowance and no measurement: without it open loops whose runs vary by 2 % were called different
+in one pair of eight. It is a floor and not added: Student's t with FREEDOM leaves a burst room enough for it."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
+
+BARS = {"ttft": "ttft", "ttft_due": "ttft", "tpot": "tpot", "icl": "itl", "itl": "itl"}
 
 
 class Samples(NamedTuple):
@@ -138,9 +146,11 @@ def server_error(piece: float, stretch: float) -> float:
     return piece / math.sqrt(min(PIECES, max(1.0, stretch * PIECES)))
 
 
-def stamp_error(a: Loaded, b: Loaded, value_a: float, value_b: float) -> float:
-    """Of the logarithm of the ratio of two durations in seconds, from the error bars of their runs."""
-    return math.hypot(_stamped(a, value_a), _stamped(b, value_b))
+def stamp_error(name: str, a: Loaded, b: Loaded, value_a: float, value_b: float) -> float:
+    """Of the logarithm of the ratio of two durations in seconds, from the error bars of their runs. A duration that is
+    none of TTFT, TPOT, ICL or ITL ends with an answer, as E2E does."""
+    bar = f"error_bar_{BARS.get(name, 'e2e')}_s"
+    return math.hypot(_stamped(a, bar, value_a), _stamped(b, bar, value_b))
 
 
 def span_s(run: Loaded) -> float:
@@ -161,15 +171,20 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     placed_b, placed_a = _placements(b.values, ordered), _placements(a.values, np.sort(b.values))
     share = float(placed_b.mean())
     own = math.sqrt(mean_variance(placed_a, a) + mean_variance(placed_b, b))
-    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS)
-    reached = np.array([student_cdf(float(step), FREEDOM) for step in steps])
-    chances = np.diff(reached, prepend=0.0)
     beyond = 0.0
-    for step, chance in zip(steps, chances, strict=True):
+    for step, chance in _factors():
         moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
         beyond += chance * _normal_cdf((0.5 - moved) * (1 if share >= 0.5 else -1), own)
     p = min(1.0, 2 * beyond)
     return share, _error_of(p, share - 0.5, own), p
+
+
+@cache
+def _factors() -> list[tuple[float, float]]:
+    """In standard errors how large a factor may be, and how likely it is to be about that large."""
+    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS).tolist()
+    reached = [student_cdf(step, FREEDOM) for step in steps]
+    return list(zip(steps, np.diff(reached, prepend=0.0).tolist(), strict=True))
 
 
 def quantile(samples: Samples, share: float) -> float:
@@ -199,8 +214,8 @@ def _steps(run: Loaded) -> float:
     return span_s(run) / gap_s if gap_s else 0.0
 
 
-def _stamped(run: Loaded, value_s: float) -> float:
-    bar = run.summary["client"]["error_bar_s"] or 0.0
+def _stamped(run: Loaded, name: str, value_s: float) -> float:
+    bar = run.summary["client"][name] or 0.0
     return bar / ERROR_BARS / value_s if value_s > 0 else 0.0
 
 

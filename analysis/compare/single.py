@@ -14,10 +14,11 @@ from analysis.compare.samples import samples_of
 from analysis.compare.verdicts import Direction, Row, ends, p_value
 from analysis.metrics import METRICS
 from analysis.objectives import LATENCIES, RATES
+from analysis.repeats import ended
 
 SEED = 20_030_711
 """Of the bootstrap: the same runs give the same figures."""
-TEST = "bootstrap of the quantile, steps and stamps"
+TEST = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
 PAIRS = "Mann-Whitney"
 SHORT = "the run is too short to show how the server varies; repeats would"
 
@@ -30,7 +31,7 @@ def rows(a: Loaded, b: Loaded, figures: Sequence[str]) -> Iterator[Row]:
         if name in RATES:
             yield _rate(figure, a, b, piece)
         elif name == "complete":
-            yield shares(_ended(a), _ended(b))
+            yield shares(ended(a.summary), ended(b.summary))
         elif statistic == "pairs":
             yield _pairs(name, a, b, piece)
         elif name in LATENCIES:
@@ -51,7 +52,7 @@ def shares(a: tuple[int, int], b: tuple[int, int]) -> Row:
     error = (interval[1] - interval[0]) / 2 / 1.96
     return Row(
         "complete", "share", "higher", share_a, share_b, share_b - share_a, interval, None, None,
-        fisher(a, b), "Fisher's exact test", error, 1e6, min(a[1], b[1]),
+        fisher(a, b), "Fisher's exact test", error, 1e6, count=min(a[1], b[1]),
     )  # fmt: skip
 
 
@@ -92,15 +93,15 @@ def _quantile(name: str, statistic: str, a: Loaded, b: Loaded, piece: float) -> 
     if min(value_a, value_b) <= 0:
         return untold(figure, "s", "lower", "one of them is 0, which no ratio can be taken of")
     random = np.random.default_rng(SEED)
-    error = math.sqrt(
+    within = math.sqrt(
         noise.quantile_error(samples_a, share, random) ** 2
         + noise.quantile_error(samples_b, share, random) ** 2
         + _of_server(name, a, b, piece, (value_a, value_b)) ** 2
-        + noise.stamp_error(a, b, value_a, value_b) ** 2
+        + noise.stamp_error(name, a, b, value_a, value_b) ** 2
     )
-    if not math.isfinite(error):
+    if not math.isfinite(within):
         return untold(figure, "s", "lower", SHORT)
-    return _row(figure, "s", "lower", (value_a, value_b), error, min(_requests(a), _requests(b)))
+    return _row(figure, "s", "lower", (value_a, value_b), within, min(_requests(a), _requests(b)))
 
 
 def _rate(figure: str, a: Loaded, b: Loaded, piece: float) -> Row:
@@ -109,9 +110,9 @@ def _rate(figure: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if not all(len(each) and each[0] > 0 for each in values) or not math.isfinite(piece):
         return untold(figure, "per second", "higher", SHORT)
     spans = noise.span_s(a), noise.span_s(b)
-    error = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(a, b, *spans))
+    within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(figure, a, b, *spans))
     both = float(values[0][0]), float(values[1][0])
-    return _row(figure, "per second", "higher", both, error, min(_requests(a), _requests(b)))
+    return _row(figure, "per second", "higher", both, within, min(_requests(a), _requests(b)))
 
 
 def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
@@ -120,14 +121,29 @@ def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:
     if min(len(samples_a.values), len(samples_b.values)) < stats.samples_needed(0.5):
         return untold(figure, "share", "lower", f"too few samples: {stats.samples_needed(0.5)} are needed")
     medians = noise.quantile(samples_a, 0.5), noise.quantile(samples_b, 0.5)
-    together = math.hypot(_of_server(name, a, b, piece, medians), noise.stamp_error(a, b, *medians))
+    seen = _of_server(name, a, b, piece, medians), noise.stamp_error(name, a, b, *medians)
+    together = max(math.hypot(*seen), noise.RUNS_DIFFER)
     if not math.isfinite(together):
         return untold(figure, "share", "lower", SHORT)
     share, error, p = noise.superiority(samples_a, samples_b, together)
     low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))
     few = min(_requests(a), _requests(b))
     return Row(
-        figure, "share", "lower", 0.5, share, share - 0.5, (low, high), None, None, p, PAIRS, error, noise.FREEDOM, few
+        figure,
+        "share",
+        "lower",
+        0.5,
+        share,
+        share - 0.5,
+        (low, high),
+        None,
+        None,
+        p,
+        PAIRS,
+        error,
+        noise.FREEDOM,
+        error * noise.RUNS_DIFFER / together,
+        few,
     )
 
 
@@ -152,8 +168,8 @@ def _answering_s(run: Loaded, name: str) -> float:
     return max(0.0, float(latency["e2e_s"]["p50"] - before))
 
 
-def _row(figure: str, unit: str, direction: Direction, both: tuple[float, float], error: float, count: int) -> Row:
-    effect = math.log(both[1] / both[0])
+def _row(figure: str, unit: str, direction: Direction, both: tuple[float, float], within: float, count: int) -> Row:
+    effect, error = math.log(both[1] / both[0]), max(within, noise.RUNS_DIFFER)
     low, high = (math.exp(end) for end in ends(effect, error, noise.FREEDOM))
     return Row(
         figure,
@@ -169,17 +185,13 @@ def _row(figure: str, unit: str, direction: Direction, both: tuple[float, float]
         TEST,
         error,
         noise.FREEDOM,
+        noise.RUNS_DIFFER,
         count,
     )
 
 
 def _requests(run: Loaded) -> int:
     return int(run.frame.sampled.sum())
-
-
-def _ended(run: Loaded) -> tuple[int, int]:
-    requests = run.summary["requests"]
-    return requests["complete"], requests["sent"] + requests["dropped"] + requests["unrecorded"]
 
 
 def _wilson(successes: int, count: int) -> tuple[float, float, float]:

@@ -52,8 +52,10 @@ def headline(found: Comparison) -> str:
 def table(rows: Sequence[Row]) -> list[dict[str, str]]:
     """One row of cells per figure; also the page's."""
     return [
-        {"figure": row.figure, "outcome": row.verdict, "verdict": verdict_said(row), "p": _p(row)} | _cells(row)
-        for row in rows
+        {"figure": row.figure, "outcome": row.verdict, "verdict": said, "p": _p(row)}
+        | {"more": said.removeprefix(row.verdict).strip(" ()")}
+        | _cells(row)
+        for row, said in ((row, verdict_said(row)) for row in rows)
     ]
 
 
@@ -66,8 +68,9 @@ def verdict_said(row: Row) -> str:
     if row.why:
         return f"cannot tell ({row.why})"
     if row.needs_more is None:
-        return "cannot tell (no practical number would)"
-    return f"cannot tell (needs about {row.needs_more:,} more {row.more_of} in each)"
+        other = "" if row.more_of == "runs" else ", repeats may"
+        return f"cannot tell (no practical number of {row.more_of} would{other})"
+    return f"cannot tell (needs about {words.count(row.needs_more, f'more {row.more_of[:-1]}')} in each)"
 
 
 def _short(row: Row) -> str:

@@ -16,6 +16,8 @@ ERROR_MOST = 0.05
 MARGIN = 0.05
 """By how much a figure may differ before it matters, as a share of A's."""
 MORE_MOST = 1_000_000
+RUNS_MOST = 1000
+"""More requests, or runs, than these are no advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Row:
     error: float = math.nan
     """Standard error of the logarithm of the ratio, or of the difference for a share."""
     freedom: float = math.nan
+    error_least: float = 0.0
+    """Below which no number of requests would take it."""
     count: int = 0
     """Of what more would help, in the smaller group: requests, or runs."""
     more_of: str = "requests"
@@ -113,25 +117,34 @@ def _judged(row: Row, margin: float, adjusted_p: float) -> Row:
         return replace(row, verdict="no difference")
     if adjusted_p < ERROR_MOST:
         return replace(row, verdict="worse" if row.worse else "better")
-    return replace(row, needs_more=_needs_more(row, margin))
+    strictness = max(1.0, adjusted_p / row.p_value) if row.p_value else 1.0
+    return replace(row, needs_more=_needs_more(row, margin, strictness))
 
 
 def _relative(row: Row, effect: float) -> float:
     return math.expm1(effect) if row.ratio is not None else effect
 
 
-def _needs_more(row: Row, margin: float) -> int | None:
+def _needs_more(row: Row, margin: float, strictness: float) -> int | None:
     """About how many more would tell, if the effect stayed as it is and its error fell with the root of their number:
-    so many that the interval lies within the margin, or that it no longer holds no difference at all."""
+    so many that the interval lies within the margin, or that the p-value, which Holm's method multiplied by
+    `strictness`, is below 5 %. None where no practical number would."""
     within = margin if row.ratio is None else math.log1p(margin)
-    aim = max(abs(row.effect), within - abs(row.effect))
-    at_least = row.count + 1
+    aims = ((within - abs(row.effect), 1 - ERROR_MOST / 2), (abs(row.effect), 1 - ERROR_MOST / 2 / strictness))
+    found = [_number_for(row, aim, share) for aim, share in aims if aim > 0]
+    return min((number for number in found if number is not None), default=None)
+
+
+def _number_for(row: Row, aim: float, share: float) -> int | None:
+    """How many more it takes until the error times Student's t of this share is no more than `aim`."""
     if row.more_of == "runs":
-        for runs in range(at_least, 1000):
+        for runs in range(row.count + 1, RUNS_MOST):
             error = row.error * math.sqrt(row.count / runs)
-            if student_quantile(0.975, 2 * runs - 2) * error <= aim:
+            if student_quantile(share, 2 * runs - 2) * error <= aim:
                 return runs - row.count
         return None
-    needed = row.count * (student_quantile(0.975, row.freedom) * row.error / aim) ** 2
-    more = max(1, math.ceil(needed) - row.count)
+    allowed = aim / student_quantile(share, row.freedom)
+    if allowed < row.error_least:
+        return None
+    more = max(1, math.ceil(row.count * (row.error / allowed) ** 2) - row.count)
     return None if more > MORE_MOST else int(float(f"{more:.1e}"))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis import memory, words
+from analysis import delivery_words, memory, words
 from analysis.asked import asked
 from analysis.metrics import METRICS
 from analysis.report import machines, objectives, said, tables
@@ -139,7 +139,7 @@ def _run(part: Part, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "memory": memory.sentences(summary),
         "not_measured": machines.not_measured(summary),
         "window": words.window(summary),
-        "sending": words.delivery(summary),
+        "sending": delivery_words.delivery(summary),
         "failures": tables.failure_rows(summary),
         "started": words.started(summary),
         "environment": tables.environment(part.run, summary),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis import words
+from analysis import delivery_words, words
 from analysis.limits import LIMITS
 from analysis.limits import text as limit_text
 from analysis.metrics import METRICS
@@ -43,10 +43,11 @@ def headline(summary: Summary) -> list[dict[str, str]]:
     total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
     rate = words.significant(throughput["output_tokens_per_s"], 4)
     complete = f"{requests['complete']:,} of {total:,} complete"
+    ended = "; ".join(filter(None, (complete, words.rate_interval(summary, "requests_per_s"))))
     mean = latency["normalised_s"]["mean"]
     return [
         _card("Output throughput", rate, "tokens/s", words.tail(summary)),
-        _card("Requests", words.significant(throughput["requests_per_s"]), "/s", complete),
+        _card("Requests", words.significant(throughput["requests_per_s"]), "/s", ended),
         _median("Time to first token", latency["ttft_s"]),
         _median("Time per token", latency["tpot_s"]),
         _median("Between tokens", latency["itl_s"]),
@@ -66,8 +67,8 @@ def beliefs(summary: Summary) -> list[dict[str, Any]]:
         {"good": exact and requests["complete"] > 0, "text": words.lengths(summary)},
         {"good": summary["client"]["verdict"] == "ok", "text": words.believe(summary)},
     ]
-    if sent := words.delivery(summary):
-        lines.append({"good": words.delivered(summary), "text": sent})
+    if sent := delivery_words.delivery(summary):
+        lines.append({"good": delivery_words.delivered(summary), "text": sent})
     if machines := words.machines(summary):
         lines.append({"good": True, "text": machines})
     if counted := words.counters(summary):
@@ -127,8 +128,9 @@ def failure_rows(summary: Summary) -> list[dict[str, Any]]:
 def delivery_rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
     """What the load was by its name, by its due instants and as it was sent: title, and one text per run."""
     found = [summary["delivery"] for summary in summaries]
-    rows = [(title, [f"{each[key]:,}" for each in found]) for key, title in DELIVERY_COUNTS.items()]
-    for key, title in {"rate_per_s": "Requests per second", "cv": "Variation of the gaps"}.items():
+    what = "Sessions" if all(map(words.of_sessions, summaries)) else "Requests"
+    rows = [(f"{what} {title}", [f"{each[key]:,}" for each in found]) for key, title in DELIVERY_COUNTS.items()]
+    for key, title in {"rate_per_s": f"{what} per second", "cv": "Variation of the gaps"}.items():
         for side, of in DELIVERY_SIDES.items():
             rows.append((f"{title}, {of}", [words.significant(each[key][side], 4) for each in found]))
     for side in ("due", "sent"):
@@ -191,6 +193,9 @@ SHOWN = (
 )
 CLIENT_FIGURES = {
     "error_bar_s": "Error bar of a stamp",
+    "error_bar_ttft_s": "Error bar of TTFT",
+    "error_bar_tpot_s": "Error bar of TPOT",
+    "error_bar_itl_s": "Error bar of ITL",
     "late_p50_s": "Reads late, median",
     "late_p99_s": "Reads late, p99",
     "late_max_s": "Reads late, largest",
@@ -209,7 +214,8 @@ CLIENT_FIGURES = {
 }
 
 
-DELIVERY_COUNTS = {"asked": "Requests due", "sent": "Requests sent", "not_sent": "Requests not sent"}
+DELIVERY_COUNTS = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
+"""Of sessions their first turns are meant."""
 DELIVERY_SIDES = {"named": "as named", "due": "as due", "sent": "as sent"}
 
 
@@ -219,7 +225,7 @@ def _sending(summary: Summary) -> dict[str, str]:
         return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), words.skew(summary))
     rate = summary["delivery"]["rate_per_s"]
     named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
-    title = "Sessions begun" if (summary["run"]["workload"] or "").startswith("multi-turn") else "Load sent"
+    title = "Sessions begun" if words.of_sessions(summary) else "Load sent"
     return _card(title, words.significant(rate["sent"], 4), "/s", named)
 
 

@@ -24,7 +24,10 @@ Duration = Annotated[
 ]
 Workload = Annotated[
     str | None,
-    Option(help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, ..."),
+    Option(
+        help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, "
+        "multi-turn:turns=K (sessions), ..."
+    ),
 ]
 InputTokens = Annotated[
     str | None,

@@ -210,14 +210,15 @@ def _write_junit(summaries: list[Summary], file: Path) -> None:
 
 
 def _write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
-    from analysis.report.extras import between_runs, good_requests
+    from analysis.report.extras import between_runs, by_turn, good_requests
     from analysis.report.page import render
 
     extras = [
         between_runs(group.between or {}, place, group.folder.name if len(repeats) > 1 else "")
         for place, group in enumerate(repeats, 1)
     ]
-    write_text(page, render(parts, extras=[*extras, *good_requests([part.summary for part in parts])]))
+    summaries = [part.summary for part in parts]
+    write_text(page, render(parts, extras=[*extras, *good_requests(summaries), *by_turn(summaries)]))
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "locustfile.py"
 OURS = (
     *("server", "url", "endpoint", "model", "input_tokens", "output_tokens", "workload", "seed", "tokenizer"),
-    *("api_key_env", "ca_file", "insecure", "real", "speed", "platform", "label", "out", "stamps", "request_timeout"),
+    *("api_key_env", "ca_file", "insecure", "real", "force", "speed", "platform", "label", "out", "stamps"),
+    *("request_timeout", "metrics_every", "dcgm_url"),
 )
 """Options that our users add to Locust's, by the same names."""
 LAST_ANSWERS_S = 60
@@ -61,6 +62,9 @@ def ui(
     insecure: options.Insecure = None,
     stamps: options.Stamps = None,
     real: options.Real = None,
+    force: options.Force = None,
+    metrics_every: options.MetricsEvery = None,
+    dcgm_url: options.DcgmUrl = None,
     speed: options.Speed = None,
     platform: options.Platform = None,
     label: Annotated[str, Option(help="A word for the runs' folders and reports.")] = "ui",

@@ -25,9 +25,10 @@ from loadgen import host
 from loadgen.api import default_folder
 from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import setting as settings
+from loadgen.interactive.beside import Beside
 from loadgen.interactive.ledger import Ledger
 from loadgen.interactive.setting import Setting
-from loadgen.interactive.wire import HubPoller
+from loadgen.interactive.wire import HubPoller, Turns
 from loadgen.load import longest_of
 from loadgen.plan import Plan
 from servers.errors import LimitError, ServerError
@@ -59,6 +60,8 @@ HIDDEN: tuple[tuple[str, str | None, str], ...] = (
     ("--api-key-env", "LOADGEN_API_KEY", "Environment variable that holds the API key"),
     ("--ca-file", None, "Certificate authorities for https, in PEM"),
     ("--speed", "5", "How many times faster the built-in simulated server's clock runs"),
+    ("--metrics-every", "1", "Seconds between readings of the server's metrics, GPUs and memory; 0 reads nothing"),
+    ("--dcgm-url", None, "A DCGM exporter on the server's machine, for its GPUs"),
     ("--platform", None, "What the server runs on, such as A800"),
     ("--label", "ui", "A word for the run's folder and report"),
     ("--stamps", "kernel", "kernel, or user"),
@@ -67,6 +70,7 @@ HIDDEN: tuple[tuple[str, str | None, str], ...] = (
 FLAGS = (
     ("--insecure", "Do not check certificates"),
     ("--real", "Never fall back to the simulated server"),
+    ("--force", "Measure a version of a server that is known to mislead"),
 )
 
 
@@ -82,11 +86,14 @@ class Desk:
         self.command = list(sys.argv)
         """What the Run says it was made with."""
         self.poller = HubPoller()
+        self.turns = Turns()
         self._environment: Any = None
         self._stack = ExitStack()
         self._stamps = "user"
         self._attached = False
         self._interrupted = False
+        self._beside: Beside | None = None
+        """Waits for the next run."""
 
     def attach(self) -> None:
         """Listen to Locust's events. A second call does nothing."""
@@ -115,6 +122,7 @@ class Desk:
         options = {name: value for name, value in vars(self._environment.parsed_options).items() if value != ""}
         options |= {name: str(value) for name, value in (form or {}).items() if name in settings.CHOSEN}
         options["timeout_s"] = options.pop("request_timeout")
+        options["metrics_every_s"] = options.pop("metrics_every")
         return settings.interactive_plan(options)
 
     def choose(self, plan: Plan) -> None:
@@ -137,6 +145,7 @@ class Desk:
         self._environment = environment
         if type(environment.runner).__name__ == "MasterRunner":
             return  # users are elsewhere, and so are their Runs
+        self._beside = Beside()  # starts while the server is found and prompts are built
         try:
             plan = self.plan()
             self.setting = settings.find(plan, self._stack, self._say)
@@ -153,6 +162,8 @@ class Desk:
             from loadgen.interactive.page import extend
 
             extend(environment.web_ui, self)
+        else:
+            self._beside.ready()  # not in the time of the run
         gevent.spawn(self._tick)
         gc.collect()
         gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need look at them
@@ -165,29 +176,44 @@ class Desk:
 
     def _refuse(self, error: Exception) -> None:
         """End the process as every command ends that cannot begin; Locust itself would say less."""
+        if self._beside is not None:
+            self._beside.close()
         self._stack.close()
         self.failed = error
         raise SystemExit(EXIT_USAGE)
 
-    def _on_start(self, environment: Any, **_: Any) -> None:
+    def _on_start(self, **_: Any) -> None:
         if self.setting is None:
             return
         self.setting = self.setting.begun_again()
+        self.failed = None
         try:
             self._begin(self.setting)
         except MEANT_FOR_USERS as error:
+            self.ledger = None
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Say what is wrong and end the run: with a page it can be started again, otherwise the process ends."""
+        if self.failed is None:
+            self.failed = error
             logging.getLogger("loadgen").error("%s %s", error, getattr(error, "hint", ""))
-            self.ledger, self.failed = None, error
-            runner = environment.runner
-            gevent.spawn(runner.stop if environment.web_ui else runner.quit)
+            runner = self._environment.runner
+            gevent.spawn(runner.stop if self._environment.web_ui else runner.quit)
 
     def _begin(self, setting: Setting) -> None:
         dialect = setting.dialect(None)
         how = setting.prompts_for(dialect).how
         folder = self._folder(setting.plan)
-        self.ledger = Ledger(folder, setting, dialect.endpoint, how, stamps=self._stamps, command=self.command)
+        beside, self._beside = self._beside or Beside(), None
+        try:
+            self.ledger = Ledger(
+                folder, setting, dialect.endpoint, how, stamps=self._stamps, command=self.command, beside=beside
+            )
+        except BaseException:
+            beside.close()
+            raise
         self.folders.append(folder)
-        self.failed = None
 
     def _folder(self, plan: Plan) -> Path:
         named = self._environment.parsed_options.out
@@ -198,6 +224,8 @@ class Desk:
     def _on_stop(self, **_: Any) -> None:
         if self.ledger is not None:
             rescued = self.ledger.end(self.users, interrupted=self._interrupted)
+            if self._environment.web_ui and self._beside is None:
+                self._beside = Beside()
             if rescued is not None:
                 logging.getLogger("loadgen").error(
                     "the disk is full: the end of %s is in %s", self.ledger.folder / "run.jsonl", rescued
@@ -208,6 +236,8 @@ class Desk:
             self._interrupted = True
             environment.stop_timeout = 0.0
             environment.runner.stop()
+        if self._beside is not None:
+            self._beside.close()
         self._stack.close()
 
     def _tick(self) -> None:

@@ -20,7 +20,7 @@ from loadgen.record import Record
 
 REQUEST_SAMPLES = 1_000_000
 TOKEN_SAMPLES = 4_000_000
-"""Newest samples kept of a metric per request, and of one per token: 8 bytes each, 56 MB for all four."""
+"""Newest samples kept of a metric per request, and of one per token: 8 bytes each, 64 MB for all five."""
 FAILURES = 1_000
 """Different words of failures that are told apart; a server may put something new into each."""
 POINTS = 3_600
@@ -80,6 +80,7 @@ class Figures:
         self.sent = 0
         self.tokens = 0
         self.reads = self.coalesced_reads = 0
+        self.send_late = Samples(REQUEST_SAMPLES)
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.points_seen = 0
         self.samples = {name: Samples(TOKEN_SAMPLES if name == "itl_s" else REQUEST_SAMPLES) for name in METRICS}
@@ -88,7 +89,9 @@ class Figures:
     def add(self, record: Record) -> None:
         """Take the Record of a request that has ended. Latencies are of complete requests, as in every report."""
         self.states[record.state] += 1
-        self.sent += record.sent_ns is not None
+        if record.sent_ns is not None:
+            self.sent += 1
+            self.send_late.add(record.sent_ns - record.due_ns)
         self.tokens += sum(record.chunk_tokens)
         self.reads += record.reads
         self.coalesced_reads += record.coalesced_reads

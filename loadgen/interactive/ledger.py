@@ -21,8 +21,9 @@ from gevent.lock import RLock
 from loadgen import calibration, host
 from loadgen.clock import ClockPairs
 from loadgen.decode import record_of
-from loadgen.gather import append
+from loadgen.gather import append, whole_lines
 from loadgen.health import Health
+from loadgen.interactive.beside import Beside
 from loadgen.interactive.figures import Figures
 from loadgen.interactive.setting import Setting
 from loadgen.part import PartFile
@@ -45,8 +46,20 @@ ROOM_BYTES = 10_000_000
 class Ledger:
     """Takes what users did, from the start of a run to its end."""
 
-    def __init__(self, folder: Path, setting: Setting, endpoint: str, how: str, *, stamps: str, command: list[str]):
+    def __init__(
+        self,
+        folder: Path,
+        setting: Setting,
+        endpoint: str,
+        how: str,
+        *,
+        stamps: str,
+        command: list[str],
+        beside: Beside,
+    ) -> None:
         host.make_folder(folder, ROOM_BYTES)
+        self._beside = beside
+        telemetry = dict(beside.facts(setting))
         self.folder = folder
         self.setting = setting
         self.figures = Figures()
@@ -55,6 +68,8 @@ class Ledger:
         self.totals = Counter[str]()
         """The client's health so far; `stall_ns_max` is the longest."""
         self.cpu_share_max: float | None = None
+        self.disagreement_ns = 0
+        """How far the clocks moved against each other, at most."""
         self.ended = False
         self._clocks = ClockPairs()
         self._health = Health()
@@ -74,9 +89,11 @@ class Ledger:
             server={name: getattr(setting.facts, name) for name in type(setting.facts).__slots__},
             host=facts,
             client={"prompts": how, "stamps": stamps, "calibration": calibration.recall(facts, lambda _: None)},
+            telemetry=telemetry,
         )
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
         self._part = PartFile(folder / "run.jsonl")
+        beside.begin(self.start_ns, folder)
 
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
         """A request that was sent and has ended."""
@@ -105,6 +122,7 @@ class Ledger:
         """Once a second: read the clocks, write the client's health, flush, and draw one point of the charts."""
         self._clocks.take()
         values = self._health.sample() | {"clock_disagreement_ns": self._clocks.disagreement_ns}
+        self.disagreement_ns = self._clocks.disagreement_ns
         self._add_health(values)
         self.figures.late.update({int(bucket): number for bucket, number in values["late_counts"].items()})
         self._part.add(Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values=values))
@@ -125,18 +143,29 @@ class Ledger:
         self.sample(users)
         with self._making:
             self._cache.clear()  # what comes now is final
+        ended_ns = time.monotonic_ns() - self.start_ns
+        read = self._beside.end(patient=not interrupted)
+        notes: list[str] = []
+        for line in whole_lines(read, notes, "telemetry"):
+            self._part.add_line(line)
+        self._part.flush()
         states: Mapping[str, int] = self.figures.states
         footer = Footer(
-            ended_ns=time.monotonic_ns() - self.start_ns,
+            ended_ns=ended_ns,
             sent=sum(states.values()),
             complete=states["complete"],
             truncated=states["truncated"],
             failed=states["failed"],
             dropped=0,
             interrupted=interrupted,
+            notes=notes,
         )
         self._part.add(footer)  # type: ignore[arg-type]
-        return self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
+        rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
+        if rescued is None:
+            for path in read:
+                path.unlink(missing_ok=True)
+        return rescued
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` gave within the last second; several pages may ask, and it is not made twice at a time."""

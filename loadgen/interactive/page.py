@@ -17,7 +17,6 @@ from typing import Any
 import gevent
 from flask import Flask, Response, jsonify, request, send_file
 
-from analysis.limits import reasons
 from loadgen.interactive import figures as exact
 from loadgen.interactive.desk import MEANT_FOR_USERS, Desk
 from loadgen.interactive.ledger import Ledger
@@ -161,6 +160,10 @@ def _described(figures: exact.Figures) -> list[dict[str, Any]]:
     ]
 
 
+def _judged(ledger: Ledger, latency: list[dict[str, Any]]) -> dict[str, Any]:
+    return health(ledger, {row["name"]: row for row in latency})
+
+
 def _row(figure: dict[str, Any]) -> dict[str, Any]:
     milliseconds = {
         name: "" if figure[name] is None else f"{figure[name] * 1000:.3f}" for name in (*exact.SHARES, "max")
@@ -181,18 +184,19 @@ def _live(desk: Desk) -> Response:
 def _shown(desk: Desk, ledger: Ledger) -> dict[str, Any]:
     since = request.args.get("since", 0, type=int)
     figures = ledger.figures
-    client = health(ledger)
+    latency = _latency(ledger)
+    client = ledger.cached("client", lambda: _judged(ledger, latency))
     points = [] if since >= figures.points_seen else [point for point in figures.points if point["at"] >= since]
     return {
         "folder": str(ledger.folder),
         "ended": ledger.ended,
         "requests": {"in_flight": len(ledger.in_flight), "users": desk.users, **figures.states},
         "tokens": figures.tokens,
-        "latency": _latency(ledger),
+        "latency": latency,
         "failures": [
             {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
         ],
-        "client": client | {"reasons": reasons(client)},
+        "client": client,
         "points": points,
         "point_limit": exact.POINTS,
     }

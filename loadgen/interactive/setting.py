@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from loadgen import host
+from loadgen.api import of_version
 from loadgen.asking import Asked, asked_of
 from loadgen.errors import PlanError
 from loadgen.load import load_of, longest_of
@@ -54,20 +55,34 @@ class Setting:
     facts: ServerFacts
     target: Target
     headers: Mapping[str, str]
+    say: Callable[[str], None]
+    dialects: dict[str, Dialect] = field(default_factory=dict)
     prompts: dict[str, Prompts] = field(default_factory=dict)
     ids: Iterator[int] = field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
-        """The server's dialect on an endpoint. Raises PlanError where it has none."""
+        """The server's dialect on an endpoint, as its version speaks it.
+
+        Raises PlanError where it has none, VersionError where it is known to mislead there and nobody forced it.
+        """
         name = endpoint or self.plan.endpoint or NATIVE[self.plan.server]
         if (self.plan.server, name) not in DIALECTS:
             has = ", ".join(known for server, known in DIALECTS if server == self.plan.server)
             raise PlanError(f"endpoint {name}: {self.plan.server} has no such endpoint", f"It has: {has}.")
-        return DIALECTS[self.plan.server, name]
+        if name not in self.dialects:
+            found = DIALECTS[self.plan.server, name]
+            self.dialects[name] = of_version(found, self.facts, self.say, force=self.plan.force)
+        return self.dialects[name]
 
-    def request(self, dialect: Dialect) -> Request:
-        """The next Request for this endpoint, with an id of its own."""
-        return replace(next(self.prompts_for(dialect).draw), id=next(self.ids))
+    def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
+        """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
+        if prompt is None:
+            return next(self.prompts_for(dialect).draw)
+        return Request(0, prompt, 0, output_tokens)
+
+    def numbered(self, request: Request) -> Request:
+        """The same Request with an id of its own."""
+        return replace(request, id=next(self.ids))
 
     def prompts_for(self, dialect: Dialect) -> Prompts:
         """Built at first use, which asks the server to count. Raises PromptError, PlanError, WorkloadError."""
@@ -127,7 +142,7 @@ def find(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Setting:
         check_limits(facts, 1, longest_of(plan.input_tokens), longest_of(plan.output_tokens))
     facts = replace(facts, model=plan.model or facts.model)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return Setting(plan, facts, target_of(facts.url, access), headers)
+    return Setting(plan, facts, target_of(facts.url, access), headers, say)
 
 
 def _simulated(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> ServerFacts:

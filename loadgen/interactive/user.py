@@ -21,14 +21,18 @@ from typing import Any
 
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
+from locust.user.task import LOCUST_STATE_RUNNING
 
-from loadgen.interactive.desk import DESK, Desk
+from loadgen.interactive.desk import DESK, MEANT_FOR_USERS
 from loadgen.interactive.figures import detail_of
 from loadgen.interactive.ledger import Ledger
+from loadgen.interactive.setting import Setting
 from loadgen.interactive.wire import Line
 from loadgen.record import Record
+from servers.connection import Connection
 from servers.dialects.base import Dialect
 from servers.http1 import post
+from servers.transport import Exchange
 from workloads.request import Request
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
@@ -58,6 +62,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         super().__init__(environment)
         desk, setting = DESK, DESK.setting
         assert setting is not None
+        self._leaving = False
         self._line = Line(
             desk.poller,
             setting.target,
@@ -73,6 +78,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         """Hang up."""
         self._line.close()
 
+    def stop(self, force: bool = False) -> bool:
+        """See locust.User. A user who waits is killed a moment later, and may wake up in between: it asks no more."""
+        self._leaving = force or self._state != LOCUST_STATE_RUNNING
+        return bool(super().stop(force))
+
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
         """One request of the start form's prompts."""
@@ -87,41 +97,70 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise.
         """
         setting, ledger = DESK.setting, DESK.ledger
-        if setting is None or ledger is None:
-            raise StopUser  # the run could not begin; what was wrong has been said
-        dialect = setting.dialect(endpoint)
-        if prompt is None:
-            request = setting.request(dialect)
-        else:
-            request = Request(next(setting.ids), prompt, 0, output_tokens or DESK.output_tokens)
+        if setting is None or ledger is None or self._leaving:
+            raise StopUser  # the run could not begin, and what was wrong has been said; or it is over for this user
+        try:
+            dialect = setting.dialect(endpoint)
+            if prompt is None:
+                setting.prompts_for(dialect)  # built at an endpoint's first use, which takes its time
+            with DESK.turns:
+                request = setting.request(dialect, prompt, output_tokens or DESK.output_tokens)
+                body = dialect.encode(request, setting.facts.model)
+        except MEANT_FOR_USERS as error:
+            DESK.fail(error)
+            raise StopUser from None
         due_ns = monotonic_ns()
         try:
-            record = self._exchanged(ledger, DESK, dialect, request, due_ns)
+            connection = self._line.connection()
         except (OSError, TimeoutError) as error:
-            record = ledger.give_up(request, due_ns, "connect", _reason(error))
-        self._report(record, dialect)
+            record = ledger.give_up(setting.numbered(request), due_ns, "connect", _reason(error))
+            self._report(record, dialect)
+        else:
+            # A user who is stopped while connecting has sent nothing: only from here on is there a request.
+            record = self._exchanged(ledger, setting, connection, dialect, setting.numbered(request), body, due_ns)
         return record
 
-    def _exchanged(self, ledger: Ledger, desk: Desk, dialect: Dialect, request: Request, due_ns: int) -> Record:
-        setting = desk.setting
-        assert setting is not None
+    def _exchanged(
+        self,
+        ledger: Ledger,
+        setting: Setting,
+        connection: Connection,
+        dialect: Dialect,
+        request: Request,
+        body: bytes,
+        due_ns: int,
+    ) -> Record:
         headers = {**setting.headers, "X-Request-Id": str(request.id)}
-        body = dialect.encode(request, setting.facts.model)
         payload = post(setting.target.path + dialect.path, setting.target.host_field, headers, body)
-        connection = self._line.connection()
-        begun = []
+        begun: list[Exchange] = []
 
-        def started(exchange: Any) -> None:
+        def started(exchange: Exchange) -> None:
             begun.append(exchange)
             ledger.in_flight.add(exchange)
 
         try:
-            exchange = self._line.exchange(connection, payload, started)
+            self._line.exchange(connection, payload, started)
+            DESK.turns.begin()
         except BaseException:  # the user is being stopped: what came until now is kept, and the stop goes on
-            record = ledger.take(begun[0], request, dialect, due_ns, connection.opened_ns)
-            self._report(record, dialect)
+            self._taken(ledger, begun[0], request, dialect, due_ns, connection)
             raise
-        return ledger.take(exchange, request, dialect, due_ns, connection.opened_ns)
+        try:
+            return self._taken(ledger, begun[0], request, dialect, due_ns, connection)
+        finally:
+            DESK.turns.end()
+
+    def _taken(
+        self,
+        ledger: Ledger,
+        exchange: Exchange,
+        request: Request,
+        dialect: Dialect,
+        due_ns: int,
+        connection: Connection,
+    ) -> Record:
+        record = ledger.take(exchange, request, dialect, due_ns, connection.opened_ns)
+        self._report(record, dialect)
+        return record
 
     def _report(self, record: Record, dialect: Dialect) -> None:
         """Locust's own table, history and CSV; its times are milliseconds from the send to the end."""

@@ -18,6 +18,7 @@ import gevent
 from gevent import get_hub
 from gevent import socket as gevent_socket
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 
 from servers.connection import READ_BYTES, Connection, Target
 from servers.poller import Poller
@@ -25,6 +26,8 @@ from servers.stamps import stamp_reads
 from servers.transport import Exchange
 
 READ, WRITE = 1, 2  # of libev
+ONE_LOOK_S = 1e-6
+"""A timer is only looked at after the sockets; a sleep of 0 s is not one."""
 
 
 class HubPoller:
@@ -64,6 +67,37 @@ class HubPoller:
         if watcher is not None:
             watcher.stop()
             watcher.close()
+
+
+class Turns:
+    """The longer work of users, such as decoding an answer and building the next request: one at a time, and the hub
+    reads what has come before each. gevent would run fifty greenlets before it looks at the sockets again, and streams
+    that began together end together: tokens would share a stamp.
+    """
+
+    def __init__(self) -> None:
+        self._turn = BoundedSemaphore(1)
+
+    def begin(self) -> None:
+        """Wait for one's turn."""
+        self._turn.acquire()
+        try:
+            gevent.sleep(ONE_LOOK_S)
+        except BaseException:
+            self._turn.release()
+            raise
+
+    def end(self) -> None:
+        """The next one, please."""
+        self._turn.release()
+
+    def __enter__(self) -> None:
+        """See begin."""
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        """See end."""
+        self.end()
 
 
 class Line:

@@ -90,11 +90,11 @@ def test_a_wrong_expression_stops_before_anything_is_sent(
 ) -> None:
     """Exit code 2 with every mistake and what is allowed; the server saw nothing and no folder was made."""
     before = len(simulated.log)
-    asked = ["--assert", "ttft < 1s", "--assert", "complete >= 1", "--assert", "goodput > 5"]
+    asked = ["--assert", "ttft < 1s", "--assert", "complete >= 1", "--assert", "goodness > 5"]
     code, _, err = burst(tmp_path, *common, *asked, command=command)
     assert code == 2
     assert err.splitlines()[0].startswith("loadgen: --assert 'ttft < 1s': ttft is a distribution")
-    assert err.splitlines()[1].startswith("--assert 'goodput > 5': 'goodput' is no figure")
+    assert err.splitlines()[1].startswith("--assert 'goodness > 5': 'goodness' is no figure")
     assert "output_tokens_per_s" in err
     assert len(simulated.log) == before
     assert not (tmp_path / "run").exists()

@@ -182,12 +182,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @contextmanager
-def running_vllm(folder: Path) -> Iterator[Engine]:
+def running_vllm(folder: Path, *more: str) -> Iterator[Engine]:
     """As `loadgen servers up --launch process` starts it, but with prefix caching on: then "no token came from the
-    cache" is a finding, not a setting."""
+    cache" is a finding, not a setting. Of `more` the last word on anything counts."""
     options = "--enable-prefix-caching --max-model-len 2048 --dtype bfloat16 --enforce-eager"
     host = Host("local", env={"VLLM_CPU_KVCACHE_SPACE": "1"})
-    given = {"python": ENGINE / "vllm" / "bin" / "python", "name": "tiny", "arguments": options.split()}
+    given = {"python": ENGINE / "vllm" / "bin" / "python", "name": "tiny", "arguments": [*options.split(), *more]}
     wanted = Wanted("vllm", host, str(ENGINE / "model"), "process", given)
     with running("vllm", lambda port: command_of(wanted, "127.0.0.1", port), folder) as engine:
         yield engine

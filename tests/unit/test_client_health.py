@@ -91,15 +91,7 @@ def test_user_space_stamps_have_no_lateness_and_a_wide_error_bar(tmp_path: Path)
     client = client_of(tmp_path, records, healthy(stall_ns_max=30 * MS))
     assert client["stamps"] == "user"
     assert [client[name] for name in ("late_p50_s", "late_p99_s", "late_max_s")] == [None, None, None]
-    assert client["error_bar_s"] == 0.03
-
-
-def test_coalesced_reads_widen_the_error_bar(tmp_path: Path) -> None:
-    """When over 1 % of the reads held several tokens, one of them may be off by as much as the reads were late."""
-    record = complete(1, [500 * MS, 600 * MS, 700 * MS], coalesced_reads=1)
-    client = client_of(tmp_path, [record], healthy(late_counts={"0": 100}))
-    assert client["error_bar_s"] == pytest.approx(KERNEL_STAMP_ERROR_S + 2**0.25 * 1e-6, abs=1e-9)
-    assert client["coalesced_share"] == 0.25
+    assert [client[f"error_bar{of}_s"] for of in ("", "_ttft", "_itl", "_e2e")] == [0.03] * 4
 
 
 def test_coalescing_without_lateness_is_the_servers_doing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from analysis.compare.loaded import Loaded, loaded
 from analysis.compare.noise import Samples, parts
 from analysis.compare.verdicts import Row
 from analysis.compare.work import differences
-from benchmarks.same_server import SCENES, alarms, one_run
+from benchmarks.same_server import TUNING, alarms, one_run
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
 from tests.runs import burst, failed, footer, header, healthy, write
@@ -195,6 +195,35 @@ def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
     assert "Welch" in found.method
 
 
+def test_all_complete_is_not_known_to_the_last_request() -> None:
+    """Groups of which every request was complete: as wide as the exact interval of so many requests, and never 0."""
+    found = groups.shares([(200, 200)] * 5, [(200, 200)] * 5)
+    low, high = found.difference_ci95 or (0.0, 0.0)
+    miss = 1 - reference.binomtest(1000, 1000).proportion_ci().low
+    assert (low, high) == pytest.approx((-miss, miss))
+    (said,) = verdicts.judged([found])
+    assert (said.verdict, said.no_larger_than) == ("no difference", pytest.approx(miss))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ([(10, 10)] * 5, [(9, 10)] * 5, "cannot tell"),  # alike run by run, and yet five of fifty may be chance
+        ([(200, 200)] * 5, [(180, 200)] * 5, "worse"),
+        ([(10, 10), (2, 10), (10, 10)], [(3, 10), (10, 10), (3, 10)], "cannot tell"),
+    ],
+)
+def test_shares_of_groups_are_no_surer_than_their_requests(
+    a: list[tuple[int, int]], b: list[tuple[int, int]], verdict: str
+) -> None:
+    """Both tests must see it: between runs (Welch), and over all requests (Fisher)."""
+    found = groups.shares(a, b)
+    table = [[sum(good for good, _ in each), sum(total - good for good, total in each)] for each in (a, b)]
+    assert (found.p_value or 0) >= reference.fisher_exact(table).pvalue * (1 - 1e-6)
+    (said,) = verdicts.judged([found])
+    assert said.verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("bound", "verdict"),
     [("worse by 5%", "fail"), ("worse by 10%", "cannot tell"), ("worse by 20%", "pass"), ("worse", "fail")],
@@ -224,7 +253,7 @@ def test_sides_are_told_apart() -> None:
             sides(runs, line)
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scene", TUNING, ids=lambda scene: scene.name)
 def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
     """200 pairs of runs in all, of an engine whose steps vary, linger and stall: at most 5 % of them raise any alarm.
 
@@ -239,6 +268,6 @@ def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
 
 def test_a_server_twice_as_slow_is_worse() -> None:
     """In one run each, and from its raw samples: throughput and end-to-end latency."""
-    found = compare([one_run(SCENES[1], 1, 400, output=32)], [one_run(SCENES[1], 2, 400, output=32, slower=2.0)])
+    found = compare([one_run(TUNING[1], 1, 400, output=32)], [one_run(TUNING[1], 2, 400, output=32, slower=2.0)])
     called = {each.figure: each.verdict for each in found.rows}
     assert (called["output_tokens_per_s"], called["e2e.p50"], called["ttft.pairs"]) == ("worse", "worse", "worse")

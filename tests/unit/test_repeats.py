@@ -50,6 +50,12 @@ def test_students_t_agrees_with_scipy(freedom: float, t: float) -> None:
     assert beta_cdf(0.3, 2.5, freedom) == pytest.approx(reference.beta.cdf(0.3, 2.5, freedom), rel=1e-9)
 
 
+def test_shares_are_no_surer_than_their_requests(tmp_path: Path) -> None:
+    """Three runs of 20 that were all complete: at least so many as the exact interval of 60 of 60 says."""
+    low, high = between(summaries(tmp_path, [1.0, 3.0, 2.0]))["figures"]["complete"]["ci95"]
+    assert (low, high) == (pytest.approx(reference.binomtest(60, 60).proportion_ci().low), 1.0)
+
+
 def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
     """Each figure has the value of each run, in order; percentiles that rest on too few samples are none."""
     found = between(summaries(tmp_path, [1.0, 3.0, 2.0]))

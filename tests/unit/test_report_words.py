@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import words
+from analysis import delivery_words, words
 from analysis.metrics import summarise
 from loadgen.runfile import read
 from tests.runs import MILLISECOND_NS as MS
@@ -122,8 +122,8 @@ def poisson(folder: Path, *, rate: float = 200, named: float = 200, late_ms: flo
 def test_a_load_that_went_out_as_named_is_said_to_have(tmp_path: Path) -> None:
     """Number, rate and variation beside those named, the check of the gaps, and lateness, in one sentence."""
     summary = poisson(tmp_path)
-    assert words.delivered(summary)
-    sentence = words.delivery(summary)
+    assert delivery_words.delivered(summary)
+    sentence = delivery_words.delivery(summary)
     assert re.fullmatch(
         r"4,000 of 4,000 requests sent, \d{3}\.\d per second \(200\.0 named\), gaps of variation \d\.\d\d+ "
         r"\(1\.00 named\), fitting the name \(Kolmogorov-Smirnov p = 0\.\d+\), 99 % at most 50\.0 µs late\.",
@@ -134,34 +134,34 @@ def test_a_load_that_went_out_as_named_is_said_to_have(tmp_path: Path) -> None:
 def test_a_load_of_another_rate_is_found_out(tmp_path: Path) -> None:
     """Half the rate that was named: not delivered, and the sentence says that the gaps are not of the name."""
     summary = poisson(tmp_path, rate=100, named=200)
-    assert not words.delivered(summary)
-    assert "not of the name" in words.delivery(summary)
+    assert not delivery_words.delivered(summary)
+    assert "not of the name" in delivery_words.delivery(summary)
 
 
 def test_a_load_sent_too_late_is_not_said_to_fit(tmp_path: Path) -> None:
     """Late by more than a tenth of the mean gap: any gaps would pass, so the sentence claims nothing."""
     summary = poisson(tmp_path, late_ms=0.6)
     assert summary["delivery"]["ks"]["sent"] is None
-    assert "too late for a check of their distribution, 99 % at most 600 µs late" in words.delivery(summary)
+    assert "too late for a check of their distribution, 99 % at most 600 µs late" in delivery_words.delivery(summary)
 
 
 def test_a_burst_that_was_sent_says_how_late(tmp_path: Path) -> None:
     """All due at once have no rate to name: number and lateness are all there is to say."""
     summary = summary_of(tmp_path, burst(12, 4))
-    assert words.delivered(summary)
-    assert words.delivery(summary) == "12 of 12 requests sent, 99 % at most 98.0 µs late."
+    assert delivery_words.delivered(summary)
+    assert delivery_words.delivery(summary) == "12 of 12 requests sent, 99 % at most 98.0 µs late."
 
 
 def test_dropped_requests_are_not_delivered(tmp_path: Path) -> None:
     """What was never sent is missing from the count, and the load was not the one named."""
     summary = summary_of(tmp_path, [*burst(3, 4), dropped(7)])
-    assert not words.delivered(summary)
-    assert words.delivery(summary).startswith("3 of 4 requests sent,")
+    assert not delivery_words.delivered(summary)
+    assert delivery_words.delivery(summary).startswith("3 of 4 requests sent,")
 
 
 def test_a_run_of_nothing_says_nothing_of_delivery(tmp_path: Path) -> None:
     """Nothing was asked, so nothing was or was not delivered."""
-    assert words.delivery(summary_of(tmp_path, [])) == ""
+    assert delivery_words.delivery(summary_of(tmp_path, [])) == ""
 
 
 def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:

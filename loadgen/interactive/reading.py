@@ -1,0 +1,67 @@
+"""The process beside an interactive run that reads the server's metrics, the GPUs and memory (loadgen.telemetry).
+
+gevent has made greenlets of the threads of Locust's process, so a reading there would stand between the kernel and the
+streams. Here they are threads. One JSON object per line comes in and one goes out for each; when nothing more comes in,
+the process that ran the users has gone, and this one goes too.
+
+                                starts                              -> {}
+    {"plan", "server"}          reads everything for the first time    -> {"facts"}, or {"error", "hint"}
+    {"start_ns", "folder"}      reads on, into the folder              -> {}
+    {"patient"}                 reads everything for the last time     -> {"files"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgen import sources
+from loadgen.counts import Counts
+from loadgen.errors import LoadgenError
+from loadgen.plan import Plan
+from loadgen.telemetry import Sampler
+from servers.connection import tls_context
+
+
+def main() -> None:
+    """Answer each line in turn."""
+    sampler: Sampler | None = None
+    _say({})
+    for line in sys.stdin:
+        told = json.loads(line)
+        try:
+            if sampler is None:
+                sampler = _sampler(told)
+                sampler.idle()
+                sampler.start()
+                answer: Mapping[str, Any] = {"facts": sampler.facts}
+            elif "folder" in told:
+                sampler.begin(told["start_ns"], Path(told["folder"]), Counts)
+                answer = {}
+            else:
+                answer = {"files": [str(path) for path in sampler.end(patient=told["patient"])]}
+        except LoadgenError as error:
+            answer = {"error": str(error), "hint": error.hint}
+        _say(answer)
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _sampler(told: Mapping[str, Any]) -> Sampler:
+    """Of an interactive run, whose load nobody knows before it comes. Raises PlanError."""
+    plan = Plan(**told["plan"])
+    api_key = os.environ.get(plan.api_key_env) or None
+    return sources.sampler_of(
+        plan, told["server"], None, api_key=api_key, verify=tls_context(plan.ca_file, plan.insecure)
+    )
+
+
+if __name__ == "__main__":
+    main()

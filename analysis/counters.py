@@ -87,6 +87,10 @@ def _compared(word: str, span: Span, frame: Frame, rows: Booleans, run: Run) -> 
     if growth is None or span.why_not:
         return _entry((growth, resets), why=span.why_not)
     least, most = _client(word, frame, rows)
+    unknown = int((rows & ~np.isnan(frame.sent_ns) & np.isnan(frame.prompt_tokens)).sum())
+    if word == "prompt_tokens" and unknown and growth > most:
+        why = f"prompts of unknown length that broke off: {unknown:,}"
+        return _entry((growth, resets), why=why) | {"client": least}
     difference = round(growth - min(max(growth, least), most))
     entry = _entry((growth, resets), why=_why(run, frame, difference))
     return entry | {

@@ -21,8 +21,12 @@ LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run
 
 
 def names(summaries: Sequence[Summary]) -> list[str]:
-    """A short name per run, different for each: server and version, with its place where that is not enough."""
+    """A short name per run, different for each: server and version, with its repeat or place where these are equal."""
     chosen = [words.who(summary) for summary in summaries]
+    runs = [summary["run"] for summary in summaries]
+    repeats = [f"{name} (repeat {run['repeat']})" for name, run in zip(chosen, runs, strict=True)]
+    if len({*repeats}) == len(repeats) > 1 and all(run["repeats"] > 1 for run in runs):
+        return repeats
     again = Counter(chosen)
     return [name if again[name] == 1 else f"{name} (run {place})" for place, name in enumerate(chosen, 1)]
 
@@ -221,7 +225,8 @@ def _sending(summary: Summary) -> dict[str, str]:
         return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), words.skew(summary))
     rate = summary["delivery"]["rate_per_s"]
     named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
-    return _card("Load sent", words.significant(rate["sent"], 4), "/s", named)
+    title = "Sessions begun" if words.of_sessions(summary) else "Load sent"
+    return _card(title, words.significant(rate["sent"], 4), "/s", named)
 
 
 def _overview(summary: Summary, title: str) -> tuple[str, float | None]:
@@ -282,8 +287,11 @@ def _cell(described: Summary, figure: str, factor: float) -> dict[str, Any]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name.replace("_", " "): ("no", "yes")[value] if isinstance(value, bool) else str(value)
-        for name, value in values.items()
-        if value not in (None, "")
-    }
+    shown = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name.removesuffix("_bytes").replace("_", " "): _text(name, value) for name, value in shown.items()}
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return ("no", "yes")[value]
+    return words.size(value) if name.endswith("_bytes") else str(value)

@@ -61,7 +61,7 @@ def test_it_opens_offline_without_complaint_and_fits_the_window(opened: Opened) 
     assert "owned" not in opened.page.title()
     opened.page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
     outside = """[...document.querySelectorAll('body *')].filter((each) =>
-        !each.closest('.scroll, .skip, svg, .unseen, pre')
+        !each.closest('nav, .scroll, .skip, svg, .unseen, pre')
         && each.getBoundingClientRect().right > innerWidth + 1).length"""
     assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert opened.page.evaluate(outside) == 0

@@ -14,6 +14,7 @@ import pytest
 from markupsafe import escape
 
 from analysis import report
+from analysis.report import tables
 from analysis.report.page import HERE, SCRIPTS, Extra, Part, render
 from tests.runs import burst, failed, header, loop, part_of, run_of
 
@@ -104,6 +105,16 @@ def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
     runs = json.loads(data[1])["runs"]
     assert [run["name"] for run in runs] == ["tgi 3.3.5 (run 1)", "tgi 3.3.5 (run 2)", "vllm 3.3.5"]
     assert [(run["colour"], run["dash"]) for run in runs] == [("tgi", "solid"), ("tgi", "dash"), ("vllm", "solid")]
+
+
+def test_repeats_are_called_repeats(tmp_path: Path) -> None:
+    """Repeats of one plan carry their number, wherever they stand; two groups of them are told apart by place."""
+    first, second = (part(tmp_path / name) for name in "ab")
+    for place, each in ((2, first), (1, second)):
+        each.summary["run"] |= {"repeat": place, "repeats": 3}
+    summaries = [first.summary, second.summary]
+    assert tables.names(summaries) == ["tgi 3.3.5 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
+    assert tables.names([*summaries, *summaries])[3] == "tgi 3.3.5 (run 4)"
 
 
 def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:

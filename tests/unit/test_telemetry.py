@@ -233,6 +233,15 @@ def test_of_failed_requests_nobody_knows_what_the_server_counted(tmp_path: Path,
     assert (entry["client"], entry["client_most"], entry["agree"]) == (120, 184, agree)
 
 
+@pytest.mark.parametrize(("prompt", "agree"), [(6143, False), (6144, True), (9000, None)])
+def test_of_turns_that_broke_off_nobody_knows_the_prompt(tmp_path: Path, prompt: int, agree: bool | None) -> None:
+    """A later turn's length is the server's to tell: where it did not, more than was counted is no disagreement."""
+    lines = [BEFORE, line("server", 9, "after", **counted(100 + prompt, 10 + 120, 13))]
+    unknown = failed(99, prompt_tokens_asked=0)
+    entry = compared(tmp_path / "run", lines, [*RECORDS, unknown])["prompt_tokens"]
+    assert (entry["server"], entry["client"], entry["agree"]) == (prompt, 6144, agree)
+
+
 @pytest.mark.parametrize(
     ("lines", "changes", "why"),
     [

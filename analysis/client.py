@@ -33,7 +33,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Mapping[str, Any]]) -> 
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     figures = _figures(run, frame, samples)
     figures["calibration"] = quoted(run.header.client.get("calibration"), figures["stamps"])
-    own = _own(figures)
+    own = own_error(figures)
     figures |= {name: _rounded(bar) for name, bar in (UNKNOWN_BARS if own is None else error_bars(frame, own)).items()}
     found = reasons({**figures, **beside(figures, latency), "dropped": _ended(frame, "dropped")})
     if not samples:
@@ -107,7 +107,7 @@ def _stamps(run: Run, frame: Frame) -> str:
     return "kernel" if used == {"kernel"} else "user"
 
 
-def _own(figures: Mapping[str, Any]) -> Own | None:
+def own_error(figures: Mapping[str, Any]) -> Own | None:
     """Kernel stamps: their own error and a clock step. User-space stamps: how long the loop stood still at most,
     because that is how late they may be, those of tokens read together too."""
     stall_s = figures["stall_max_s"]

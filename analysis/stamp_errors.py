@@ -65,11 +65,17 @@ def error_bars(frame: Frame, own: Own) -> dict[str, float | None]:
     return {
         "error_bar_s": own.stamp_s + stamps.quantile_ns(int(chunks.sum())) / 1e9,
         "error_bar_ttft_s": own.stamp_s + (_quantile(off_first_s) or 0.0),
-        "error_ttft_p50_s": own.stamp_s + _median(ttft_s) - _median(ttft_s - off_first_s),
+        "error_ttft_p50_s": own.stamp_s + median_off_s(ttft_s, off_first_s),
         "error_bar_tpot_s": _quantile((off_first_s + own.pair_s)[later > 0] / later[later > 0]),
         "error_bar_itl_s": own.pair_s + gaps.quantile_ns(int(np.maximum(chunks - 1, 0).sum())) / 1e9,
         "error_bar_e2e_s": own.stamp_s,
     }
+
+
+def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
+    """What the median of these TTFTs is too large by at most, if each is too large by at most what stands in `off_s`:
+    the true median lies between that of all of them lessened and this. NaN among them is no sample."""
+    return _median(ttft_s) - _median(ttft_s - off_s)
 
 
 class _Counted:
@@ -96,8 +102,6 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _median(values: Floats) -> float:
-    """If each of some values is less by something unknown, their median lies between that of all of them lessened and
-    this."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else 0.0
 

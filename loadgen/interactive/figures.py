@@ -84,6 +84,8 @@ class Figures:
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.points_seen = 0
         self.samples = {name: Samples(TOKEN_SAMPLES if name == "itl_s" else REQUEST_SAMPLES) for name in METRICS}
+        self.first_off = Samples(REQUEST_SAMPLES)
+        """Beside each TTFT, what its stamp may be off by (analysis.stamp_errors)."""
         self._recent: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
 
     def add(self, record: Record) -> None:
@@ -100,6 +102,8 @@ class Figures:
                 self.samples[name].add(value)
                 if name in self._recent:
                     self._recent[name].append(value)
+                if name == "ttft_s":
+                    self.first_off.add(first_off_ns(record))
             self._add_gaps(record)
         else:
             key = (record.error_kind, detail_of(record))
@@ -143,3 +147,12 @@ def latencies(record: Record) -> Mapping[str, float]:
 def detail_of(record: Record) -> str:
     """The words of a failure with its numbers left out, so that the same failure is counted as one."""
     return "".join("#" if letter.isdigit() else letter for letter in record.error_detail)[:200]
+
+
+def first_off_ns(record: Record) -> float:
+    """What the stamp of an answer's first token may be off by at most: read together with the next one, it came at any
+    time since the answer's first byte, where that came before, or else since the request was sent."""
+    chunks, began = record.chunk_ns, record.first_byte_ns
+    if len(chunks) < 2 or chunks[0] != chunks[1] or record.sent_ns is None:
+        return 0
+    return chunks[0] - (began if began is not None and began < chunks[0] else record.sent_ns)

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis.client import KERNEL_STAMP_ERROR_S, beside, clock_step_s, late_percentile_s
+from analysis.client import beside, clock_step_s, late_percentile_s, own_error
 from analysis.limits import reasons
+from analysis.stamp_errors import median_off_s
 from analysis.stats import percentile
 from loadgen.interactive.ledger import Ledger
-
-COALESCED_SHARE = 0.01
 
 
 def health(ledger: Ledger, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -22,17 +21,19 @@ def health(ledger: Ledger, latency: Mapping[str, Mapping[str, Any]]) -> dict[str
     The first second is left out of `cpu_share`, as there is no whole second to speak of.
     """
     figures = _figures(ledger)
-    figures |= dict.fromkeys(("error_bar_s", "error_bar_e2e_s", "error_ttft_p50_s"), _bar_s(figures))
+    figures |= _errors(ledger, figures)
     return {**figures, "reasons": reasons({**figures, **beside(figures, latency)})}
 
 
-def _bar_s(figures: Mapping[str, Any]) -> float:
-    """A bar for the time being: where more than 1 % of the reads held several tokens, how late reads were. The report
-    has that of every stream (analysis.stamp_errors), for which the whole run has to be there."""
-    if figures["stamps"] != "kernel":
-        return float(figures["stall_max_s"])
-    blurred = figures["late_p99_s"] if figures["coalesced_share"] > COALESCED_SHARE else None
-    return float(KERNEL_STAMP_ERROR_S + (figures["clock_step_s"] or 0.0) + (blurred or 0.0))
+def _errors(ledger: Ledger, figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of the error bars those that the verdict looks at."""
+    own = own_error(figures)
+    if own is None:
+        return {"error_ttft_p50_s": None, "error_bar_e2e_s": None}
+    ttft_s, off_s = ledger.figures.samples["ttft_s"].copy() / 1e9, ledger.figures.first_off.copy() / 1e9
+    both = min(len(ttft_s), len(off_s))  # one more may have come in between
+    off_s = np.clip(off_s[:both], 0.0, np.inf if own.away_s is None else own.away_s)
+    return {"error_ttft_p50_s": own.stamp_s + median_off_s(ttft_s[:both], off_s), "error_bar_e2e_s": own.stamp_s}
 
 
 def _figures(ledger: Ledger) -> dict[str, Any]:

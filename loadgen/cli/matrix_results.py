@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadgen.cli.output import write_text
 from loadgen.errors import (
     EXIT_CLIENT_LIMITED,
     EXIT_INTERRUPTED,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from loadgen.matrix.state import Line
 
 Found = Mapping[str, Any]
+SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
 
 
 def after_run(folder: Path) -> str:
@@ -35,7 +37,7 @@ def after_run(folder: Path) -> str:
 
     run, frame = load(folder)
     summary = summarise(run, frame)
-    _write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n", SAFE)
     return in_a_line(summary)
 
 
@@ -50,8 +52,8 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     kept, measured = _read(folder)
     found = matrix(kept, measured)
     text = json.dumps(found, indent=2) + "\n"
-    _write(folder / "matrix.json", text)
-    _write(folder / "matrix.html", render(found, measured))
+    write_text(folder / "matrix.json", text, SAFE)
+    write_text(folder / "matrix.html", render(found, measured), SAFE)
     output.document(text, lambda: f"\n{_as_text(found)}\n{folder / 'matrix.html'}")
     return EXIT_INTERRUPTED if interrupted else exit_code(found)
 
@@ -110,7 +112,7 @@ def _measured(folder: Path, repeat: Repeat, began: Line | None) -> Measured:
     summary = summarise(run, frame)
     beside = folder / repeat.folder / "summary.json"
     if not beside.exists():  # killed between the run's end and its summary
-        _write(beside, json.dumps(summary, indent=2) + "\n")
+        write_text(beside, json.dumps(summary, indent=2) + "\n", SAFE)
     return Measured(
         cell=_key(repeat.cell),
         repeat=repeat.number,
@@ -133,11 +135,3 @@ def _as_text(found: Found) -> str:
     terminal = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if terminal else 120
     return render(found, width=width, colour=terminal)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        hint = "What was measured is safe in the run files: make room, and name the folder to make the report again."
-        raise OutputError(f"cannot write {file}: {error.strerror}", hint) from error

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loadgen.runfile import Run
 
 Summary = dict[str, Any]
+SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
 def finish(output: Output, folder: Path, *, report: bool) -> int:
@@ -227,10 +228,9 @@ def screen(stream: TextIO) -> tuple[int, bool]:
     return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal
 
 
-def write_text(file: Path, text: str) -> None:
-    """Write a file of results. Raises OutputError."""
+def write_text(file: Path, text: str, hint: str = SAFE) -> None:
+    """Write a file of results. Raises OutputError with this hint."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        hint = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
         raise OutputError(f"cannot write {file}: {error.strerror}", hint) from error

@@ -37,7 +37,7 @@ KEPT_UP_SHARE = 0.9
 COALESCED_SHARE = 0.01
 """From here on the p99 of the gap error is that of gaps which were not seen."""
 WATCH_S = 0.05
-"""How often a client looks whether it stood still (loadgen.driver.TICK_S); between two looks a pause may hide."""
+"""How often a client looks whether it stood still (engine.driver.TICK_S); between two looks a pause may hide."""
 
 
 class Sends(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from servers.dialects import DIALECTS
-from servers.sse import split
+from servers.kinds import DIALECTS
+from servers.wire.sse import split
 
 VLLM = (
     b'data: {"id":"cmpl-9789ecc7bb6be2ab","object":"text_completion","created":1795245662,"model":"m","choices":[{'

@@ -21,12 +21,12 @@ from loadgen.plan import Plan
 
 if TYPE_CHECKING:
     from loadgen.asking import Asked
-    from loadgen.counts import Counts
+    from loadgen.engine.counts import Counts
+    from loadgen.engine.sampler import Sampler
+    from loadgen.engine.worker import Share
     from loadgen.runfile import Footer, Header
-    from loadgen.telemetry import Sampler
-    from loadgen.worker import Share
-    from servers.dialects.base import Dialect
-    from servers.probe import ServerFacts
+    from servers.find import ServerFacts
+    from servers.kinds.base import Dialect
     from workloads.request import Request
 
 Dealt = TypeVar("Dealt")
@@ -68,7 +68,7 @@ def run(
 
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
-    from loadgen import coordinator
+    from loadgen.engine import coordinator
 
     with prepared(plan, folder, say) as (shares, header):
         sampler = sampler_of(plan, header)
@@ -95,14 +95,14 @@ def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], 
 
 
 def _access(plan: Plan) -> Access:
-    from servers.connection import tls_context
+    from servers.wire.connection import tls_context
 
     return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
 
 
 def sampler_of(plan: Plan, header: Header) -> Sampler:
     """What reads the server, the GPUs and the host beside the load. Raises PlanError."""
-    from loadgen import sources
+    from loadgen.engine import sources
 
     access = _access(plan)
     return sources.sampler_of(plan, header.server, load_of(plan).due_ns, api_key=access.api_key, verify=access.tls)
@@ -111,7 +111,7 @@ def sampler_of(plan: Plan, header: Header) -> Sampler:
 @contextlib.contextmanager
 def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[ServerFacts]:
     """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
-    from servers.probe import check_limits
+    from servers.find import check_limits
     from servers.resolve import resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
@@ -129,7 +129,7 @@ def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[Server
 @contextlib.contextmanager
 def _simulated(plan: Plan, load: Load, max_model_len: int, say: Say) -> Iterator[ServerFacts]:
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
-    from servers.probe import probe
+    from servers.find import probe
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn_process
 
@@ -156,7 +156,7 @@ def _words(plan: Plan) -> str:
 
 
 def _dialect(plan: Plan) -> Dialect:
-    from servers.dialects import DIALECTS, NATIVE
+    from servers.kinds import DIALECTS, NATIVE
 
     endpoint = plan.endpoint or NATIVE[plan.server]
     if (plan.server, endpoint) not in DIALECTS:
@@ -167,9 +167,9 @@ def _dialect(plan: Plan) -> Dialect:
 
 def of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
     """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
-    from servers.dialects import NATIVE
-    from servers.dialects.versions import misleads, variant
     from servers.errors import VersionError
+    from servers.kinds import NATIVE
+    from servers.kinds.versions import misleads, variant
 
     if why := misleads(dialect, facts.version):
         if not force:
@@ -183,7 +183,7 @@ def of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -
 
 def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access: Access) -> Asked:
     from loadgen.asking import asked_of
-    from servers.tokenize import connect
+    from servers.count import connect
 
     with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
         return asked_of(plan, load, dialect, server)
@@ -193,9 +193,9 @@ def _shares(
     plan: Plan, load: Load, folder: Path, facts: ServerFacts, dialect: Dialect, asked: Asked, access: Access
 ) -> list[Share]:
     """Requests, or whole sessions, are dealt to the workers in turn, so that each has the same mix."""
-    from loadgen.driver import Limits
-    from loadgen.worker import Share
-    from servers.connection import target_of
+    from loadgen.engine.driver import Limits
+    from loadgen.engine.worker import Share
+    from servers.wire.connection import target_of
 
     target = target_of(facts.url, access.tls)
     workers = plan.workers
@@ -234,7 +234,7 @@ def _dealt(draw: Callable[[], Iterator[Dealt]], worker: int, workers: int) -> It
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> Header:
     from loadgen.runfile import Header
-    from servers.dialects.versions import misleads
+    from servers.kinds.versions import misleads
 
     why = misleads(dialect, facts.version)  # who did not force it did not get here
     return Header(

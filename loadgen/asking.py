@@ -11,8 +11,8 @@ from pathlib import Path
 from loadgen.errors import PlanError
 from loadgen.load import Load
 from loadgen.plan import ANSWERS, Plan
-from servers.dialects.base import Dialect
-from servers.tokenize import ServerTokenizer
+from servers.count import ServerTokenizer
+from servers.kinds.base import Dialect
 from workloads import arrivals, lengths, workload
 from workloads.material import Order, conversations, material, requests, warm_up
 from workloads.request import Request

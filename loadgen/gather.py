@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.engine.worker import Share
 from loadgen.errors import OutputError
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header
-from loadgen.worker import Share
 from workloads.request import Request
 
 

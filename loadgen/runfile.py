@@ -61,7 +61,7 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     worker: int = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
-    clock_disagreement_ns, late_counts ({bucket: reads}, see loadgen.health). For `clock`, one from before the start and
+    clock_disagreement_ns, late_counts ({bucket: reads}, see engine.health). For `clock`, one from before the start and
     one from the end: machine, workers, and by how much its clock was ahead of the master's, offset_ns, which is known
     to uncertainty_ns. For the others: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the words of
     docs/reference/telemetry.md; or `gap`, why there is nothing."""

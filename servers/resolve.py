@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from servers.errors import UnreachableError, WrongServerError
-from servers.probe import TITLES, ServerFacts, probe
+from servers.find import TITLES, ServerFacts, probe
 
 if TYPE_CHECKING:
     import ssl

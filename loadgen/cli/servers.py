@@ -13,8 +13,8 @@ from loadgen.cli.quantities import seconds
 from loadgen.errors import EXIT_SERVER
 
 if TYPE_CHECKING:
-    from servers.hosts import Host
     from servers.launch import Wanted
+    from servers.launch.hosts import Host
     from servers.launch.state import State
 
 SERVERS = ("vllm", "tgi", "lightllm")
@@ -67,9 +67,9 @@ def up(
 
     Exit codes: 0 ready, 2 usage, or its limits are too small for the burst (it stays up), 3 it did not come up.
     """
-    from servers.hosts import LOCAL
+    from servers.find import check_limits, probe
     from servers.launch import compose, process
-    from servers.probe import check_limits, probe
+    from servers.launch.hosts import LOCAL
 
     options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments or ()}
     options["tensor_parallel"] = tensor_parallel
@@ -161,7 +161,7 @@ def _named(server: str | None) -> tuple[str, ...]:
 
 def _host(name: str, file: Path | None) -> Host:
     """The host of that name; `local` needs no file."""
-    from servers.hosts import LOCAL, read_hosts
+    from servers.launch.hosts import LOCAL, read_hosts
 
     usual = Path("hosts.toml")
     path = file or (usual if usual.is_file() else None)
@@ -209,8 +209,8 @@ def _left_running(wanted: Wanted, launch: str | None) -> State | None:
 def _of_process(left: State) -> tuple[str, bool]:
     """One line about a process; one that has ended is forgotten."""
     from servers.errors import ServerError
+    from servers.find import probe
     from servers.launch import state
-    from servers.probe import probe
 
     if not left.alive:
         state.forget(left.server)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.counts import Counts
 from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.errors import DistributedError
 from loadgen.distributed.offsets import Offset, Sample, offset_of
+from loadgen.engine.counts import Counts
 
 SAMPLES_MOST = 10_000
 """At one exchange a second, the last hours."""

@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 
 from loadgen import api, host
-from loadgen.clock import ClockPairs
-from loadgen.coordinator import Interrupts
 from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.address import Address
@@ -25,12 +23,14 @@ from loadgen.distributed.offsets import Offset, converted
 from loadgen.distributed.parts import Incoming
 from loadgen.distributed.prints import print_of
 from loadgen.distributed.token import VARIABLE, token_of
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.coordinator import Interrupts
+from loadgen.engine.sampler import Sampler
+from loadgen.engine.worker import Share
 from loadgen.gather import Outcome, append, gather
 from loadgen.load import bytes_of, load_of
 from loadgen.plan import Plan
 from loadgen.runfile import Footer, Header, Telemetry
-from loadgen.telemetry import Sampler
-from loadgen.worker import Share
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000

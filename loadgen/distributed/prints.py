@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from itertools import islice
 
-from loadgen.worker import Share
+from loadgen.engine.worker import Share
 
 REQUESTS_IN_PRINT = 2
 

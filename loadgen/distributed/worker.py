@@ -9,9 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from loadgen import api, coordinator, host
-from loadgen.coordinator import Interrupts, Worker
-from loadgen.counts import Counts, total
+from loadgen import api, host
 from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.address import Address
@@ -19,11 +17,14 @@ from loadgen.distributed.errors import DistributedError, TokenError
 from loadgen.distributed.parts import Outgoing
 from loadgen.distributed.prints import print_of
 from loadgen.distributed.token import VARIABLE, token_of
+from loadgen.engine import coordinator
+from loadgen.engine.coordinator import Interrupts, Worker
+from loadgen.engine.counts import Counts, total
+from loadgen.engine.worker import Share
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
 from loadgen.load import bytes_of, load_of
 from loadgen.plan import plan_of
-from loadgen.worker import Share
 
 LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5

@@ -19,18 +19,18 @@ import msgspec
 from gevent.lock import RLock
 
 from loadgen import calibration, host
-from loadgen.clock import ClockPairs
-from loadgen.decode import record_of
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.decode import record_of
+from loadgen.engine.health import Health
+from loadgen.engine.part import PartFile
 from loadgen.gather import append, whole_lines
-from loadgen.health import Health
 from loadgen.interactive.beside import Beside
 from loadgen.interactive.figures import Figures
 from loadgen.interactive.setting import Setting
-from loadgen.part import PartFile
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Telemetry
-from servers.dialects.base import Dialect
-from servers.transport import Exchange
+from servers.kinds.base import Dialect
+from servers.wire.transport import Exchange
 from workloads.request import Request
 
 ARRIVALS = "interactive"

@@ -1,4 +1,4 @@
-"""The process beside an interactive run that reads the server's metrics, the GPUs and memory (loadgen.telemetry).
+"""The process beside an interactive run that reads the server's metrics, the GPUs and memory (loadgen.engine.sampler).
 
 gevent has made greenlets of the threads of Locust's process, so a reading there would stand between the kernel and the
 streams. Here they are threads. One JSON object per line comes in and one goes out for each; when nothing more comes in,
@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgen import sources
-from loadgen.counts import Counts
+from loadgen.engine import sources
+from loadgen.engine.counts import Counts
+from loadgen.engine.sampler import Sampler
 from loadgen.errors import LoadgenError
 from loadgen.plan import Plan
-from loadgen.telemetry import Sampler
-from servers.connection import tls_context
+from servers.wire.connection import tls_context
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ from loadgen.asking import Asked, asked_of
 from loadgen.errors import PlanError
 from loadgen.load import load_of, longest_of
 from loadgen.plan import Plan, plan_of
-from servers.connection import Target, target_of, tls_context
-from servers.dialects import DIALECTS, NATIVE
-from servers.dialects.base import Dialect
-from servers.probe import ServerFacts
-from servers.tokenize import connect as tokenizer_of
+from servers.count import connect as tokenizer_of
+from servers.find import ServerFacts
+from servers.kinds import DIALECTS, NATIVE
+from servers.kinds.base import Dialect
+from servers.wire.connection import Target, target_of, tls_context
 from workloads import workload
 from workloads.request import Request
 
@@ -130,7 +130,7 @@ def find(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Setting:
 
     Raises servers.errors.ServerError.
     """
-    from servers.probe import check_limits
+    from servers.find import check_limits
     from servers.resolve import resolve
 
     access = tls_context(plan.ca_file, plan.insecure)
@@ -146,7 +146,7 @@ def find(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Setting:
 
 
 def _simulated(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> ServerFacts:
-    from servers.probe import probe
+    from servers.find import probe
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn
 

@@ -28,10 +28,10 @@ from loadgen.interactive.ledger import Ledger
 from loadgen.interactive.setting import Setting
 from loadgen.interactive.wire import Line
 from loadgen.record import Record
-from servers.connection import Connection
-from servers.dialects.base import Dialect
-from servers.http1 import post
-from servers.transport import Exchange
+from servers.kinds.base import Dialect
+from servers.wire.connection import Connection
+from servers.wire.http1 import post
+from servers.wire.transport import Exchange
 from workloads.request import Request
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]

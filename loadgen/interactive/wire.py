@@ -1,4 +1,4 @@
-"""The gevent side of the wire: it supplies the waiting. Sending, reading and stamps are servers.transport's.
+"""The gevent side of the wire: it supplies the waiting. Sending, reading and stamps are servers.wire.transport's.
 
     greenlet of a user ── send ──> socket ──> waits for the Exchange's end
     hub of gevent      ── readable ──> Exchange: recvmsg, append, "ended?" ── ended ──> wakes the greenlet
@@ -20,10 +20,10 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
-from servers.connection import READ_BYTES, Connection, Target
-from servers.poller import Poller
-from servers.stamps import stamp_reads
-from servers.transport import Exchange
+from servers.wire.connection import READ_BYTES, Connection, Target
+from servers.wire.poller import Poller
+from servers.wire.stamps import stamp_reads
+from servers.wire.transport import Exchange
 
 READ, WRITE = 1, 2  # of libev
 ONE_LOOK_S = 1e-6
@@ -31,7 +31,7 @@ ONE_LOOK_S = 1e-6
 
 
 class HubPoller:
-    """What an Exchange asks of servers.poller.Poller and its event loop, from gevent's hub."""
+    """What an Exchange asks of servers.wire.poller.Poller and its event loop, from gevent's hub."""
 
     def __init__(self) -> None:
         self._watchers: dict[tuple[int, int], Any] = {}

@@ -22,8 +22,8 @@ from loadgen.matrix.state import Journal, Line, finished, key_of, make_way
 if TYPE_CHECKING:
     from loadgen.api import OnProgress
     from loadgen.plan import Plan
-    from servers.hosts import Host
     from servers.launch import Launched, Wanted
+    from servers.launch.hosts import Host
 
 LOG_LINES = 40
 """Of a server that did not come up."""

@@ -25,6 +25,6 @@ LAUNCHERS: Mapping[str, Callable[[Wanted, Say], AbstractContextManager[Launched]
 def launched(wanted: Wanted, say: Say) -> AbstractContextManager[Launched]:
     """The server wanted: up and ready on entry, down on exit. `say` gets lines of progress.
 
-    Raises LaunchError when it does not come up, and what `servers.probe.probe` raises.
+    Raises LaunchError when it does not come up, and what `servers.find.probe` raises.
     """
     return LAUNCHERS[wanted.how](wanted, say)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from servers.errors import LaunchError
-from servers.hosts import Host
+from servers.launch.hosts import Host
 
 How = Literal["compose", "process", "simulated", "running"]
 

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from servers.errors import LaunchError
-from servers.hosts import LOCAL, Host
 from servers.launch import inspect, ready, state
 from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options, gpus_of, tensor_parallel
 from servers.launch.diagnose import LOGS, ending, find, tail
 from servers.launch.docker import docker
+from servers.launch.hosts import LOCAL, Host
 from servers.resolve import PORTS
 
 PULL_TIMEOUT_S = 7200.0

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from servers.errors import LaunchError
-from servers.hosts import Host
 from servers.launch.base import Say
 from servers.launch.diagnose import DOCKER, find, tail
+from servers.launch.hosts import Host
 from servers.launch.ready import SAY_EVERY_S
 
 CALL_TIMEOUT_S = 60.0

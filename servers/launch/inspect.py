@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from servers.errors import LaunchError
-from servers.hosts import Host
 from servers.launch.docker import docker
+from servers.launch.hosts import Host
 
 _LIMITS = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
 

@@ -8,8 +8,8 @@ from contextlib import closing
 
 from servers.calls import Caller
 from servers.errors import ServerError
+from servers.find import ServerFacts, probe
 from servers.launch.base import Say
-from servers.probe import ServerFacts, probe
 
 SAY_EVERY_S = 10.0
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from servers.errors import LaunchError
+from servers.find import probe
 from servers.launch.base import Launched, Say, Wanted
-from servers.probe import probe
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Literal
 from servers.simulated.lateness import Lateness
 from servers.simulated.timing import Job, TokenClock
 from servers.simulated.wire import Generation
-from servers.timer import timer
+from servers.wire.timer import timer
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes

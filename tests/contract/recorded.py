@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.dialects import DIALECTS
-from servers.dialects.base import Answer, Dialect
-from servers.sse import split
+from servers.kinds import DIALECTS
+from servers.kinds.base import Answer, Dialect
+from servers.wire.sse import split
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from servers.dialects import DIALECTS
-from servers.dialects.base import Dialect
-from servers.dialects.versions import misleads, variant
+from servers.kinds import DIALECTS
+from servers.kinds.base import Dialect
+from servers.kinds.versions import misleads, variant
 from tests.contract.recorded import STREAMS, Stream
 
 VERSIONS = {

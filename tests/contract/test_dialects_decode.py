@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servers.dialects import DIALECTS
-from servers.sse import split
+from servers.kinds import DIALECTS
+from servers.wire.sse import split
 from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
 
 ERRORS = (

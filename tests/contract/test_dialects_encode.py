@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from servers.dialects import DIALECTS, NATIVE
+from servers.kinds import DIALECTS, NATIVE
 from workloads.request import Request
 
 ASK = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servers.dialects import DIALECTS, NATIVE
+from servers.kinds import DIALECTS, NATIVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "dialects.md"
 

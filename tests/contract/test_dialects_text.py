@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.dialects import DIALECTS
+from servers.kinds import DIALECTS
 from tests.contract.recorded import STREAMS, Stream
 
 SAID = {

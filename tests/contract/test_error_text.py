@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servers.dialects import DIALECTS
-from servers.dialects.errors import error_in, error_text
+from servers.kinds import DIALECTS
+from servers.kinds.errors import error_in, error_text
 from tests.contract.recorded import response
 
 RECORDED = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers.stamps import hold_stamps
+from servers.wire.stamps import hold_stamps
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from servers.count import connect
 from servers.errors import UnauthorizedError, UncountableError
-from servers.probe import ServerFacts, probe
-from servers.tokenize import connect
+from servers.find import ServerFacts, probe
 from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save

@@ -10,19 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen.clock import SystemClock
-from loadgen.counts import Counts
-from loadgen.decode import reads_of
-from loadgen.driver import Driver, Limits, Wire
-from loadgen.feed import OpenLoop, Slot
-from loadgen.part import PartFile
+from loadgen.engine.clock import SystemClock
+from loadgen.engine.counts import Counts
+from loadgen.engine.decode import reads_of
+from loadgen.engine.driver import Driver, Limits, Wire
+from loadgen.engine.feed import OpenLoop, Slot
+from loadgen.engine.part import PartFile
 from loadgen.record import Record
-from servers.connection import target_of
-from servers.dialects import DIALECTS
-from servers.http1 import post
-from servers.poller import Poller
-from servers.pool import Pool
-from servers.transport import Exchange
+from servers.kinds import DIALECTS
+from servers.wire.connection import target_of
+from servers.wire.http1 import post
+from servers.wire.poller import Poller
+from servers.wire.pool import Pool
+from servers.wire.transport import Exchange
 from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
 from workloads.request import Request
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from servers.errors import LaunchError, UnreachableError, WrongServerError
-from servers.hosts import LOCAL
+from servers.find import probe
 from servers.launch import How, Wanted, launched
-from servers.probe import probe
+from servers.launch.hosts import LOCAL
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.errors import ConfigError
 from servers.simulated.server import running

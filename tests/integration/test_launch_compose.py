@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from servers.errors import LaunchError
-from servers.hosts import Host
 from servers.launch import Wanted, compose, launched
+from servers.launch.hosts import Host
 from servers.launch.processes import free_port
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running

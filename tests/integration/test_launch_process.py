@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from servers.errors import LaunchError
-from servers.hosts import LOCAL, Host
+from servers.find import probe
 from servers.launch import How, Wanted, commands, launched, process, processes, state
-from servers.probe import probe
+from servers.launch.hosts import LOCAL, Host
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from servers.errors import UnauthorizedError, UnreachableError, WrongServerError
-from servers.probe import ServerFacts, probe
+from servers.find import ServerFacts, probe
 from servers.resolve import resolve
 from tests.stub_server import (
     LIGHTLLM_0_0_1,

@@ -12,11 +12,11 @@ import pytest
 import trustme
 import uvloop
 
-from servers.connection import connect, target_of
-from servers.http1 import post
-from servers.poller import Poller
-from servers.stamps import TIMESPEC_BYTES
-from servers.transport import Exchange
+from servers.wire.connection import connect, target_of
+from servers.wire.http1 import post
+from servers.wire.poller import Poller
+from servers.wire.stamps import TIMESPEC_BYTES
+from servers.wire.transport import Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.dialects import DIALECTS
-from servers.dialects.base import Answer
-from servers.dialects.errors import error_text
-from servers.sse import split
+from servers.kinds import DIALECTS
+from servers.kinds.base import Answer
+from servers.kinds.errors import error_text
+from servers.wire.sse import split
 from tests.contract.recorded import STREAMS, Stream
 
 OPENAI_KEYS = "choices usage delta text finish_reason token_ids completion_tokens prompt_tokens role error message"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from servers.sse import _split_exact, _split_usual, split
+from servers.wire.sse import _split_exact, _split_usual, split
 
 FIELDS = (b"data:", b"data: ", b"data", b"data:  ", b":", b": ping", b"id: 7", b"event:x")
 LINE_ENDS = (b"\n", b"\n\n", b"\r", b"\r\n")

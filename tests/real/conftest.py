@@ -17,9 +17,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servers.errors import LaunchError
-from servers.hosts import Host
 from servers.launch import Wanted
 from servers.launch.commands import Command, command_of
+from servers.launch.hosts import Host
 from servers.launch.process import started
 from servers.launch.processes import end, free_port
 

@@ -57,7 +57,7 @@ def kinds_given(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
 
 
 def _trees(root: Path) -> dict[str, ast.Module]:
-    files = [*root.glob("loadgen/**/*.py"), *root.glob("servers/dialects/*.py"), *root.glob("servers/*.py")]
+    files = [*root.glob("loadgen/**/*.py"), *root.glob("servers/kinds/*.py"), *root.glob("servers/*.py")]
     return {str(file.relative_to(root)): ast.parse(file.read_text("utf-8")) for file in files}
 
 

@@ -28,7 +28,7 @@ def test_the_version_costs_no_heavy_import(root: Path) -> None:
     assert not HEAVY & _loaded(root, command)
 
 
-@pytest.mark.parametrize("module", ["loadgen.record", "loadgen.runfile", "workloads.request", "servers.dialects.base"])
+@pytest.mark.parametrize("module", ["loadgen.record", "loadgen.runfile", "workloads.request", "servers.kinds.base"])
 def test_the_shared_shapes_are_cheap(root: Path, module: str) -> None:
     """The shapes that every part shares load none of the heavy libraries."""
     assert not (HEAVY | CLIENTS) & _loaded(root, f"import {module}\n")

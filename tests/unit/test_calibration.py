@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from analysis import calibration as compared
-from loadgen import calibration, driver
+from loadgen import calibration
 from loadgen.calibration import Calibration, Point, recall, remember, search
+from loadgen.engine import driver
 from loadgen.record import Record
 from loadgen.runfile import Run
 from tests.runs import MILLISECOND_NS as MS

@@ -12,7 +12,7 @@ import pytest
 from analysis.client import KERNEL_STAMP_ERROR_S, late_percentile_s
 from analysis.limits import LIMITS
 from analysis.metrics import summarise
-from loadgen.health import LATE_BOUNDS_NS, Health
+from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
 from tests.runs import MILLISECOND_NS as MS

@@ -1,6 +1,6 @@
 """The bridge from the kernel's realtime stamps to the monotonic clock."""
 
-from loadgen.clock import ClockPairs
+from loadgen.engine.clock import ClockPairs
 
 
 class FakeClocks:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.counts import Counts
-from loadgen.driver import Driver, Limits, Wire
-from loadgen.feed import ClosedLoop, OpenLoop, Slot
-from loadgen.part import Held
-from servers.dialects import DIALECTS
+from loadgen.engine.counts import Counts
+from loadgen.engine.driver import Driver, Limits, Wire
+from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
+from loadgen.engine.part import Held
+from servers.kinds import DIALECTS
 from workloads import arrivals
 from workloads.request import Request
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.feed import ClosedLoop, OpenLoop, Sessions, Slot
+from loadgen.engine.feed import ClosedLoop, OpenLoop, Sessions, Slot
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
 from workloads.sessions import Conversation, Turn, conversations
 

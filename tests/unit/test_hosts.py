@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from servers.errors import HostsError, LaunchError
-from servers.hosts import LOCAL, Host, read_hosts
 from servers.launch.compose import compose_file
+from servers.launch.hosts import LOCAL, Host, read_hosts
 
 WHOLE = """
 [gpu-a]

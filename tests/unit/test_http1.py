@@ -2,7 +2,7 @@
 
 import pytest
 
-from servers.http1 import Framing, ProtocolError, post
+from servers.wire.http1 import Framing, ProtocolError, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.part import PartFile
+from loadgen.engine.part import PartFile
 from loadgen.record import Record
 
 RECORDS = [Record(id=index, state="complete") for index in range(3)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servers.errors import LimitError
-from servers.probe import ServerFacts, base_url, check_limits
+from servers.find import ServerFacts, base_url, check_limits
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen import telemetry
-from loadgen.counts import Counts
+from loadgen.engine import sampler as telemetry
+from loadgen.engine.counts import Counts
+from loadgen.engine.sampler import PART, Bursts, Sampler, bursts_of
 from loadgen.errors import OutputError
 from loadgen.runfile import Telemetry
-from loadgen.telemetry import PART, Bursts, Sampler, bursts_of
 from servers.telemetry.source import GapError, NotMeasuredError
 
 S = 1_000_000_000

@@ -22,7 +22,7 @@ from servers.simulated.faults import FAULTS, Fault, FaultRule, fault_of, parse_f
 from servers.simulated.lateness import LIMIT_NS, Lateness
 from servers.simulated.log import Log, LogLine
 from servers.simulated.metrics import Histogram, family, histogram
-from servers.timer import LoopTimer, Timer, timer
+from servers.wire.timer import LoopTimer, Timer, timer
 
 
 @given(st.text())

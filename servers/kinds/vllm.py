@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from servers.dialects.base import Dialect
-from servers.dialects.errors import error_text
-from servers.dialects.openai import chat_fields, completions_fields, decode, text, unless_marker
+from servers.kinds.base import Dialect
+from servers.kinds.errors import error_text
+from servers.kinds.openai import chat_fields, completions_fields, decode, text, unless_marker
 from workloads.request import Request
 
 

@@ -6,16 +6,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
 
-from loadgen.clock import ClockPairs
-from loadgen.counts import Counts
-from loadgen.decode import record_of, said
-from loadgen.feed import Slot
-from loadgen.health import Health
-from loadgen.part import Part
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.counts import Counts
+from loadgen.engine.decode import record_of, said
+from loadgen.engine.feed import Slot
+from loadgen.engine.health import Health
+from loadgen.engine.part import Part
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
-from servers.dialects.base import Dialect
-from servers.transport import Exchange
+from servers.kinds.base import Dialect
+from servers.wire.transport import Exchange
 
 
 class Recorder:

@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-from servers.stamps import stamp_reads
+from servers.wire.stamps import stamp_reads
 
 READ_BYTES = 65_536
 
@@ -64,7 +64,7 @@ class Connection:
         self.sock = sock
         self.opened_ns = opened_ns
         self.losses = (0, 0)
-        """What servers.stamps.losses said of it when it was last asked."""
+        """What servers.wire.stamps.losses said of it when it was last asked."""
         self.tls: ssl.SSLObject | None = None
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from servers.dialects.base import Answer
-from servers.dialects.errors import NOT_READABLE, error_in, one_line
+from servers.kinds.base import Answer
+from servers.kinds.errors import NOT_READABLE, error_in, one_line
 
 Event = TypeVar("Event")
 

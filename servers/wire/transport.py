@@ -1,6 +1,6 @@
 """The transport: sends one request and reads its answer, with the kernel's receive stamp of every read.
 
-The stamps are right however late this process gets round to reading (servers.stamps), so the read path does nothing
+The stamps are right however late this process gets round to reading (see stamps), so the read path does nothing
 but `recvmsg`, append, and "has this body ended?". Everything else waits for the end of the request.
 """
 
@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Callable
 from time import monotonic_ns
 
-from servers.connection import READ_BYTES, Connection
-from servers.http1 import Framing, ProtocolError
-from servers.poller import Poller
-from servers.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses
+from servers.wire.connection import READ_BYTES, Connection
+from servers.wire.http1 import Framing, ProtocolError
+from servers.wire.poller import Poller
+from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 _NO_STAMP = bytes(TIMESPEC_BYTES)

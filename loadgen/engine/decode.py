@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-from loadgen.clock import ClockPairs
-from loadgen.health import Health
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.health import Health
 from loadgen.record import Record, State
-from servers.connection import READ_BYTES
-from servers.dialects.base import Answer, Dialect
-from servers.http1 import ProtocolError
-from servers.sse import split
-from servers.transport import Exchange
+from servers.kinds.base import Answer, Dialect
+from servers.wire.connection import READ_BYTES
+from servers.wire.http1 import ProtocolError
+from servers.wire.sse import split
+from servers.wire.transport import Exchange
 from workloads.request import Request
 
 

@@ -28,19 +28,19 @@ from typing import Any
 import uvloop
 from msgspec import structs
 
-from loadgen.clock import SystemClock
-from loadgen.counts import Counts
-from loadgen.driver import Driver, Limits, Wire
-from loadgen.feed import ClosedLoop, Feed, OpenLoop, Sessions, Slot
-from loadgen.part import Held, Part, PartFile
+from loadgen.engine.clock import SystemClock
+from loadgen.engine.counts import Counts
+from loadgen.engine.driver import Driver, Limits, Wire
+from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Sessions, Slot
+from loadgen.engine.part import Held, Part, PartFile
 from loadgen.record import Record, shifted
-from servers.connection import Target
-from servers.dialects.base import Dialect
-from servers.http1 import post
-from servers.poller import Poller
-from servers.pool import Pool
-from servers.stamps import hold_stamps
-from servers.transport import Exchange
+from servers.kinds.base import Dialect
+from servers.wire.connection import Target
+from servers.wire.http1 import post
+from servers.wire.poller import Poller
+from servers.wire.pool import Pool
+from servers.wire.stamps import hold_stamps
+from servers.wire.transport import Exchange
 from workloads.request import Request
 from workloads.sessions import Conversation
 

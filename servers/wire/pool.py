@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from servers.connection import Connection, Target, connect
+from servers.wire.connection import Connection, Target, connect
 
 CONNECTS_AT_ONCE = 64
 """Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from servers.transport import Exchange
+from servers.wire.transport import Exchange
 from workloads.request import Request
 from workloads.sessions import Conversation
 

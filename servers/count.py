@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from servers.calls import Caller
 from servers.errors import UncountableError
-from servers.probe import ServerFacts
+from servers.find import ServerFacts
 
 Told = TypeVar("Told")
 

@@ -17,12 +17,12 @@ from types import FrameType
 
 import msgspec
 
-from loadgen.clock import ClockPairs
-from loadgen.counts import Counts, total
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.counts import Counts, total
+from loadgen.engine.sampler import Sampler
+from loadgen.engine.worker import Share, work
 from loadgen.gather import Outcome, append, gather
 from loadgen.runfile import Footer, Header
-from loadgen.telemetry import Sampler
-from loadgen.worker import Share, work
 
 START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""

@@ -2,7 +2,7 @@
 
     next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
     instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
-    readable ──> recvmsg, append, "ended?"                        (servers.transport.Exchange)
+    readable ──> recvmsg, append, "ended?"                        (servers.wire.transport.Exchange)
     ended    ──> recorder                                         (decodes one per turn of the loop)
 
 Nothing shifts the plan: a request without a free connection goes out late and is recorded late; past the limit on
@@ -15,17 +15,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadgen.clock import Clock
-from loadgen.counts import Counts
-from loadgen.feed import Feed, Sessions, Slot
-from loadgen.part import Part
-from loadgen.reasons import NOT_SENT, no_connection, no_further_turn
+from loadgen.engine.clock import Clock
+from loadgen.engine.counts import Counts
+from loadgen.engine.feed import Feed, Sessions, Slot
+from loadgen.engine.part import Part
+from loadgen.engine.reasons import NOT_SENT, no_connection, no_further_turn
+from loadgen.engine.recorder import Recorder
 from loadgen.record import Record
-from loadgen.recorder import Recorder
-from servers.connection import Connection
-from servers.dialects.base import Dialect
-from servers.pool import Pool
-from servers.transport import Exchange
+from servers.kinds.base import Dialect
+from servers.wire.connection import Connection
+from servers.wire.pool import Pool
+from servers.wire.transport import Exchange
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""

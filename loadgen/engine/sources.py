@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from loadgen.engine.sampler import Sampler, bursts_of
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.telemetry import Sampler, bursts_of
 from servers.telemetry.dcgm import Dcgm
 from servers.telemetry.gpu import Nvml
 from servers.telemetry.host import HostMemory, on_this_machine

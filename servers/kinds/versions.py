@@ -1,6 +1,6 @@
 """A dialect in one version of its server: the variant that it speaks, and why some must not be measured.
 
-Most differences need no version, because the answer itself shows them (servers/dialects/openai.py). Those here do not
+Most differences need no version, because the answer itself shows them (servers/kinds/openai.py). Those here do not
 show: whether an end marker that did not come was owed, and events that were sent for show.
 """
 
@@ -10,11 +10,11 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from servers.dialects.base import Dialect
-from servers.dialects.openai import always, decode
+from servers.kinds.base import Dialect
+from servers.kinds.openai import always, decode
 
 LIGHTLLM_WITHOUT_DONE = ("before 1.0", "1.0", "1.1.0")
-"""Versions as servers.probe concludes them."""
+"""Versions as servers.find concludes them."""
 
 
 def variant(dialect: Dialect, version: str) -> Dialect:

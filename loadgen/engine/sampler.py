@@ -26,9 +26,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen.counts import Counts
+from loadgen.engine.counts import Counts
+from loadgen.engine.part import PartFile
 from loadgen.errors import OutputError
-from loadgen.part import PartFile
 from loadgen.runfile import Telemetry
 from servers.telemetry.source import GapError, NotMeasuredError, Source
 

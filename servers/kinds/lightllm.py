@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from servers.dialects.base import Answer, Dialect
-from servers.dialects.errors import error_text
-from servers.dialects.events import decode_events, note_broken, note_error, note_finish, settle_count
-from servers.dialects.openai import (
+from servers.kinds.base import Answer, Dialect
+from servers.kinds.errors import error_text
+from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.openai import (
     Choice,
     always,
     chat_fields,

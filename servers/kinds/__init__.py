@@ -1,7 +1,7 @@
 """Every dialect by (server, endpoint), and each server's native endpoint: the one it is measured on unless asked."""
 
-from servers.dialects import lightllm, openai, tgi, vllm
-from servers.dialects.base import Dialect
+from servers.kinds import lightllm, openai, tgi, vllm
+from servers.kinds.base import Dialect
 
 DIALECTS: dict[tuple[str, str], Dialect] = {
     ("vllm", "completions"): vllm.COMPLETIONS,

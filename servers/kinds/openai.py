@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from servers.dialects.base import Answer, Dialect
-from servers.dialects.errors import error_text
-from servers.dialects.events import DONE, decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.base import Answer, Dialect
+from servers.kinds.errors import error_text
+from servers.kinds.events import DONE, decode_events, note_broken, note_error, note_finish, settle_count
 from workloads.request import Request
 
 

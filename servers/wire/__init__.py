@@ -1,0 +1,1 @@
+"""The wire: connections, receive stamps, HTTP framing. The measuring path; no I/O library of others."""

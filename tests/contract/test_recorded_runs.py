@@ -1,0 +1,77 @@
+"""Runs that were recorded long ago keep their figures, to the last digit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import ROOT
+
+RECORDED = Path(__file__).parent.parent / "data" / "recorded"
+RUNS = ("burst", "poisson", "sessions")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_report(name: str, tmp_path: Path) -> None:
+    """`report` gives each figure that it gave when the run was recorded."""
+    shutil.copytree(RECORDED / name, tmp_path / name)
+    done = loadgen("report", str(tmp_path / name), "--json")
+    _same(json.loads(done.stdout), json.loads((RECORDED / name / "summary.expected.json").read_text()))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_export(name: str, tmp_path: Path) -> None:
+    """`export` gives each row and column that it gave when the run was recorded."""
+    assert loadgen("export", str(RECORDED / name), "--csv", str(tmp_path)).returncode == 0
+    for expected in (RECORDED / name).glob("*.expected.csv"):
+        found = _rows(tmp_path / expected.name.replace(".expected", ""))
+        rows = _rows(expected)
+        assert [{key: each[key] for key in row} for each, row in zip(found, rows, strict=True)] == rows
+
+
+@pytest.mark.parametrize(("a", "b", "name"), [("burst", "burst-again", "burst"), ("poisson", "poisson", "poisson")])
+def test_compare(a: str, b: str, name: str) -> None:
+    """`compare` gives each figure that it gave when the runs were recorded."""
+    done = loadgen("compare", str(RECORDED / a), str(RECORDED / b), "--anyway", "--json")
+    _same(json.loads(done.stdout), json.loads((RECORDED / f"compare-{name}.expected.json").read_text()))
+
+
+def loadgen(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "loadgen", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(table.read_text().splitlines()))
+
+
+def _same(found: Any, expected: Any) -> None:
+    """Every number of `expected` is in the same place of `found`."""
+    for path, value in _numbers(expected):
+        place = found
+        for key in path:
+            assert isinstance(place, list) or key in place, f"{path}: {key} is gone"
+            place = place[key]
+        assert place == value, path
+
+
+def _numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _numbers(each, (*path, key))
+    elif isinstance(value, list):
+        for place, each in enumerate(value):
+            yield from _numbers(each, (*path, place))
+    elif isinstance(value, int | float):
+        yield path, value

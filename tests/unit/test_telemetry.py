@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from analysis import words
-from analysis.counters import counters
+from analysis.telemetry import counters
 from analysis.gather import frame_of_run
 from analysis.memory import memory, sentences
 from analysis.metrics import summarise

@@ -6,36 +6,27 @@ did the client keep to it? Gaps are those between consecutive requests in order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from analysis.frame import NS_PER_S, Floats
 from analysis.stats import gamma_cdf, kolmogorov_smirnov, rounded
 from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
+from loadgen.runfile import LoadFacts
 
+Instants = Sequence[int] | Sequence[int | None] | Floats
 RESOLUTION_MAX = 0.1
 """Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
 GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
 
 
-class Named(NamedTuple):
-    """What the arrivals' text promises; None where it promises nothing."""
-
-    rate_per_s: float | None = None
-    cv: float | None = None
-    stochastic: bool = False
-    open_loop: bool = True
-
-
-def delivery(due_ns: Sequence[int] | Floats, sent_ns: Sequence[int | None] | Floats, arrivals: str) -> Delivery:
+def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
     """Compare what was asked for with what went out.
 
     `due_ns` and `sent_ns` are a run's due and send instants in whole nanoseconds from its start, one pair per request;
-    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection). `arrivals` is the canonical text,
-    `str(workloads.arrivals.parse(...))`.
+    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection).
 
     The test takes each gap as known to within `resolution_s`: due instants are whole nanoseconds, and send instants
     are late by what `late_s` says (its p99 is taken). Without it, clumps of requests that are due within the same
@@ -46,52 +37,45 @@ def delivery(due_ns: Sequence[int] | Floats, sent_ns: Sequence[int | None] | Flo
     """
     if len(due_ns) != len(sent_ns):
         raise ValueError(f"{len(due_ns)} due instants and {len(sent_ns)} send instants are not of the same requests")
-    named = named_by(arrivals)
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     sent = ~np.isnan(sent_at)
-    due_gaps = _gaps_s(due_at if named.open_loop else due_at[:0])
+    due_gaps = _gaps_s(due_at if load.open_loop else due_at[:0])
     sent_gaps = _gaps_s(sent_at[sent])
-    late_s = _late_s((sent_at - due_at)[sent]) if named.open_loop else None
+    late_s = _late_s((sent_at - due_at)[sent]) if load.open_loop else None
     return Delivery(
         arrivals=arrivals,
         asked=len(due_at),
         sent=int(sent.sum()),
         not_sent=int((~sent).sum()),
-        rate_per_s=TargetDueSent(named=named.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
-        cv=TargetDueSent(named=named.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
+        rate_per_s=TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
+        cv=TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
         ks=GapTests(
-            due=_check(due_gaps, named, 1 / NS_PER_S),
-            sent=_check(sent_gaps, named, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
+            due=_check(due_gaps, load, 1 / NS_PER_S),
+            sent=_check(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
         ),
         late_s=late_s,
     )
 
 
-def named_by(arrivals: str) -> Named:
-    """The rate and coefficient of variation in the text of arrivals."""
-    kind, _, rest = arrivals.partition(":")
-    if kind == "constant":
-        return Named(float(rest), 0.0)
-    if kind == "poisson":
-        return Named(float(rest), 1.0, stochastic=True)
-    if kind == "gamma":
-        rate, _, cv = rest.partition(",cv=")
-        return Named(float(rate), float(cv), stochastic=True)
-    return Named(open_loop=kind not in ("closed", "interactive"))
-
-
-def _check(gaps_s: Floats, named: Named, resolution_s: float) -> GapTest | None:
-    if not named.stochastic or named.rate_per_s is None or not named.cv or len(gaps_s) < GAPS_FOR_CHECK:
+def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
+    law, rate_per_s = LAWS.get(load.law), load.rate_per_s
+    if law is None or not rate_per_s or not load.cv or len(gaps_s) < GAPS_FOR_CHECK:
         return None
-    if resolution_s * named.rate_per_s > RESOLUTION_MAX:
+    if resolution_s * rate_per_s > RESOLUTION_MAX:
         return None
-    shape = 1 / named.cv**2
-    scale = named.rate_per_s * shape
     ordered = np.sort(gaps_s)
-    below = gamma_cdf(np.maximum(ordered - resolution_s, 0) * scale, shape)
-    above = gamma_cdf((ordered + resolution_s) * scale, shape)
+    below = law(np.maximum(ordered - resolution_s, 0), rate_per_s, load.cv)
+    above = law(ordered + resolution_s, rate_per_s, load.cv)
     statistic, p_value = kolmogorov_smirnov(below, above)
     return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
+
+
+def _gamma(gaps_s: Floats, rate_per_s: float, cv: float) -> Floats:
+    return gamma_cdf(gaps_s * (rate_per_s / cv**2), 1 / cv**2)
+
+
+LAWS: Mapping[str, Callable[[Floats, float, float], Floats]] = {"gamma": _gamma}
+"""Distribution functions of gaps in seconds, of a rate per second and a coefficient of variation, by LoadFacts.law."""
 
 
 def _gaps_s(instants_ns: Floats) -> Floats:

@@ -62,7 +62,7 @@ class Blocks:
         """Hand on the rest, and what the Run holds beside its Records."""
         self._hand_on()
         self._put("telemetry", [row for sample in run.telemetry for row in telemetry_rows(sample)])
-        window = windowed(self._outline.frame(), run.header.plan).window
+        window = windowed(self._outline.frame(), run.header).window
         ends = None if window is None else (round(window.from_ns), round(window.to_ns))
         self._put("run", [run_row(run, ends)])
 

@@ -32,12 +32,12 @@ def load(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
     gathering = Gathering()
     run = scan(path, gathering.add)
-    return run, windowed(gathering.frame(), run.header.plan)
+    return run, windowed(gathering.frame(), run.header)
 
 
 def frame_of_run(run: Run) -> Frame:
     """The Frame of a Run that holds its Records, with its measuring window."""
-    return windowed(frame_of(run.records), run.header.plan)
+    return windowed(frame_of(run.records), run.header)
 
 
 def frame_of(records: Iterable[Record]) -> Frame:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -168,7 +168,6 @@ def welch(variances: Sequence[tuple[float, int]]) -> tuple[float, float]:
     return math.sqrt(total), total**2 / spread if spread else math.inf
 
 
-@lru_cache(maxsize=4096)
 def student_cdf(t: float, freedom: float) -> float:
     """P(T <= t) for Student's t, of any positive number of degrees of freedom, whole or not."""
     from scipy.special import stdtr
@@ -176,7 +175,6 @@ def student_cdf(t: float, freedom: float) -> float:
     return float(stdtr(freedom, t))
 
 
-@lru_cache(maxsize=4096)
 def student_quantile(share: float, freedom: float) -> float:
     """The t that `share` of Student's t lies below."""
     from scipy.special import stdtrit
@@ -198,7 +196,7 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
     steps = np.arange(n + 1) / n
     statistic = max(0.0, float(np.max(steps[1:] - above)), float(np.max(below - steps[:-1])))
     root = math.sqrt(n)
-    return rounded(statistic), rounded(float(kolmogorov(statistic * (root + 0.12 + 0.11 / root))))
+    return statistic, float(kolmogorov(statistic * (root + 0.12 + 0.11 / root)))
 
 
 def gamma_cdf(x: Floats, shape: float) -> Floats:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from analysis import client, stats
-from analysis.asked import turns as turns_of
 from analysis.delivery import delivery
 from analysis.frame import Booleans, Ending, Floats, Frame, Seen, total
 from analysis.gather import frame_of_run
@@ -69,7 +68,6 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
     machines = [_machine(run, frame, told) for told in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
     starts = frame.measured & ~frame.later_turn  # turns of a session follow its answers
-    burst = about.arrivals == "burst"
     missing = int((frame.inside & ~frame.complete).sum())
     return Summary(
         run=about,
@@ -80,7 +78,7 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
         throughput=_throughput(frame, health),
         latencies=latencies,
         intervals=IntervalMeaning(
-            confidence=stats.CONFIDENCE, independent=False, note=BURST_INTERVALS if burst else RUN_INTERVALS
+            confidence=stats.CONFIDENCE, independent=False, note=BURST_INTERVALS if about.load.burst else RUN_INTERVALS
         ),
         latencies_adjusted={
             each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
@@ -88,7 +86,7 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
         burst=Burst(
             skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals),
+        delivery=delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
         memory=memory(run),
         server_counters=counters(run, frame),
         client=health,
@@ -112,6 +110,7 @@ def run_info(run: Run, frame: Frame) -> RunInfo:
         started_at=header.started_at,
         duration_s=round(ended_ns / 1e9, stats.DECIMALS),
         arrivals=plan.get("arrivals", "burst"),
+        load=header.load,
         asked_s=plan.get("duration_s"),
         **{name: plan.get(name) for name in PLANNED},
         interrupted=footer is None or footer.interrupted,
@@ -151,7 +150,7 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
             errors[ending.kind] += seen.number
     plan, recorded = run.header.plan, states.total()
     # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
-    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * turns_of(plan.get("workload") or "")
+    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return RequestCounts(
         sent=recorded - states["dropped"],
         **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from loadgen.runfile import LoadFacts
+
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
 
@@ -31,6 +33,8 @@ class RunInfo(msgspec.Struct, kw_only=True):
     duration_s: float
     arrivals: str
     """The canonical text of the arrival process, such as `burst` or `poisson:20`."""
+    load: LoadFacts = LoadFacts()
+    """What the arrivals are, as data."""
     asked_s: float | None
     """For how long arrivals were planned; None where their number was."""
     n: int | None

@@ -24,23 +24,21 @@ no such batches: only repeats show how another would differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, Window
-from analysis.stats import CONFIDENCE, DECIMALS
+from analysis.stats import CONFIDENCE, rounded
+from loadgen.runfile import Header, LoadFacts
 
 PLATEAU_SHARE = 0.8
 STAYS_MIN = 2
 HALVES_SHARE = 0.75
 HALVES_ERRORS = 3
 """The number in flight of Poisson arrivals is Poisson distributed: its standard error is the root of its mean."""
-RATE_CHANGES = ("ramp", "steps", "trace")
-WHOLE = ("burst", "interactive")
-"""Neither has a steady load: one comes all at once, the other as somebody turns it."""
 BATCHES_MOST, BATCHES_LEAST = 30, 10
 STAYS_PER_BATCH = 2
 """A batch lasts at least so many times as long as a request stays in the median, or neighbours share requests."""
@@ -59,23 +57,22 @@ class Steps(NamedTuple):
     levels: Integers
 
 
-def windowed(frame: Frame, plan: Mapping[str, Any]) -> Frame:
-    """The Frame with the window that its plan asks for."""
-    return replace(frame, window=choose(frame, plan))
+def windowed(frame: Frame, header: Header) -> Frame:
+    """The Frame with the window that its plan sets or its load asks for."""
+    return replace(frame, window=choose(frame, header.load, header.plan.get("window_s")))
 
 
-def choose(frame: Frame, plan: Mapping[str, Any]) -> Window | None:
-    """The window of a run by its plan (`arrivals`, `window_s`); None is the whole run."""
-    if set_s := plan.get("window_s"):
-        return Window(set_s[0] * 1e9, set_s[1] * 1e9, "set", "set by the plan")
-    kind = str(plan.get("arrivals", "burst")).partition(":")[0]
+def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
+    """The window of a run; None is the whole run, for a load that neither is steady nor changes by plan."""
+    if set_s:
+        return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
     asked = frame.sent & ~np.isnan(frame.end_ns)
-    if kind in WHOLE or not asked.any():
+    if not (load.steady or load.finite) or not asked.any():
         return None
     begins, ends = float(frame.due_ns[asked].min()), float(frame.due_ns[asked].max())
     if ends <= begins:
         return None
-    if kind in RATE_CHANGES:
+    if not load.steady:
         return _everything(begins, ends, "the rate changes by plan")
     return _plateau(frame, asked, begins, ends)
 
@@ -171,7 +168,7 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
         (drawn.mean(axis=1) - mean)[known] / errors[known], ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
     )
     low, high = (mean - float(turn) * error for turn in turns)
-    return round(max(0.0, low), DECIMALS), round(high, DECIMALS)
+    return rounded(max(0.0, low)), rounded(high)
 
 
 def _batches(frame: Frame) -> int | str:

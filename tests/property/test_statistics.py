@@ -60,11 +60,11 @@ def test_intervals_hold_what_they_promise(count: int, share: float) -> None:
 def test_figures_are_in_order(samples: list[float]) -> None:
     """Minimum, percentiles and maximum ascend, and each interval holds its percentile or is open."""
     described = stats.describe(np.array(samples))
-    ascending = [described[name] for name in ("min", "p50", "p90", "p95", "p99", "max")]
+    ascending = [described.of(name) for name in ("min", "p50", "p90", "p95", "p99", "max")]
     assert ascending == sorted(ascending)
-    for name, (low, high) in described["ci95"].items():
-        assert low is None or low <= described[name] + 1e-9
-        assert high is None or high >= described[name] - 1e-9
+    for name, (low, high) in described.ci95.items():
+        assert low is None or low <= described.of(name) + 1e-9
+        assert high is None or high >= described.of(name) - 1e-9
 
 
 @given(records())

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import stats
 
-from analysis.delivery import delivery, named_by
+from analysis import delivery as of_instants
 from analysis.stats import gamma_cdf, kolmogorov_smirnov
-from analysis.summary import GapTests, SendLateness
+from analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
+from loadgen.runfile import load_facts
 from workloads.arrivals import Concurrency, parse
 
 S = 1_000_000_000
 US = 1_000
+
+
+def delivery(due_ns: Sequence[int], sent_ns: Sequence[int | None], arrivals: str) -> Delivery:
+    """What became of these arrivals."""
+    return of_instants.delivery(due_ns, sent_ns, arrivals, load_facts(arrivals, ""))
 
 
 def test_what_was_not_sent_is_counted() -> None:
@@ -27,7 +34,7 @@ def test_what_was_not_sent_is_counted() -> None:
 def test_rate_and_variation_are_those_of_the_gaps() -> None:
     """Gaps of 1 s and 3 s are 0.5 per second with a standard deviation of sqrt(2) around a mean of 2."""
     found = delivery([0, S, 4 * S], [0, S, 4 * S], "poisson:0.5")
-    assert found.rate_per_s == {"named": 0.5, "due": 0.5, "sent": 0.5}
+    assert found.rate_per_s == TargetDueSent(named=0.5, due=0.5, sent=0.5)
     assert found.cv.named == 1.0
     assert found.cv.due == found.cv.sent == pytest.approx(2**0.5 / 2)
 
@@ -37,35 +44,13 @@ def test_lateness_is_sent_minus_due() -> None:
     late_ns = [US * step for step in range(101)]
     due_ns = [S * step for step in range(101)]
     found = delivery(due_ns, [due + late for due, late in zip(due_ns, late_ns, strict=True)], "constant:1")
-    assert found.late_s == pytest.approx({"p50": 50e-6, "p90": 90e-6, "p99": 99e-6, "max": 100e-6})
+    assert found.late_s == SendLateness(p50=50e-6, p90=90e-6, p99=99e-6, max=100e-6)
 
 
 def test_order_of_the_requests_does_not_matter() -> None:
     """Workers report in any order; gaps are between neighbours in time."""
     due_ns = [0, 2 * S, S, 3 * S]
     assert delivery(due_ns, due_ns, "constant:1") == delivery(sorted(due_ns), sorted(due_ns), "constant:1")
-
-
-@pytest.mark.parametrize(
-    ("text", "rate_per_s", "cv", "stochastic", "open_loop"),
-    [
-        ("constant:2.5", 2.5, 0.0, False, True),
-        ("poisson:20", 20.0, 1.0, True, True),
-        ("gamma:20,cv=0.5", 20.0, 0.5, True, True),
-        ("burst", None, None, False, True),
-        ("burst:5/2s", None, None, False, True),
-        ("ramp:1..2/3s", None, None, False, True),
-        ("steps:1@2s", None, None, False, True),
-        ("trace:a,limit=3", None, None, False, True),
-        ("closed:5,think=1s", None, None, False, False),
-    ],
-)
-def test_names_promise_what_their_text_says(
-    text: str, rate_per_s: float | None, cv: float | None, stochastic: bool, open_loop: bool
-) -> None:
-    """Only constant, Poisson and gamma arrivals name one rate and one variation; the text is the canonical one."""
-    assert str(parse(text)) == text
-    assert tuple(named_by(text)) == (rate_per_s, cv, stochastic, open_loop)
 
 
 def test_a_closed_loop_has_no_lateness() -> None:

@@ -336,7 +336,7 @@ def _tasks(
             dialect=dialect,
             model=facts.model,
             headers=access.headers,
-            kernel_stamps=plan.stamps == "kernel",
+            stamps=plan.stamps,
             part=folder / f"part-{worker}.jsonl",
         )
         for worker in range(plan.workers)

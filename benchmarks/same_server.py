@@ -31,9 +31,9 @@ from analysis.gather import frame_of_run
 from analysis.metrics import summarise
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run
+from servers.hardware.roofline import Work, roofline
 from servers.simulated.batching import BatchingClock
 from servers.simulated.policies import POLICIES
-from servers.simulated.roofline import Work, roofline
 from servers.simulated.timing import Job
 
 PROMPT, OUTPUT = 512, 64

@@ -94,9 +94,9 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
     """The burst on the simulated server's own model of this server and card, without sending anything."""
+    from servers.hardware.roofline import roofline
     from servers.simulated.batching import BatchingClock
     from servers.simulated.policies import POLICIES
-    from servers.simulated.roofline import roofline
     from servers.simulated.timing import Job
 
     options: Mapping[str, Any] = start.options

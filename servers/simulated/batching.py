@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from servers.hardware.roofline import Work
 from servers.simulated.policies import Policy
-from servers.simulated.roofline import Work
 from servers.simulated.timing import Emission, Gauges, Job
 
 

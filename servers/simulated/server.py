@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from aiohttp import web
 
+from servers.hardware import HardwareError
+from servers.hardware.roofline import roofline
 from servers.simulated import lightllm, tgi, vllm
 from servers.simulated.batching import BatchingClock
 from servers.simulated.config import SimulatedConfig
@@ -30,7 +32,6 @@ from servers.simulated.log import Log, LogLine
 from servers.simulated.metrics import Metrics
 from servers.simulated.metrics_pages import bounds
 from servers.simulated.policies import POLICIES
-from servers.simulated.roofline import roofline
 from servers.simulated.stream import Pump
 from servers.simulated.timing import ScriptClock, TokenClock
 from servers.simulated.tokenizer import Babble
@@ -232,7 +233,7 @@ def _clock(config: SimulatedConfig, limit: int | None) -> tuple[TokenClock, int]
     try:
         hardware = roofline(config.gpu, config.model_shape, config.tensor_parallel)
         kv_tokens = hardware.kv_tokens(policy.memory_fraction)
-    except ValueError as problem:
+    except HardwareError as problem:
         raise ConfigError(str(problem)) from None
     longest = min(config.max_model_len, kv_tokens - policy.block_tokens)
     return BatchingClock(policy, kv_tokens, hardware.step_ns, config.speed), longest

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servers.hardware.roofline import Work
 from servers.simulated.batching import BatchingClock
 from servers.simulated.policies import POLICIES, UNLIMITED, Policy
-from servers.simulated.roofline import Work
 from servers.simulated.timing import Gauges, Job
 
 KV_TOKENS = 96

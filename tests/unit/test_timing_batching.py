@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from servers.hardware.roofline import Work
 from servers.simulated.batching import BatchingClock
 from servers.simulated.policies import POLICIES, UNLIMITED, Policy
-from servers.simulated.roofline import Work
 from servers.simulated.timing import Emission, Gauges, Job
 
 MIXED = Policy(

@@ -116,8 +116,8 @@ def hardware() -> str:
 
 
 HARDWARE = """What `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: data-sheet figures, dense,
-per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs talk over PCIe. How they
-become times: [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
+per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs talk over PCIe. How
+they become times: [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,

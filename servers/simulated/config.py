@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
-from servers.simulated.errors import ConfigError
+import msgspec
+
+from servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
+from servers.simulated import ConfigError
 from servers.simulated.faults import FaultRule, problem_of
 
-Server = Literal["vllm", "tgi", "lightllm"]
-ClockName = Literal["script", "batching"]
-
-SERVERS: tuple[str, ...] = get_args(Server)
-CLOCKS: tuple[str, ...] = get_args(ClockName)
+CLOCKS = ("script", "batching")
+SERVERS: dict[str, str] = {name: f"servers.simulated.{name}:PROTOCOL" for name in ("vllm", "tgi", "lightllm")}
+"""Every simulated server, and where its ServerProtocol is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,12 @@ class SimulatedConfig:
     tokens_per_event: int = 1
     speed: float = 1.0
     """How many times faster than told the clock runs."""
-    gpu: str = "A800-80GB SXM"
-    """Batching clock: a card of data/gpu_specs.csv."""
-    model_shape: str = "Llama-2-7B"
-    """Batching clock: a model of data/model_shapes.csv."""
+    gpu: str = DEFAULT_GPU
+    """Batching clock: a card that servers.hardware knows, or `hardware` describes."""
+    model_shape: str = DEFAULT_MODEL
+    """Batching clock: a model, likewise."""
+    hardware: Path | None = None
+    """Batching clock: a TOML file with more cards and models."""
     tensor_parallel: int = 1
     """Batching clock: so many of these cards hold the model together."""
     max_concurrent_requests: int | None = None
@@ -79,3 +81,12 @@ class SimulatedConfig:
                 self.eos_mean_tokens is not None and not self.eos_mean_tokens >= 1,
             ),
         )
+
+    def to_json(self) -> bytes:
+        """All of it, the API key too, on one line: what a child process reads from its standard input."""
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> SimulatedConfig:
+        """What `to_json` wrote."""
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(value))

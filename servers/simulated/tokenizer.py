@@ -21,7 +21,7 @@ BOS_ID = 1
 EOS_ID = 2
 EOS_TEXT = "</s>"
 
-BABBLE_PERIOD = 8192
+PERIOD = 8192
 """Power of two: how many drawn words repeat."""
 
 _SPECIALS = ("<unk>", "<s>", EOS_TEXT)
@@ -87,23 +87,23 @@ def decode(ids: Sequence[int]) -> str:
     return b"".join(_pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
-class Babble:
+class Vocabulary:
     """What a simulated model says: seeded common words, one token each, the same for the same seed.
 
     `ids[i]` and `texts[i]` describe token i; they are long enough for a request that starts anywhere below
-    BABBLE_PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
+    PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
     stand inside a JSON string as it is.
     """
 
     def __init__(self, seed: int, longest: int) -> None:
         random = Random(f"babble/{seed}")  # noqa: S311 - words, not secrets
-        drawn = [_ids()[f" {word}"] for word in random.choices(_WORDS, k=BABBLE_PERIOD)]
-        self.ids = (drawn * (1 + -(-longest // BABBLE_PERIOD)))[: BABBLE_PERIOD + longest]
+        drawn = [_ids()[f" {word}"] for word in random.choices(_WORDS, k=PERIOD)]
+        self.ids = (drawn * (1 + -(-longest // PERIOD)))[: PERIOD + longest]
         self.texts = [_pieces()[token] for token in self.ids]
 
     def start(self, index: int) -> int:
         """Where request number `index` begins: neighbours say different things (Knuth's multiplicative hash)."""
-        return index * 2_654_435_761 % BABBLE_PERIOD
+        return index * 2_654_435_761 % PERIOD
 
 
 @lru_cache(maxsize=65_536)

@@ -15,8 +15,8 @@ import pytest
 
 from servers.simulated.config import SERVERS, SimulatedConfig
 from servers.simulated.faults import FAULTS, parse_rule
-from servers.simulated.log import LogLine
 from servers.simulated.server import Running, running
+from servers.simulated.stream import LogLine
 
 TOKENS = 8
 TERMINATOR = b"0\r\n\r\n"

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.simulated import main as measure
 from servers.kinds import DIALECTS
+from servers.simulated import ConfigError
 from servers.simulated.config import SERVERS, SimulatedConfig
-from servers.simulated.errors import ConfigError
 from servers.simulated.server import Running, running
 from servers.wire.sse import split
 from workloads.request import Request

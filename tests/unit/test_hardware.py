@@ -16,9 +16,8 @@ from servers.hardware.roofline import (
     Work,
     roofline,
 )
-from servers.simulated.batching import BatchingClock
-from servers.simulated.policies import POLICIES
-from servers.simulated.timing import Job
+from servers.simulated.server import protocol_of
+from servers.simulated.timing import BatchingClock, Job
 
 
 @pytest.mark.parametrize("name", list(models()))
@@ -105,7 +104,7 @@ MEASURED = {
 def test_throughput_is_that_of_a_published_run(server: str, within: float, cap: int) -> None:
     """The simulated server is faster than the measured ones of 2023, by at most a fifth or a half."""
     outputs = published_outputs(cap)
-    policy = replace(POLICIES[server], running_limit=256)
+    policy = replace(protocol_of(server).policy, running_limit=256)
     clock = BatchingClock(policy, 68_700, roofline(model_name="Llama-2-13B").step_ns)
     for output_tokens in outputs:
         clock.submit(Job(512, output_tokens, 0), 0)

@@ -58,13 +58,13 @@ def sim(
     from servers.simulated import SimulatedError
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.faults import parse_rule
-    from servers.simulated.server import announce, run
+    from servers.simulated.server import run
 
     times: dict[str, Any] = {f"{name}_s": seconds(values.pop(name)) for name in ("ttft", "itl", "jitter")}
     key, rules = _api_key(values.pop("api_key_env")), values.pop("fault") or ()
     try:
         config = SimulatedConfig(**values, **times, api_key=key, faults=tuple(map(parse_rule, rules)))
-        summary = run(config, announce)
+        summary = run(config)
     except (SimulatedError, OSError) as problem:
         print(f"loadgen: {problem}", file=sys.stderr)
         raise Exit(EXIT_USAGE) from None

@@ -12,6 +12,7 @@ from servers.simulated.http import ServerProtocol, fixed
 from servers.simulated.protocol import (
     DONE,
     EVENT_STREAM_TYPE,
+    TEXT,
     Completion,
     CompletionRequest,
     Encoding,
@@ -19,9 +20,9 @@ from servers.simulated.protocol import (
     Reply,
     chat_text,
     dumps,
-    event,
     events_reply,
     integer,
+    json_event,
     number,
     ok,
     text_events,
@@ -35,7 +36,7 @@ _OPENAI_TOKENS = 65_536
 """Output length where nothing is asked (core/objs/sampling_params.py, api_models.py)."""
 _TOKEN_CHARACTERS = 8
 """A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`)."""
-_FAILURE = (event(dumps({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}})),)
+_FAILURE = (json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),)
 """An error after the stream has begun, and the last there is (api_openai.py, `_safe_stream_wrapper`)."""
 
 
@@ -90,26 +91,32 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         raise _schema_error(body, "messages")
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     completion = _openai(state, request, chat_text(body["messages"]), asked, add_bos=True)
-    number_of = _request_number(request)
-    head = b"data: " + dumps(_identity(state, request, f"chatcmpl-{number_of:032x}", "chat.completion.chunk"))[:-1]
-    begin = head + b',"choices":[{"index":0,"delta":{"content":"'
-    inner = b'"},"logprobs":null,"token_ids":null,"finish_reason":null}]}\n\n'
-    final = b'"},"finish_reason":"%b","logprobs":null,"token_ids":null,"stop_reason":null}]}\n\n'
-    role = head + b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
-    role += b'"finish_reason":null}],"prompt_token_ids":null}\n\n'
+    identity = _identity(state, request, f"chatcmpl-{_request_number(request):032x}", "chat.completion.chunk")
+    reason = completion.finish_reason
 
-    def choice() -> dict[str, Any]:
+    def chunk(delta: Mapping[str, Any], more: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
+        return {**identity, "choices": [{"index": 0, "delta": delta, **more}], **rest}
+
+    def answer(_: float) -> Reply:
         message = {"role": "assistant", "content": completion.text, "reasoning": "", "reasoning_content": None}
-        return {"index": 0, "message": message | {"tool_calls": None}, "finish_reason": completion.finish_reason}
+        choice = {"index": 0, "message": message | {"tool_calls": None}, "finish_reason": reason}
+        made = _identity(state, request, str(_request_number(request)), "chat.completion")
+        return ok({**made, "choices": [choice], "usage": _usage(completion)})
 
+    text, nothing = {"content": TEXT}, {"logprobs": None, "token_ids": None}
+    inner = chunk(text, {**nothing, "finish_reason": None})
+    final = chunk(text, {"finish_reason": reason, **nothing, "stop_reason": None})
+    role = {"role": "assistant", "content": ""}
+    opening = json_event(chunk(role, {"logprobs": None, "finish_reason": None}, prompt_token_ids=None))
+    usage = json_event({**identity, "choices": [], "usage": _usage(completion)})
     return Encoding(
         completion,
-        text_events(completion.texts, begin, inner, final % completion.finish_reason.encode()),
-        _openai_answer(completion, _identity(state, request, str(number_of), "chat.completion"), choice),
+        text_events(completion.texts, inner, final),
+        answer,
         _FAILURE,
-        opening=(role,),
-        closing=(_usage_event(head, completion), DONE),
-        role_only=(role,),
+        opening=(opening,),
+        closing=(usage, DONE),
+        role_only=(opening,),
     )
 
 
@@ -128,20 +135,20 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
             raise _bad("The simulated server takes one prompt per request")
         prompt = prompt[0]
     completion = _openai(state, request, prompt, body.get("max_tokens"), add_bos=False)
-    number_of = _request_number(request)
-    head = b"data: " + dumps(_identity(state, request, str(number_of), "text_completion"))[:-1]
-    inner = b'","index":0,"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
-    final = b'","index":0,"logprobs":null,"finish_reason":"%b"}],"usage":null}\n\n' % completion.finish_reason.encode()
+    identity = _identity(state, request, str(_request_number(request)), "text_completion")
 
-    def choice() -> dict[str, Any]:
-        return {"text": completion.text, "index": 0, "logprobs": None, "finish_reason": completion.finish_reason}
+    def chunk(text: str, reason: str | None, usage: object = None) -> dict[str, Any]:
+        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
+        return {**identity, "choices": [choice], "usage": usage}
 
+    reason, usage = completion.finish_reason, _usage(completion)
+    name = f"cmpl-{_request_number(request):08x}"
     return Encoding(
         completion,
-        text_events(completion.texts, head + b',"choices":[{"text":"', inner, final),
-        _openai_answer(completion, _identity(state, request, f"cmpl-{number_of:08x}", "text_completion"), choice),
+        text_events(completion.texts, chunk(TEXT, None), chunk(TEXT, reason)),
+        lambda _: ok(chunk(completion.text, reason, usage) | {"id": name}),
         _FAILURE,
-        closing=(_usage_event(head, completion), DONE),
+        closing=(json_event({**identity, "choices": [], "usage": usage}), DONE),
     )
 
 
@@ -231,16 +238,6 @@ def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
     """FastAPI's words for a body that does not fit the schema."""
     detail = [{"type": "missing", "loc": ["body", name], "msg": "Field required", "input": dict(body)}]
     return ErrorReply(Reply(dumps({"detail": detail}), 422))
-
-
-def _openai_answer(
-    completion: Completion, identity: Mapping[str, Any], choice: Callable[[], dict[str, Any]]
-) -> Callable[[float], Reply]:
-    return lambda _: ok({**identity, "choices": [choice()], "usage": _usage(completion)})
-
-
-def _usage_event(head: bytes, completion: Completion) -> bytes:
-    return b'%b,"choices":[],"usage":%b}\n\n' % (head, dumps(_usage(completion)))
 
 
 def _usage(completion: Completion) -> dict[str, Any]:

@@ -117,11 +117,23 @@ def event(payload: bytes) -> bytes:
 DONE = event(b"[DONE]")
 
 
-def text_events(texts: Sequence[bytes], begin: bytes, inner: bytes, final: bytes) -> EventEncoder:
-    """Events that hold one token's text, between a beginning and one of two ends."""
+TEXT = "\0text"
+"""Stands for a token's text in the templates of `text_events`."""
+
+
+def json_event(value: Any) -> bytes:
+    """One server-sent event of a JSON value."""
+    return event(dumps(value))
+
+
+def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping[str, Any]) -> EventEncoder:
+    """Events of one token each: `inner`, or `final` for the last, with the token's text in place of TEXT."""
+    mark = dumps(TEXT)[1:-1]
+    begin, _, end = json_event(inner).rpartition(mark)
+    final_begin, _, final_end = json_event(final).rpartition(mark)
 
     def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
-        return begin + texts[first] + (final if last else inner)
+        return final_begin + texts[first] + final_end if last else begin + texts[first] + end
 
     return encode
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
@@ -73,36 +74,27 @@ async def serve(
     return summary
 
 
-def run(
-    config: SimulatedConfig,
-    ready: Ready,
-    *,
-    also: Callable[[asyncio.AbstractEventLoop, asyncio.Event], None] = lambda _loop, _stop: None,
-) -> dict[str, Any]:
-    """Serves in this thread until SIGTERM or Ctrl-C, or what `also` sets the event for; returns the last status."""
+def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[str, Any]:
+    """Serves in this process until SIGTERM or Ctrl-C, and says so on standard output; returns the last status."""
+
+    def ready(url: str) -> None:
+        sys.stdout.write(f"{READY}{url}\n")
+        sys.stdout.flush()
+
     with contextlib.closing(new_loop()) as loop:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        also(loop, stop)
+        if until_stdin_closes:
+            loop.add_reader(sys.stdin.fileno(), stop.set)
         return loop.run_until_complete(serve(config, ready=ready, stop=stop))
 
 
-def announce(url: str) -> None:
-    """Says on standard output that connections are accepted."""
-    sys.stdout.write(f"{READY}{url}\n")
-    sys.stdout.flush()
-
-
 def child() -> None:
-    """A process whose standard input says which config, on one line, and ends when its parent does."""
+    """A process whose standard input says which config, on one line, and which ends when its parent does."""
     line = sys.stdin.buffer.readline()
     try:
-        run(
-            SimulatedConfig.from_json(line),
-            announce,
-            also=lambda loop, stop: loop.add_reader(sys.stdin.fileno(), stop.set),
-        )
+        run(SimulatedConfig.from_json(line), until_stdin_closes=True)
     except (SimulatedError, OSError) as problem:
         sys.exit(f"loadgen: {problem}")
 
@@ -124,37 +116,23 @@ def running(config: SimulatedConfig) -> Iterator[Running]:
 
     Raises what `serve` raises.
     """
-    server = Running()
-    started = threading.Event()
-    problems: list[BaseException] = []
-    loop = new_loop()
-    stop = asyncio.Event()
+    server, started, stop = Running(), threading.Event(), asyncio.Event()
 
     def ready(url: str) -> None:
         server.url = url
         started.set()
 
-    def run() -> None:
+    with contextlib.closing(new_loop()) as loop, ThreadPoolExecutor(1, "simulated") as pool:
+        serving = serve(config, ready=ready, stop=stop, keep=server.log.append)
+        ended = pool.submit(loop.run_until_complete, serving)
+        ended.add_done_callback(lambda _: started.set())
+        started.wait()
         try:
-            server.summary = loop.run_until_complete(serve(config, ready=ready, stop=stop, keep=server.log.append))
-        except BaseException as problem:  # handed to the thread that waits
-            problems.append(problem)
+            if not ended.done():
+                yield server
         finally:
-            loop.close()
-            started.set()
-
-    thread = threading.Thread(target=run, name="simulated", daemon=True)
-    thread.start()
-    started.wait()
-    try:
-        if not problems:
-            yield server
-    finally:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended by itself
             loop.call_soon_threadsafe(stop.set)
-        thread.join()
-    if problems:
-        raise problems[0]
+            server.summary = ended.result()
 
 
 @contextlib.contextmanager

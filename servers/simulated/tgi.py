@@ -14,6 +14,7 @@ from servers.simulated.http import ServerProtocol, fixed
 from servers.simulated.protocol import (
     DONE,
     JSON_TYPE,
+    TEXT,
     TEXT_TYPE,
     Completion,
     CompletionRequest,
@@ -27,6 +28,7 @@ from servers.simulated.protocol import (
     dumps,
     event,
     events_reply,
+    json_event,
     number,
     ok,
     text_events,
@@ -81,13 +83,16 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool) ->
         end = final if last else b'"generated_text":null,"details":null}\n\n'
         return begin % (first + 1, token, texts[first], special) + end
 
-    def answer(total_s: float) -> Reply:
-        whole: dict[str, Any] = {"generated_text": full}
-        if parameters.get("details") or parameters.get("decoder_input_details"):
-            whole["details"] = {**details, "prefill": [], "tokens": _tokens(completion)}
-        return ok(whole, _timing_headers(completion, prompt, total_s) + JSON_TYPE)
+    def whole() -> dict[str, Any]:
+        if not (parameters.get("details") or parameters.get("decoder_input_details")):
+            return {"generated_text": full}
+        tokens = [
+            {"id": token, "text": text.decode(), "logprob": -1.5, "special": token == tokenizer.EOS_ID}
+            for token, text in zip(ids, texts, strict=True)
+        ]
+        return {"generated_text": full, "details": {**details, "prefill": [], "tokens": tokens}}
 
-    return _encoding(completion, prompt, encode, answer, failure=(event(flat_error(*_FAILED)),))
+    return _encoding(completion, prompt, encode, whole, failure=(event(flat_error(*_FAILED)),))
 
 
 def compatible(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -110,24 +115,27 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         raise _untyped("stream_options: invalid type, expected struct StreamOptions")
     prompt = chat_text(body["messages"])
     completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
-    begin = b"data: " + dumps(_identity(state, completion, "chat.completion.chunk"))[:-1]
-    usage = begin + b',"choices":[],"usage":%b}\n\n' % dumps(_usage(completion))
-    begin += b',"choices":[{"index":0,"delta":{"role":"assistant","content":"'
-    inner = b'"},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
-    final = b'"},"logprobs":null,"finish_reason":"%b"}],"usage":null}\n\n' % _ended(completion).encode()
-    asked_usage = body.get("stream_options", {}).get("include_usage")
+    identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
+    usage = json_event({**identity, "choices": [], "usage": _usage(completion)})
 
-    def choice() -> dict[str, Any]:
+    def chunk(text: str, reason: str | None) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": text}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return {**identity, "choices": [choice], "usage": None}
+
+    def whole() -> dict[str, Any]:
         message = {"role": "assistant", "content": completion.text}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": _ended(completion)}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended}
+        return {**identity, "object": "chat.completion", "choices": [choice], "usage": _usage(completion)}
 
+    texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
     return _encoding(
         completion,
         prompt,
-        text_events([b"" if text == _EOS_TEXT else text for text in completion.texts], begin, inner, final),
-        _openai_answer(state, completion, prompt, "chat.completion", choice),
-        closing=(usage, DONE) if asked_usage else (DONE,),
-        role_only=(begin + inner,),
+        text_events(texts, chunk(TEXT, None), chunk(TEXT, ended)),
+        whole,
+        closing=(usage, DONE) if body.get("stream_options", {}).get("include_usage") else (DONE,),
+        role_only=(json_event(chunk("", None)),),
     )
 
 
@@ -146,23 +154,17 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
         raise ErrorReply(Reply(flat_error(message, "batch size exceeded"), 422))
     completion = _openai(state, request, prompts[0], body.get("max_tokens"))
-    named = dumps({"model": state.config.model, "system_fingerprint": FINGERPRINT})[1:]
-    begin = b'data: {"object":"text_completion","id":"","created":%d,' % request.created_s
-    begin_inner = begin + b'"choices":[{"index":0,"text":"'
-    inner = b'","logprobs":null,"finish_reason":""}],%b\n\n' % named
-    begin_final = begin + named[:-1] + b',"choices":[{"index":0,"text":"'
-    final = b'","logprobs":null,"finish_reason":"%b"}]' % completion.finish_reason.encode()
-    final += b',"usage":%b}\n\n' % dumps(_usage(completion))
-    texts = completion.texts
+    identity, ended = _identity(state, request, "text_completion"), _ended(completion)
 
-    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
-        return begin_final + texts[first] + final if last else begin_inner + texts[first] + inner
+    def choices(text: str, reason: str) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]}
 
-    def choice() -> dict[str, Any]:
-        return {"index": 0, "text": completion.text, "logprobs": None, "finish_reason": _ended(completion)}
+    def whole() -> dict[str, Any]:
+        return identity | choices(completion.text, ended) | {"usage": _usage(completion)}
 
-    answer = _openai_answer(state, completion, prompts[0], "text_completion", choice)
-    return _encoding(completion, prompts[0], encode, answer, closing=(DONE,))
+    inner = {name: identity[name] for name in ("object", "id", "created")} | choices(TEXT, "") | identity
+    final = identity | choices(TEXT, completion.finish_reason) | {"usage": _usage(completion)}
+    return _encoding(completion, prompts[0], text_events(completion.texts, inner, final), whole, closing=(DONE,))
 
 
 def _completion(
@@ -302,28 +304,35 @@ def _encoding(
     completion: Completion,
     prompt: str,
     encode: EventEncoder,
-    answer: Callable[[float], Reply],
+    whole: Callable[[], dict[str, Any]],
     *,
     failure: Events = _OPENAI_FAILURE,
     closing: Events = (),
     role_only: Events = (),
 ) -> Encoding:
-    head = (*_compute_headers(prompt), ("x-accel-buffering", "no"))
+    computed: Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
+
+    def answer(total_s: float) -> Reply:
+        """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
+        total_ms = int(total_s * 1e3)
+        timed = (
+            ("x-compute-time", f"{total_s:.9f}"),
+            ("x-total-time", str(total_ms)),
+            ("x-validation-time", "0"),
+            ("x-queue-time", "0"),
+            ("x-inference-time", str(total_ms)),
+            ("x-time-per-token", str(total_ms // completion.output_tokens)),
+            ("x-prompt-tokens", str(completion.prompt_tokens)),
+            ("x-generated-tokens", str(completion.output_tokens)),
+        )
+        return ok(whole(), computed + timed + JSON_TYPE)
+
+    head = (*computed, ("x-accel-buffering", "no"))
     return Encoding(completion, encode, answer, failure, closing=closing, role_only=role_only, head=head)
 
 
-def _openai_answer(
-    state: ServerState, completion: Completion, prompt: str, kind: str, choice: Callable[[], dict[str, Any]]
-) -> Callable[[float], Reply]:
-    def answer(total_s: float) -> Reply:
-        whole = {**_identity(state, completion, kind), "choices": [choice()], "usage": _usage(completion)}
-        return ok(whole, _timing_headers(completion, prompt, total_s) + JSON_TYPE)
-
-    return answer
-
-
-def _identity(state: ServerState, completion: Completion, kind: str) -> dict[str, Any]:
-    made = {"object": kind, "id": "", "created": completion.request.created_s, "model": state.config.model}
+def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict[str, Any]:
+    made = {"object": kind, "id": "", "created": request.created_s, "model": state.config.model}
     return made | {"system_fingerprint": FINGERPRINT}
 
 
@@ -335,33 +344,6 @@ def _ended(completion: Completion) -> str:
 def _usage(completion: Completion) -> dict[str, int]:
     prompt, output = completion.prompt_tokens, completion.output_tokens
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
-
-def _tokens(completion: Completion) -> list[dict[str, Any]]:
-    return [
-        {"id": token, "text": text.decode(), "logprob": -1.5, "special": token == tokenizer.EOS_ID}
-        for token, text in zip(completion.ids, completion.texts, strict=True)
-    ]
-
-
-def _compute_headers(prompt: str) -> Headers:
-    return (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
-
-
-def _timing_headers(completion: Completion, prompt: str, total_s: float) -> Headers:
-    """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
-    total_ms = int(total_s * 1e3)
-    return (
-        *_compute_headers(prompt),
-        ("x-compute-time", f"{total_s:.9f}"),
-        ("x-total-time", str(total_ms)),
-        ("x-validation-time", "0"),
-        ("x-queue-time", "0"),
-        ("x-inference-time", str(total_ms)),
-        ("x-time-per-token", str(total_ms // completion.output_tokens)),
-        ("x-prompt-tokens", str(completion.prompt_tokens)),
-        ("x-generated-tokens", str(completion.output_tokens)),
-    )
 
 
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:

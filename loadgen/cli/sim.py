@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from typer import BadParameter, Exit, Option
 
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_USAGE
 
 

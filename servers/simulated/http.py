@@ -11,7 +11,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +24,7 @@ from aiohttp.web_request import BaseRequest
 from servers.simulated import ConfigError
 from servers.simulated.faults import FAULTS, HEADER, NONE, fault_of, parse_fault
 from servers.simulated.protocol import (
+    JSON_TYPE,
     TEXT_TYPE,
     CompletionRequest,
     Encoding,
@@ -76,9 +77,6 @@ class ServerProtocol:
     bad_json: Callable[[str, int], Reply]
     """(message, position) of what Python's json module says about a body."""
     too_large: Reply
-    not_found: Reply
-    not_allowed: Callable[[str], Reply]
-    """The methods that the path has, to an answer for one that it has not."""
     failure: Callable[[int], Reply]
     """An answer with status 429, 500 or 503 in the server's own words."""
     overloaded: Callable[[Encoding], Reply] | None
@@ -88,6 +86,12 @@ class ServerProtocol:
     unauthorized: Reply
     default_limit: int | None
     """Concurrent requests, where nothing else is said."""
+    not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))
+    """As FastAPI says it, and the next likewise."""
+    not_allowed: Callable[[str], Reply] = lambda methods: Reply(
+        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
+    )
+    """The methods that the path has, to an answer for one that it has not."""
     limits_batch: bool = False
     """That limit is the engine's running limit too: one option of the real server is both."""
     policy: Policy

@@ -281,7 +281,7 @@ def _token_load(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """server/metrics/metrics.py. What we do not know is left out."""
-    metrics, gauges = state.metrics, state.gauges()
+    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
     failed = sum(metrics.refused.values())
     rows = (
         ("request_count_total", "counter", "The total number of requests", metrics.requests),
@@ -293,20 +293,16 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         ("batch_pause_size", "gauge", "The number of pause requests", 0),
         ("prompt_tokens_total", "counter", "Total number of prefill tokens processed", metrics.prompt_tokens),
         ("generation_tokens_total", "counter", "Total number of generation tokens processed", metrics.output_tokens),
+        ("request_first_token_duration", "histogram", "First token time of the request", seen["ttft_s"]),
+        ("request_inference_duration", "histogram", "Inference time of the request", seen["e2e_s"]),
+        ("request_mean_time_per_token_duration", "histogram", "Per token time of the request", seen["tpot_s"]),
+        ("request_input_length", "histogram", "Length of the input tokens", seen["prompt_tokens"]),
+        ("request_generated_tokens", "histogram", "Number of generated tokens", seen["output_tokens"]),
+        ("request_max_new_tokens", "histogram", "Max new token", seen["asked_tokens"]),
     )
-    page = exposition(state, "lightllm_", {"model_name": state.config.model}, rows, _HISTOGRAMS)
+    page = exposition("lightllm_", {"model_name": state.config.model}, rows)
     return Reply(page.encode(), headers=())
 
-
-# Exported name to our name of the histogram and what its HELP line says.
-_HISTOGRAMS = {
-    "request_first_token_duration": ("ttft_s", "First token time of the request"),
-    "request_inference_duration": ("e2e_s", "Inference time of the request"),
-    "request_mean_time_per_token_duration": ("tpot_s", "Per token time of the request"),
-    "request_input_length": ("prompt_tokens", "Length of the input tokens"),
-    "request_generated_tokens": ("output_tokens", "Number of generated tokens"),
-    "request_max_new_tokens": ("asked_tokens", "Max new token"),
-}
 
 # running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
 # of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
@@ -363,10 +359,6 @@ PROTOCOL = ServerProtocol(
     bad_type=None,
     bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),
     too_large=error_reply(400, "body too large"),
-    not_found=Reply(b'{"detail":"Not Found"}', 404),
-    not_allowed=lambda methods: Reply(
-        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), ("content-type", "application/json"))
-    ),
     failure=lambda status: error_reply(status, HTTPStatus(status).phrase),
     overloaded=None,
     guarded=lambda _path: False,

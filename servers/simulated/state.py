@@ -205,39 +205,36 @@ class ServerState:
 # The Prometheus text format, version 0.0.4.
 
 Labels = Mapping[str, str]
-Row = tuple[str, str, str, float | Mapping[tuple[str, str], float]]
-"""Exported name without the server's prefix, `counter` or `gauge`, HELP text, and the value, or values by one further
-label and its value. A counter's name has its suffix already."""
+Row = tuple[str, str, str, float | Mapping[tuple[str, str], float] | Histogram]
+"""Exported name without the server's prefix, `counter`, `gauge` or `histogram`, HELP text, and the value; or values by
+one further label and its value. A counter's name has its suffix already."""
 
 
-def exposition(
-    state: ServerState, prefix: str, labels: Labels, rows: Sequence[Row], histograms: Mapping[str, tuple[str, str]]
-) -> str:
-    """A page of `rows`, and of histograms by their exported names: our name and the HELP text."""
+def exposition(prefix: str, labels: Labels, rows: Sequence[Row]) -> str:
+    """A page of metrics, all with these labels."""
     page = []
     for short, kind, says, value in rows:
         name = prefix + short
-        page.append(_head(name, kind, says))
-        if isinstance(value, Mapping):
-            page += [
-                f"{name}{_braces({**labels, label: word})} {float(each)}\n" for (label, word), each in value.items()
-            ]
+        page.append(f"# HELP {name} {says}\n# TYPE {name} {kind}\n")
+        if isinstance(value, Histogram):
+            bounds = [*map(str, map(float, value.bounds)), "+Inf"]
+            cumulative = zip(bounds, accumulate(value.counts), strict=True)
+            page += [_sample(f"{name}_bucket", {**labels, "le": bound}, number) for bound, number in cumulative]
+            page += [_sample(f"{name}_count", labels, sum(value.counts)), _sample(f"{name}_sum", labels, value.sum)]
+        elif isinstance(value, Mapping):
+            page += [_sample(name, {**labels, label: word}, each) for (label, word), each in value.items()]
         else:
-            page.append(f"{name}{_braces(labels)} {float(value)}\n")
-    for short, (ours, says) in histograms.items():
-        page.append(histogram(prefix + short, says, labels, state.metrics.histograms[ours]))
+            page.append(_sample(name, labels, value))
     return "".join(page)
 
 
-def histogram(name: str, says: str, labels: Labels, values: Histogram) -> str:
-    """A histogram with cumulative buckets."""
-    bounds = [*map(str, map(float, values.bounds)), "+Inf"]
-    buckets = "".join(
-        f"{name}_bucket{_braces({**labels, 'le': bound})} {float(number)}\n"
-        for bound, number in zip(bounds, accumulate(values.counts), strict=True)
-    )
-    tail = f"{name}_count{_braces(labels)} {float(sum(values.counts))}\n{name}_sum{_braces(labels)} {values.sum}\n"
-    return _head(name, "histogram", says) + buckets + tail
+def _sample(name: str, labels: Labels, value: float) -> str:
+    """Labels in alphabetical order, with the three escapes that the format has."""
+    if not labels:
+        return f"{name} {float(value)}\n"
+    escaped = {key: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for key, text in labels.items()}
+    shown = ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped))
+    return f"{name}{{{shown}}} {float(value)}\n"
 
 
 def steps_of_half(shortest_s: float, longest: int) -> dict[str, Sequence[float]]:
@@ -245,17 +242,3 @@ def steps_of_half(shortest_s: float, longest: int) -> dict[str, Sequence[float]]
     durations = [shortest_s * 1.5 ** (power + 1) for power in range(35)]
     hundredths = [longest / 100 * (part + 1) for part in range(100)]
     return {**dict.fromkeys(SECONDS, durations), **dict.fromkeys(TOKENS, hundredths)}
-
-
-def _head(name: str, kind: str, says: str) -> str:
-    return f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
-
-
-def _braces(labels: Labels) -> str:
-    """Labels in alphabetical order, with the three escapes that the format has."""
-    if not labels:
-        return ""
-    escaped = {
-        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()
-    }
-    return "{" + ",".join(f'{name}="{escaped[name]}"' for name in sorted(escaped)) + "}"

@@ -63,21 +63,8 @@ class Stream:
     """
 
     __slots__ = (
-        "backlogged",
-        "chunked",
-        "completion",
-        "count",
-        "detour",
-        "encoding",
-        "ending",
-        "event",
-        "fd",
-        "finished",
-        "held_due_ns",
-        "job",
-        "line",
-        "total",
-        "transport",
+        *("backlogged", "chunked", "completion", "count", "detour", "encoding", "ending", "event", "fd", "finished"),
+        *("held_due_ns", "job", "line", "total", "transport"),
     )
 
     def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:

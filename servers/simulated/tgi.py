@@ -396,44 +396,31 @@ def _token_list(text: str) -> list[dict[str, Any]]:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
-    metrics, gauges = state.metrics, state.gauges()
+    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
     failures = {**metrics.refused, "dropped": metrics.by_reason["abort"]}
+    failed = {("err", kind): times for kind, times in failures.items() if times}
     rows = (
         ("queue_size", "gauge", "Current queue size", gauges.waiting),
         ("batch_current_size", "gauge", "Current batch size", gauges.running),
         ("request_count", "counter", "Total number of requests", metrics.requests),
         ("request_success", "counter", "Number of successful requests", metrics.finished),
-        (
-            "request_failure",
-            "counter",
-            "Number of failed requests",
-            {("err", kind): times for kind, times in failures.items() if times},
-        ),
+        ("request_failure", "counter", "Number of failed requests", failed),
+        ("request_duration", "histogram", "Request duration", seen["e2e_s"]),
+        ("request_inference_duration", "histogram", "Request inference duration", seen["e2e_s"]),
+        ("request_mean_time_per_token_duration", "histogram", "Mean time per token per request", seen["tpot_s"]),
+        ("request_input_length", "histogram", "Input token length per request", seen["prompt_tokens"]),
+        ("request_generated_tokens", "histogram", "Generated tokens per request", seen["output_tokens"]),
+        ("request_max_new_tokens", "histogram", "Maximum new tokens per request", seen["asked_tokens"]),
     )
-    return Reply(exposition(state, "tgi_", {}, rows, _HISTOGRAMS).encode(), headers=TEXT_TYPE)
+    return Reply(exposition("tgi_", {}, rows).encode(), headers=TEXT_TYPE)
 
-
-# Exported name to our name of the histogram and what its HELP line says.
-_HISTOGRAMS = {
-    "request_duration": ("e2e_s", "Request duration"),
-    "request_inference_duration": ("e2e_s", "Request inference duration"),
-    "request_mean_time_per_token_duration": ("tpot_s", "Mean time per token per request"),
-    "request_input_length": ("prompt_tokens", "Input token length per request"),
-    "request_generated_tokens": ("output_tokens", "Generated tokens per request"),
-    "request_max_new_tokens": ("asked_tokens", "Maximum new tokens per request"),
-}
 
 # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
 # a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
 # size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
 # (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
 _POLICY = Policy(
-    running_limit=UNLIMITED,
-    step_tokens=4096,
-    prefill="alone",
-    reserve_output=True,
-    block_tokens=1,
-    memory_fraction=0.9,
+    running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, block_tokens=1, memory_fraction=0.9
 )
 
 _EMPTY = fixed(Reply(headers=()))

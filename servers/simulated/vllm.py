@@ -279,13 +279,14 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    metrics, gauges = state.metrics, state.gauges()
+    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
     labels = {"engine": "0", "model_name": state.config.model}
     generated = metrics.output_tokens + sum(stream.count for stream in state.streams)
     prefilled = metrics.prompt_tokens
     prefilled += sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
     waiting = {("reason", "capacity"): gauges.waiting, ("reason", "deferred"): 0}
-    reasons = {("finished_reason", name): metrics.by_reason[name] for name in _REASONS}
+    reasons = ("stop", "length", "abort", "error", "repetition")
+    ended = {("finished_reason", reason): metrics.by_reason[reason] for reason in reasons}
     overloaded = metrics.refused["overloaded"]
     rejected = {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0}
     rows = (
@@ -299,26 +300,35 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", prefilled),
         ("prompt_tokens_cached_total", "counter", "Number of cached prompt tokens.", 0),
         ("generation_tokens_total", "counter", "Number of generation tokens processed.", generated),
-        ("request_success_total", "counter", "Count of successfully processed requests.", reasons),
+        ("request_success_total", "counter", "Count of successfully processed requests.", ended),
+        ("time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.", seen["ttft_s"]),
+        ("inter_token_latency_seconds", "histogram", "Histogram of inter-token latency in seconds.", seen["itl_s"]),
+        (
+            "request_time_per_output_token_seconds",
+            "histogram",
+            "Histogram of time per output token per request.",
+            seen["tpot_s"],
+        ),
+        ("e2e_request_latency_seconds", "histogram", "Histogram of e2e request latency in seconds.", seen["e2e_s"]),
+        (
+            "request_decode_time_seconds",
+            "histogram",
+            "Histogram of time spent in DECODE phase for request.",
+            seen["decode_s"],
+        ),
+        ("request_prompt_tokens", "histogram", "Number of prefill tokens processed.", seen["prompt_tokens"]),
+        ("request_generation_tokens", "histogram", "Number of generation tokens processed.", seen["output_tokens"]),
+        (
+            "request_params_max_tokens",
+            "histogram",
+            "Histogram of the max_tokens request parameter.",
+            seen["asked_tokens"],
+        ),
     )
     rejections = ("admission_rejections_total", "counter", "Requests rejected by admission control.", rejected)
-    page = exposition(state, "vllm:", labels, rows, _HISTOGRAMS)
-    page += exposition(state, "vllm:", {"model_name": state.config.model}, (rejections,), {})
+    page = exposition("vllm:", labels, rows)
+    page += exposition("vllm:", {"model_name": state.config.model}, (rejections,))
     return Reply(page.encode(), headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
-
-
-_REASONS = ("stop", "length", "abort", "error", "repetition")
-# Exported name to our name of the histogram and what its HELP line says.
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": ("ttft_s", "Histogram of time to first token in seconds."),
-    "inter_token_latency_seconds": ("itl_s", "Histogram of inter-token latency in seconds."),
-    "request_time_per_output_token_seconds": ("tpot_s", "Histogram of time per output token per request."),
-    "e2e_request_latency_seconds": ("e2e_s", "Histogram of e2e request latency in seconds."),
-    "request_decode_time_seconds": ("decode_s", "Histogram of time spent in DECODE phase for request."),
-    "request_prompt_tokens": ("prompt_tokens", "Number of prefill tokens processed."),
-    "request_generation_tokens": ("output_tokens", "Number of generation tokens processed."),
-    "request_params_max_tokens": ("asked_tokens", "Histogram of the max_tokens request parameter."),
-}
 
 
 def _buckets(longest: int) -> dict[str, Sequence[float]]:
@@ -353,12 +363,7 @@ def _overloaded(refused: Encoding) -> Reply:
 # must fit: vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`, `scheduler_reserve_full_isl`).
 # Memory fraction of 0.33 and the block of 16: vllm/config/cache.py.
 _POLICY = Policy(
-    running_limit=1024,
-    step_tokens=8192,
-    prefill="mixed",
-    reserve_output=False,
-    block_tokens=16,
-    memory_fraction=0.92,
+    running_limit=1024, step_tokens=8192, prefill="mixed", reserve_output=False, block_tokens=16, memory_fraction=0.92
 )
 
 _EMPTY = fixed(Reply(headers=(("content-length", "0"),)))
@@ -389,10 +394,6 @@ PROTOCOL = ServerProtocol(
     ),
     bad_json=_bad_json,
     too_large=_failure(500),
-    not_found=Reply(b'{"detail":"Not Found"}', 404),
-    not_allowed=lambda methods: Reply(
-        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), ("content-type", "application/json"))
-    ),
     failure=_failure,
     overloaded=_overloaded,
     guarded=lambda path: path.startswith(("/v1", "/v2", "/inference")),

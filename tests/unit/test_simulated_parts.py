@@ -18,9 +18,8 @@ from loadgen.cli.sim import seconds
 from servers.simulated import ConfigError, tokenizer
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import FAULTS, Fault, FaultRule, fault_of, parse_fault, parse_rule
-from servers.simulated.state import SECONDS, TOKENS, Log, ServerState, exposition
+from servers.simulated.state import Histogram, Log, exposition
 from servers.simulated.stream import LATE_NS, Lateness, LogLine
-from servers.simulated.timing import Gauges
 from servers.wire.timer import LoopTimer, Timer, timer
 
 
@@ -129,13 +128,11 @@ def test_falling_behind_is_more_than_one_late_send_in_a_hundred() -> None:
 
 def test_metrics_text_is_read_back_by_an_independent_parser() -> None:
     """Cumulative buckets, sums, counts, and labels with quotes and backslashes."""
-    config = SimulatedConfig(server="tgi")
-    buckets = dict.fromkeys((*SECONDS, *TOKENS), (1.0, 2.0))
-    state = ServerState(config, 10, buckets, lambda: Gauges(0, 0, 0.0, 0))
+    values = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
-        state.metrics.histograms["e2e_s"].observe(value)
-    rows = (("c_total", "counter", "says", 3),)
-    page = exposition(state, "", {"model_name": 'a"b\\c'}, rows, {"h": ("e2e_s", "says")})
+        values.observe(value)
+    rows = (("h", "histogram", "says", values), ("c_total", "counter", "says", 3))
+    page = exposition("", {"model_name": 'a"b\\c'}, rows)
     found = {
         (sample.name, sample.labels.get("le")): sample.value
         for each in text_string_to_metric_families(page)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
+from servers.kinds import KINDS, any_of
 from workloads import arrivals, lengths, workload
 from workloads.syntax import WorkloadError
 
@@ -16,13 +28,28 @@ ANSWERS = "answers"
 """Output lengths that are those of a dataset's own answers."""
 
 
+def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Like a Literal, of names that are looked up when they are needed."""
+
+    def check(name: str) -> str:
+        if name not in (names := [*known()]):
+            raise PydanticCustomError("literal_error", "unknown", {"expected": any_of(map(repr, names))})
+        return name
+
+    return AfterValidator(check)
+
+
+ServerName = Annotated[str, _one_of(lambda: KINDS)]
+EndpointName = Annotated[str, _one_of(lambda: dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects))]
+
+
 class Plan(BaseModel):
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    server: Literal["vllm", "tgi", "lightllm", "openai"]
-    endpoint: Literal["completions", "chat", "generate"] | None = None
+    server: ServerName
+    endpoint: EndpointName | None = None
     url: str | None = None
     model: str | None = None
     arrivals: str = "burst"

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from typer import Option
 
 from loadgen.cli.quantities import seconds, span
+from servers.kinds import KINDS, any_of
 
-SERVERS = "vllm, tgi, lightllm or openai"
+SERVERS = any_of(KINDS)
 
 N = Annotated[int | None, Option("--n", help="How many requests; or sessions, where these are asked.")]
 Arrivals = Annotated[

@@ -15,7 +15,7 @@ from servers.kinds import any_of, simulated_kinds
 if TYPE_CHECKING:
     from servers.simulated.config import SimulatedConfig
 
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 
 SAME_NAME = (
     *("server", "host", "port", "model", "clock", "tokens_per_event", "speed", "gpu", "model_shape", "tensor_parallel"),

@@ -11,10 +11,11 @@ from typer import BadParameter, Exit, Option
 
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_USAGE
+from servers.kinds import any_of, simulated_kinds
 
 
 def sim(
-    server: Annotated[str, Option(help="Which server to be: vllm, tgi or lightllm.")],
+    server: Annotated[str, Option(help=f"Which server to be: {any_of(simulated_kinds())}.")],
     host: Annotated[
         str, Option(help="Address to listen on; other machines reach only what is not loopback.")
     ] = "127.0.0.1",

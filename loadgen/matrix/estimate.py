@@ -95,13 +95,13 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
 def _modelled_s(start: Start, run: Plan) -> float | None:
     """The burst on the simulated server's own model of this server and card, without sending anything."""
     from servers.hardware.roofline import roofline
-    from servers.simulated.config import SERVERS
+    from servers.kinds import simulated_kinds
     from servers.simulated.server import protocol_of
     from servers.simulated.timing import BatchingClock, Job
 
     options: Mapping[str, Any] = start.options
     gpu, shape = start.host.gpu or options.get("gpu"), start.model.shape or options.get("model_shape")
-    if not gpu or not shape or start.server.server not in SERVERS:
+    if not gpu or not shape or start.server.server not in simulated_kinds():
         return None
     policy = protocol_of(start.server.server).policy
     try:

@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 
 from servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
+from servers.kinds import simulated_kinds
 from servers.simulated import ConfigError
 from servers.simulated.faults import FaultRule, problem_of
 
 CLOCKS = ("script", "batching")
-SERVERS: dict[str, str] = {name: f"servers.simulated.{name}:PROTOCOL" for name in ("vllm", "tgi", "lightllm")}
-"""Every simulated server, and where its ServerProtocol is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class SimulatedConfig:
     """
 
     server: str
-    """One of SERVERS."""
+    """One of servers.kinds.simulated_kinds()."""
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free port."""
@@ -66,9 +65,9 @@ class SimulatedConfig:
             raise ConfigError("; ".join(problems))
 
     def _checks(self) -> tuple[tuple[str, bool], ...]:
-        limit = self.max_concurrent_requests
+        limit, kinds = self.max_concurrent_requests, simulated_kinds()
         return (
-            (f"server must be one of {', '.join(SERVERS)}, not {self.server!r}", self.server not in SERVERS),
+            (f"server must be one of {', '.join(kinds)}, not {self.server!r}", self.server not in kinds),
             (f"clock must be one of {', '.join(CLOCKS)}, not {self.clock!r}", self.clock not in CLOCKS),
             (f"port must be 0 to 65535, not {self.port}", not 0 <= self.port <= 65535),
             ("times must not be negative", min(self.ttft_s, self.itl_s, self.jitter_s) < 0),

@@ -21,8 +21,9 @@ from aiohttp import web
 
 from servers.hardware import HardwareError
 from servers.hardware.roofline import roofline
+from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError, StartError
-from servers.simulated.config import SERVERS, SimulatedConfig
+from servers.simulated.config import SimulatedConfig
 from servers.simulated.http import HttpServer, ServerProtocol, status
 from servers.simulated.state import Log, ServerState
 from servers.simulated.stream import LogLine, Pump
@@ -47,7 +48,7 @@ Ready = Callable[[str], None]
 
 def protocol_of(server: str) -> ServerProtocol:
     """What makes a simulated server this kind: the value that its kind names, imported when it is needed."""
-    module, _, name = SERVERS[server].partition(":")
+    module, _, name = KINDS[server].simulated.partition(":")
     protocol: ServerProtocol = getattr(importlib.import_module(module), name)
     return protocol
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers.hardware.roofline import Work
-from servers.simulated.config import SERVERS
+from servers.kinds import simulated_kinds
 from servers.simulated.server import protocol_of
 from servers.simulated.timing import UNLIMITED, BatchingClock, Gauges, Job, Policy
 
-POLICIES = {name: protocol_of(name).policy for name in SERVERS}
+POLICIES = {name: protocol_of(name).policy for name in simulated_kinds()}
 
 KV_TOKENS = 96
 IDLE = Gauges(running=0, waiting=0, kv_usage=0.0, preemptions=0)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.simulated.config import SERVERS, SimulatedConfig
+from servers.kinds import simulated_kinds
+from servers.simulated.config import SimulatedConfig
 from servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.server import protocol_of
 from servers.simulated.state import ServerState
@@ -46,8 +47,8 @@ def state_of(server: str) -> ServerState:
     return ServerState(config, LONGEST, protocol_of(server).buckets(LONGEST), lambda: Gauges(0, 0, 0.0, 0))
 
 
-STATES = {server: state_of(server) for server in SERVERS}
-ROUTES = [(server, path) for server in SERVERS for path in protocol_of(server).generate]
+STATES = {server: state_of(server) for server in simulated_kinds()}
+ROUTES = [(server, path) for server in simulated_kinds() for path in protocol_of(server).generate]
 
 
 @pytest.mark.parametrize(("server", "path"), ROUTES)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
-from loadgen.plan import Plan, from_catalog, plan_of, read_plan
+from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, plan_of, read_plan
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Server(_Strict):
     """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
 
     name: str = Field(pattern=WORD)
-    server: Literal["vllm", "tgi", "lightllm", "openai"] = "openai"
+    server: ServerName = "openai"
     """Which kind it is; the name by default."""
     launch: Launch | None = None
     """How it is started; as the whole matrix by default."""
-    endpoint: Literal["completions", "chat", "generate"] | None = None
+    endpoint: EndpointName | None = None
     options: dict[str, Any] = {}
 
     @model_validator(mode="before")
@@ -55,7 +55,7 @@ class HostChoice(_Strict):
     platform: str = Field("", max_length=60)
     """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
     gpu: str = ""
-    """The card's name in servers/simulated/data/gpu_specs.csv: for the estimate, and what a simulated server models."""
+    """The card's name in servers/hardware/gpus.csv: for the estimate, and what a simulated server models."""
     dcgm_url: str | None = None
     """A DCGM exporter on that host, which tells of its GPUs."""
     options: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Model(_Strict):
     path: str = ""
     """What a server is started with instead, such as a folder of this machine or a name on a hub."""
     shape: str = ""
-    """Its name in servers/simulated/data/model_shapes.csv: likewise."""
+    """Its name in servers/hardware/models.csv: likewise."""
     options: dict[str, Any] = {}
 
     @model_validator(mode="before")

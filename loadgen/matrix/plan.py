@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
-from loadgen.plan import Plan, from_catalog, plan_of, read_plan
+from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, plan_of, read_plan
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class _Named(_Strict):
 class Server(_Named):
     """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
 
-    server: Literal["vllm", "tgi", "lightllm", "openai"] = "openai"
+    server: ServerName = "openai"
     """Which kind it is; the name by default."""
     launch: Launch | None = None
     """How it is started; as the whole matrix by default."""
-    endpoint: Literal["completions", "chat", "generate"] | None = None
+    endpoint: EndpointName | None = None
 
     @model_validator(mode="before")
     @classmethod

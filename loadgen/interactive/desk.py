@@ -33,7 +33,7 @@ from loadgen.load import longest_of
 from loadgen.plan import Plan
 from servers.errors import LimitError, ServerError
 from servers.kinds import KINDS, any_of
-from servers.simulated.errors import SimulatedError
+from servers.simulated import SimulatedError
 from servers.wire.stamps import hold_stamps
 from workloads.prompts import PromptError
 from workloads.syntax import WorkloadError

@@ -10,7 +10,7 @@ from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.errors import DistributedError
 from loadgen.distributed.offsets import Offset, Sample, offset_of
-from loadgen.engine.counts import Counts
+from loadgen.engine.health import Counts
 
 SAMPLES_MOST = 10_000
 """At one exchange a second, the last hours."""

@@ -79,7 +79,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
-    """Worker to master, twice a second: the sums of loadgen.engine.counts.Counts, in its order."""
+    """Worker to master, twice a second: the sums of loadgen.engine.health.Counts, in its order."""
 
     counts: list[int]
     due: list[int]

@@ -19,7 +19,7 @@ from loadgen.distributed.prints import print_of
 from loadgen.distributed.token import VARIABLE, token_of
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
-from loadgen.engine.counts import Counts, total
+from loadgen.engine.health import Counts, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome

@@ -22,13 +22,12 @@ from loadgen import calibration, host
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
 from loadgen.engine.health import Health
-from loadgen.engine.part import PartFile
 from loadgen.gather import append, whole_lines
 from loadgen.interactive.beside import Beside
 from loadgen.interactive.figures import Figures
 from loadgen.interactive.setting import Setting
 from loadgen.record import ErrorKind, Record
-from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.runfile import Footer, Header, RunWriter, Telemetry
 from servers.kinds.base import Dialect
 from servers.wire.transport import Exchange
 from workloads.request import Request
@@ -92,7 +91,7 @@ class Ledger:
             telemetry=telemetry,
         )
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-        self._part = PartFile(folder / "run.jsonl")
+        self._part = RunWriter(folder / "run.jsonl")
         beside.begin(self.start_ns, folder)
 
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgen.engine.counts import Counts
+from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler
 from loadgen.errors import LoadgenError
 from loadgen.plan import Plan

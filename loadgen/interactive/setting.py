@@ -18,8 +18,8 @@ from servers.find import dialect_on, of_version
 from servers.kinds.base import Dialect, ServerFacts
 from servers.wire.connection import Target, target_of, tls_context
 from workloads import workload
-from workloads.material import Prompts
 from workloads.request import Request
+from workloads.workload import Prompts
 
 TEXTS = 2_000
 """Prompts built beforehand where the server takes text only; after them the first comes again."""

@@ -8,7 +8,7 @@ from typer import Option
 
 from loadgen.cli import options
 from loadgen.cli.assertions import Assertions, Goodput, Junit
-from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.output import output_of
 from loadgen.cli.run import drive
 
@@ -62,4 +62,4 @@ def burst(
 
     output = output_of(given)
     plan = plan_of(**{name: value for name, value in given.items() if name in Plan.model_fields and value is not None})
-    drive(plan, out, output, report=report, spread=asked_of(given))
+    drive(plan, out, output, report=report, spread=spread_of(given))

@@ -11,7 +11,7 @@ from typer import Exit, Option
 from loadgen.cli.quantities import seconds
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
 
 Distributed = Annotated[
     bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
@@ -34,17 +34,17 @@ BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0
 
 
-def asked_of(given: Mapping[str, Any]) -> Asked | None:
+def spread_of(given: Mapping[str, Any]) -> Spread | None:
     """How the run is spread by these options, or None for a run on this machine. Raises PlanError, DistributedError."""
     if not given["distributed"]:
         return None
-    from loadgen.distributed.address import address_of
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
+    from loadgen.distributed.peers import address_of
     from loadgen.errors import PlanError
 
     if given["expect_workers"] < 1:
         raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return Asked(given["expect_workers"], address_of(given["bind"], "--bind"), given["join_timeout_s"])
+    return Spread(given["expect_workers"], address_of(given["bind"], "--bind"), given["join_timeout_s"])
 
 
 def worker(
@@ -60,7 +60,7 @@ def worker(
     here or not the one named; 130 interrupted.
     """
     from loadgen.cli.output import Output
-    from loadgen.distributed.address import address_of
+    from loadgen.distributed.peers import address_of
     from loadgen.distributed.worker import serve
 
     output = Output(as_json=False, quiet=quiet)

@@ -10,11 +10,11 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli import options
 from loadgen.cli.assertions import Assertions, Goodput, Junit
-from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.output import Output, finish, output_of
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
@@ -77,10 +77,10 @@ def run(
     settings = {} if catalog is None else from_catalog(catalog)
     settings |= {} if plan is None else read_plan(plan)
     settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
-    drive(plan_of(**settings), out, output, report=report, spread=asked_of(given))
+    drive(plan_of(**settings), out, output, report=report, spread=spread_of(given))
 
 
-def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Asked | None = None) -> NoReturn:
+def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Spread | None = None) -> NoReturn:
     """Run a plan, as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import api
 
@@ -104,7 +104,7 @@ def repeats_of(asked: Plan) -> list[Plan]:
     ]
 
 
-def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Footer:
+def _run(asked: Plan, folder: Path, output: Output, spread: Spread | None) -> Footer:
     from loadgen import api
 
     command = ["loadgen", *sys.argv[1:]]

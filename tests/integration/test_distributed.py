@@ -86,7 +86,7 @@ def shout(port: str) -> None:
 
 
 def end_of(process: Process) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=90)
     assert "Traceback" not in err, err
     return process.returncode, out, err
 

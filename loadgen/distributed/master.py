@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen import api, host
+from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, offset_of
 from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
@@ -22,9 +22,8 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.counts import Counts
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import Share
+from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather
-from loadgen.load import bytes_of, load_of
 from loadgen.plan import Plan
 from loadgen.runfile import Footer, Header, Telemetry
 
@@ -58,7 +57,7 @@ class Machine:
     """Its host's name, and a number where several have the same."""
     folder: str
     host: dict[str, Any]
-    shares: Sequence[Share] = ()
+    tasks: Sequence[WorkerTask] = ()
     """Of its workers; none without a place in the run."""
     drawn: protocol.Drawn | None = None
     connecting: bool = False
@@ -75,7 +74,7 @@ class Machine:
     @property
     def workers(self) -> list[int]:
         """Their numbers."""
-        return [share.worker for share in self.shares]
+        return [task.worker for task in self.tasks]
 
     @property
     def over(self) -> bool:
@@ -98,18 +97,18 @@ class Machines:
     def __init__(
         self,
         link: Frames[Event],
-        places: Sequence[Sequence[Share]],
-        say: api.Say,
+        places: Sequence[Sequence[WorkerTask]],
+        say: prepare.Say,
         *,
         on_place: Callable[[Machine], None],
         on_piece: Callable[[Machine, protocol.Piece], None],
     ) -> None:
-        """`places` are the shares that each machine gets. `on_place` gets a machine with a place of its own."""
+        """`places` are the tasks that each machine gets. `on_place` gets a machine with a place of its own."""
         self.link = link
         self.port: int | None = None
         self.places: list[Machine | None] = [None] * len(places)
         self.started = False
-        self._shares = places
+        self._tasks = places
         self._on_place = on_place
         self._on_piece = on_piece
         self._known: dict[str, Machine] = {}
@@ -141,7 +140,7 @@ class Machines:
         """Tell everybody that it is over."""
         for node in self._joined:
             machine = self._known.get(node)
-            self.link.tell(protocol.Bye(reason, kept and machine is not None and bool(machine.shares)), node)
+            self.link.tell(protocol.Bye(reason, kept and machine is not None and bool(machine.tasks)), node)
 
     def counts(self) -> Counts:
         """Sums over the machines."""
@@ -212,7 +211,7 @@ class Machines:
 
     def _place(self, machine: Machine) -> None:
         place = self.places.index(None)
-        self.places[place], machine.shares = machine, self._shares[place]
+        self.places[place], machine.tasks = machine, self._tasks[place]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self.places)} machines")
         self._on_place(machine)
 
@@ -243,11 +242,11 @@ def _host_of(node: str) -> str:
 
 
 def run(
-    plan: Plan, spread: Spread, folder: Path, *, command: list[str], say: api.Say, on_progress: api.OnProgress
+    plan: Plan, spread: Spread, folder: Path, *, command: list[str], say: prepare.Say, on_progress: prepare.OnProgress
 ) -> Footer:
     """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
 
-    Raises DistributedError before anything is sent, and what `api.run` raises.
+    Raises DistributedError before anything is sent, and what `prepare.run` raises.
     """
     protocol.require_locust()
     bind = spread.bind.numeric
@@ -258,14 +257,14 @@ def run(
         )
     total = plan.model_copy(update={"workers": plan.workers * spread.machines})
     with (
-        api.prepared(total, folder, say) as (shares, header),
+        prepare.prepare(total, folder, say) as prepared,
         protocol.locust_process("master", bind.host, bind.port) as link,
     ):
-        host.make_folder(folder, bytes_of(plan, load_of(plan)))
-        header.command = command
-        master = Master(link, spread, shares, header, folder, say=say, on_progress=on_progress)
+        host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
+        prepared.header.command = command
+        master = Master(link, spread, prepared, folder, say=say, on_progress=on_progress)
         with master.interrupts.watched():
-            return master.run(api.sampler_of(total, header))
+            return master.run(prepare.sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
 
 
 class Master:
@@ -275,22 +274,22 @@ class Master:
         self,
         link: Frames[Event],
         spread: Spread,
-        shares: Sequence[Share],
-        header: Header,
+        prepared: prepare.Prepared,
         folder: Path,
         *,
-        say: api.Say,
-        on_progress: api.OnProgress,
+        say: prepare.Say,
+        on_progress: prepare.OnProgress,
     ) -> None:
         self.interrupts = Interrupts()
         self._spread = spread
-        self._header = header
+        self._header = prepared.header
         self._folder = folder
         self._say = say
         self._on_progress = on_progress
-        self._incoming = Incoming({share.worker: share.part for share in shares})
-        each = len(shares) // spread.machines
-        places = [shares[first : first + each] for first in range(0, len(shares), each)]
+        tasks = prepared.tasks
+        self._incoming = Incoming({task.worker: task.part for task in tasks})
+        each = len(tasks) // spread.machines
+        places = [tasks[first : first + each] for first in range(0, len(tasks), each)]
         self._machines = Machines(link, places, say, on_place=self._assign, on_piece=self._write)
 
     def run(self, sampler: Sampler) -> Footer:
@@ -354,7 +353,7 @@ class Master:
 
     def _assign(self, machine: Machine) -> None:
         plan = {**self._header.plan, "url": self._header.server["url"]}
-        self._machines.link.tell(protocol.Assign(plan, machine.workers[0], len(machine.shares)), machine.node)
+        self._machines.link.tell(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)
 
     def _check(self, machine: Machine) -> None:
         """The same server and the same bytes everywhere, or the run would be of something else."""
@@ -366,7 +365,7 @@ class Master:
                     f"{machine.name} finds another server at {self._header.server['url']}: {fact} {theirs}, not {ours}",
                     "Give a --url that leads every machine to the same server.",
                 )
-        ours = [fingerprint(share.requests(), share.dialect, share.model) for share in machine.shares]
+        ours = [fingerprint(task.requests(), task.dialect, task.model) for task in machine.tasks]
         if machine.drawn.fingerprints != ours:
             raise DistributedError(
                 f"{machine.name} draws other prompts from the same seed",
@@ -450,24 +449,25 @@ class Master:
         """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
         nobody else sends it."""
         offset = machine.offset(self._header.start_ns)
-        shares = machine.shares
-        measured = shares[0].due_ns is None or shares[0].conversations is not None
+        tasks = machine.tasks
+        measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.of_sessions
         convert = partial(converted, offset, self._header.start_ns, closed=measured)
-        known = machine.due or [0] * len(shares)
-        exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(shares)
-        for share, due, exit_ in zip(shares, known, exits, strict=True):
-            due_in_all = due if machine.ended else planned(share, due)
-            yield Outcome(share, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
+        known = machine.due or [0] * len(tasks)
+        exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
+        for task, due, exit_ in zip(tasks, known, exits, strict=True):
+            due_in_all = due if machine.ended else planned(task, due)
+            yield Outcome(task, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
 
 
 def _known_to(sample: ClockSample) -> dict[str, int]:
     return {"offset_ns": sample.offset_ns, "uncertainty_ns": sample.uncertainty_ns}
 
 
-def planned(share: Share, due: int) -> int:
+def planned(task: WorkerTask, due: int) -> int:
     """How many requests a worker would have sent in the end; `due` of them where only the clock was to end it."""
-    if share.until_ns is not None:
+    schedule = task.schedule
+    if schedule.until_ns is not None:
         return due
-    if share.due_ns is None or share.conversations is not None:
-        return sum(1 for _ in share.requests())
-    return len(share.due_ns)
+    if schedule.due_ns is None or task.prompts.of_sessions:
+        return sum(1 for _ in task.requests())
+    return len(schedule.due_ns)

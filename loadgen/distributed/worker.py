@@ -9,17 +9,16 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from loadgen import api, host
+from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, Outgoing
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
 from loadgen.engine.counts import Counts, total
-from loadgen.engine.worker import Share
+from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
-from loadgen.load import bytes_of, load_of
 from loadgen.plan import plan_of
 
 LISTEN_S = 0.05
@@ -110,11 +109,11 @@ class MasterSession:
             self.interrupts.count += 1
 
 
-def serve(master: Address, folder: Path, *, stay: bool, say: api.Say, on_progress: api.OnProgress) -> int:
+def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_progress: prepare.OnProgress) -> int:
     """Take part in one run, or with `stay` in one after the other; parts lie in a new folder below `folder` until the
     master has them. The exit code.
 
-    Raises DistributedError when this machine was not let in or could not deliver, and what `api.run` raises.
+    Raises DistributedError when this machine was not let in or could not deliver, and what `prepare.run` raises.
     """
     protocol.require_locust()
     token_of(os.environ)
@@ -136,7 +135,7 @@ def serve(master: Address, folder: Path, *, stay: bool, say: api.Say, on_progres
             raise DistributedError(session.bye.reason if session.bye is not None else session.gone)
 
 
-def _join(session: MasterSession, parts: Path, say: api.Say, *, stay: bool) -> None:
+def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
     """Until there is something to do. Returns without when this machine is not needed, and need not wait."""
     session.until(lambda: session.joined)
     if not session.joined:
@@ -151,18 +150,18 @@ def _join(session: MasterSession, parts: Path, say: api.Say, *, stay: bool) -> N
 
 
 def _take_part(
-    session: MasterSession, assign: protocol.Assign, parts: Path, say: api.Say, on_progress: api.OnProgress
+    session: MasterSession, assign: protocol.Assign, parts: Path, say: prepare.Say, on_progress: prepare.OnProgress
 ) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     part = None
     try:
         plan = plan_of(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
-        with api.prepared(plan, parts, say) as (shares, header):
-            host.make_folder(parts, bytes_of(plan, load_of(plan)) * assign.workers // plan.workers)
-            mine = shares[assign.first : assign.first + assign.workers]
+        with prepare.prepare(plan, parts, say) as prepared:
+            host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
+            mine = prepared.tasks[assign.first : assign.first + assign.workers]
             part = _Part(session, mine, on_progress)
-            prints = [fingerprint(share.requests(), share.dialect, share.model) for share in mine]
-            session.link.tell(protocol.Drawn(prints, header.server))
+            prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
+            session.link.tell(protocol.Drawn(prints, prepared.header.server))
             session.until(lambda: session.connect)
             outcomes = part.drive() if session.connect else []
     except Exception as error:
@@ -182,7 +181,7 @@ def _take_part(
                 "Copy its part files into the run's folder on the master, then `loadgen report` it.",
             )
     for outcome in outcomes:
-        for path in (outcome.share.part, outcome.rescued):
+        for path in (outcome.task.part, outcome.rescued):
             if path is not None:
                 path.unlink(missing_ok=True)
     parts.rmdir()
@@ -192,25 +191,25 @@ def _take_part(
 class _Part:
     """This machine's part of the run: the measuring engine, ordered about by the master."""
 
-    def __init__(self, session: MasterSession, shares: Sequence[Share], on_progress: api.OnProgress) -> None:
+    def __init__(self, session: MasterSession, tasks: Sequence[WorkerTask], on_progress: prepare.OnProgress) -> None:
         self.began = False
         self._session = session
-        self._shares = shares
+        self._tasks = tasks
         self._on_progress = on_progress
         self._told_s = 0.0
         self._ended_ns = 0
-        self._outgoing = session.outgoing = Outgoing({share.worker: share.part for share in shares}, session.link.tell)
+        self._outgoing = session.outgoing = Outgoing({task.worker: task.part for task in tasks}, session.link.tell)
 
     def drive(self) -> list[Outcome]:
         """Connect, wait for the start, and drive to the end."""
-        return coordinator.drive(self._shares, self._begin, self._session.interrupts, self._look, self._end)
+        return coordinator.drive(self._tasks, self._begin, self._session.interrupts, self._look, self._end)
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
         session = self._session
         for outcome in outcomes:
             if outcome.rescued is not None:
-                self._outgoing.append(outcome.share.worker, outcome.rescued)
+                self._outgoing.append(outcome.task.worker, outcome.rescued)
         while not session.over and not self._outgoing.pump(ended=True):
             session.listen(LISTEN_S)
         due, exits = [outcome.due for outcome in outcomes], [outcome.exit for outcome in outcomes]

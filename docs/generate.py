@@ -131,13 +131,13 @@ def _sections(name: str, command: Any, parent: Any) -> Iterator[str]:
     """One section per command, depth first. Untyped, because typer brings a click of its own in some versions."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     yield _section(command, context)
-    for part in getattr(command, "commands", {}):
-        yield from _sections(part, command.commands[part], context)
+    for part in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        yield from _sections(part, command.get_command(context, part), context)
 
 
 def _section(command: Any, context: Any) -> str:
     arguments = [each.name.upper() + "..." * (each.nargs != 1) for each in command.params if not _is_option(each)]
-    usage = " ".join([context.command_path, *(["COMMAND"] if hasattr(command, "commands") else []), *arguments])
+    usage = " ".join([context.command_path, *(["COMMAND"] if hasattr(command, "list_commands") else []), *arguments])
     rows = [f"| `{_code(_names(each))}` | {_text(_meaning(each))} |" for each in command.params]
     table = "\n".join(["| argument or option | meaning |", "| --- | --- |", *rows])
     says = (command.help or "").strip().replace("<", "&lt;")

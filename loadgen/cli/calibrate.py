@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 
 if TYPE_CHECKING:
     from analysis.calibration import Comparison

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Exit, Option, Typer
 
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_SERVER
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from loadgen.errors import EXIT_USAGE
 if TYPE_CHECKING:
     from servers.simulated.config import SimulatedConfig
 
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 
 SAME_NAME = (
     *("server", "host", "port", "model", "clock", "tokens_per_event", "speed", "gpu", "model_shape", "tensor_parallel"),

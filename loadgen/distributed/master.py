@@ -25,7 +25,7 @@ from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather
 from loadgen.plan import Plan
-from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.runfile import Footer, Telemetry
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000

@@ -3,8 +3,8 @@
 Records go to the file as requests end and are flushed once a second, so what a killed process loses is a second. The
 file begins with its header and needs no gathering: `loadgen report` and `compare` read it while the run goes on.
 
-Figures are exact, by the definitions of analysis.metrics. Nothing is put into buckets: of each metric the newest samples
-are kept, up to a limit that is stated beside the figure as soon as it is reached; the run file keeps everything.
+Figures are exact, by the definitions of analysis.metrics. Nothing is put into buckets: of each metric the newest
+samples are kept, up to a limit that is stated beside the figure as soon as it is reached; the run file keeps all.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class LiveFigures:
             records, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
             frame = frame_of(records)
             self.send_late.extend((frame.sent_ns - frame.due_ns)[frame.sent] / 1e9)
-            self.first_off.extend(first_off_s(frame))
+            self.first_off.extend(first_off_s(frame)[frame.sampled & ~np.isnan(frame.first_ns)])
             for name, samples in self.samples.items():
                 values = SHOWN[name].values(frame)
                 samples.extend(values)
@@ -281,13 +281,15 @@ class LiveRun:
 
     def latency(self) -> list[dict[str, Any]]:
         """Of each metric its name, title and exact figures. Sorted in another thread: the loop goes on meanwhile."""
-        return self._cached("latency", self._described)
+        found: list[dict[str, Any]] = self._cached("latency", self._described)
+        return found
 
     def client(self) -> dict[str, Any]:
         """Whether the client was a bottleneck so far: named and judged as `client` of summary.json, whose limits and
         formulas these are. The first second is left out of `cpu_share`, as there is no whole second to speak of."""
         latency = {row["name"]: row for row in self.latency()}
-        return self._cached("client", lambda: self._judged(latency))
+        found: dict[str, Any] = self._cached("client", lambda: self._judged(latency))
+        return found
 
     def _cached(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` gave within the last second; several pages may ask, and it is not made twice at a time."""
@@ -318,7 +320,7 @@ class LiveRun:
         kernel = self._stamps == "kernel"
         late_s = np.sort(figures.send_late.copy())
         passed_s = (time.monotonic_ns() - self.start_ns) / 1e9
-        found = {
+        found: dict[str, Any] = {
             "stamps": self._stamps,
             "late_p50_s": late_percentile_s(self._late, 0.50) if kernel else None,
             "late_p99_s": late_percentile_s(self._late, 0.99) if kernel else None,
@@ -336,8 +338,8 @@ class LiveRun:
         own = own_error(found)
         if own is not None:
             off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)
-            off_s = median_off_s(figures.samples["ttft_s"].copy(), off_s)
-            found |= {"error_ttft_p50_s": own.stamp_s + off_s, "error_bar_e2e_s": own.stamp_s}
+            median_s = median_off_s(figures.samples["ttft_s"].copy(), off_s)
+            found |= {"error_ttft_p50_s": own.stamp_s + median_s, "error_bar_e2e_s": own.stamp_s}
         return {**found, "reasons": reasons({**found, **beside(found, latency)})}
 
 

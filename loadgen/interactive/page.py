@@ -11,6 +11,7 @@ import ipaddress
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ def extend(web_ui: Any, session: LocustSession) -> None:
     app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui, base))
     # The first of them runs last: after flask_cors has put its header on.
     app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
-    app.add_url_rule(f"{base}/loadgen/live", "loadgen_live", web_ui.auth_required_if_enabled(lambda: _live(session)))
-    app.add_url_rule(f"{base}/loadgen/report", "loadgen_report", web_ui.auth_required_if_enabled(lambda: _report(session)))
-    app.add_url_rule(f"{base}/loadgen/run", "loadgen_run", web_ui.auth_required_if_enabled(lambda: _run(session)))
+    for name, answer in (("live", _live), ("report", _report), ("run", _run)):
+        view = web_ui.auth_required_if_enabled(partial(answer, session))
+        app.add_url_rule(f"{base}/loadgen/{name}", f"loadgen_{name}", view)
     app.add_url_rule(f"{base}/loadgen/<any(live.js, live.css):name>", "loadgen_asset", _asset)
 
 
@@ -137,9 +138,7 @@ def _completed(answer: Response, session: LocustSession, base: str) -> Response:
 
 
 def _row(figure: dict[str, Any]) -> dict[str, Any]:
-    milliseconds = {
-        name: "" if figure[name] is None else f"{figure[name] * 1000:.3f}" for name in (*SHARES, "max")
-    }
+    milliseconds = {name: "" if figure[name] is None else f"{figure[name] * 1000:.3f}" for name in (*SHARES, "max")}
     return {"title": figure["title"], "n": figure["n"], **milliseconds}
 
 

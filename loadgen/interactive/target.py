@@ -49,6 +49,7 @@ READ, WRITE = 1, 2  # of libev
 ONE_LOOK_S = 1e-6
 """A timer is only looked at after the sockets; a sleep of 0 s is not one."""
 
+
 def interactive_plan(options: Mapping[str, Any]) -> Plan:
     """The Plan of these options (names as the Plan's fields). Raises PlanError that names every mistake."""
     return plan_of(**{**options, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})

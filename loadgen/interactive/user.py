@@ -23,10 +23,10 @@ from typing import Any
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
-from loadgen.interactive.target import LiveTarget, UserConnection
 from loadgen.interactive.live_run import LiveRun, detail_of
 from loadgen.interactive.page import extend
 from loadgen.interactive.session import EXPECTED, SESSION
+from loadgen.interactive.target import LiveTarget, UserConnection
 from loadgen.record import Record
 from servers.kinds.base import Dialect
 from servers.wire.connection import Connection

@@ -241,6 +241,8 @@ class Frames(Generic[T]):
         self._socket = sock
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._read = bytearray()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._sending = threading.Lock()  # of greenlets in a Locust process: what is long goes out in several pieces
 
     def post(self, message: Message) -> None:
@@ -256,8 +258,8 @@ class Frames(Generic[T]):
     def receive(self, timeout_s: float | None = None) -> T | None:
         """The next message, or None when none came in time. Raises EOFError when the other end is gone."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (message := self._whole()) is None:
-            if deadline is not None and not self._readable(deadline - time.monotonic()):
+        while (end := self._end()) is None:
+            if deadline is not None and not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return None
             try:
                 piece = self._socket.recv(1 << 18)
@@ -266,7 +268,9 @@ class Frames(Generic[T]):
             if not piece:
                 raise EOFError
             self._read += piece
-        return message
+        body = bytes(self._read[_LENGTH.size : end])
+        del self._read[:end]
+        return self._decoder.decode(body)
 
     def available(self, timeout_s: float) -> Iterator[T]:
         """What has come; waits so long at most for the first of it. Raises EOFError when the other end is gone."""
@@ -279,22 +283,14 @@ class Frames(Generic[T]):
         """The other end sees it."""
         self._socket.close()
 
-    def _whole(self) -> T | None:
+    def _end(self) -> int | None:
+        """Of the first message in what was read, once all of it is there."""
         if len(self._read) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._read)
         assert length <= FRAME_BYTES_MOST
-        end = _LENGTH.size + length
-        if len(self._read) < end:
-            return None
-        body = bytes(self._read[_LENGTH.size : end])
-        del self._read[:end]
-        return self._decoder.decode(body)
-
-    def _readable(self, timeout_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+        end: int = _LENGTH.size + length
+        return end if len(self._read) >= end else None
 
 
 @contextlib.contextmanager

@@ -62,15 +62,20 @@ def ui(
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Say how long with --run-time.")
+    from loadgen.interactive import interactive_plan, locust_option
+
+    interactive_plan(settings)  # mistakes are told before anything is started
     output, report = _output(**shared)
     page = ["--web-host", host, "--web-port", str(port)]
     if headless:
         page = ["--headless", "--only-summary", "--stop-timeout", str(LAST_ANSWERS_S)]
     until = [] if run_time_s is None else ["--run-time", str(max(1, round(run_time_s)))]
     load = ["--users", str(users), "--spawn-rate", str(spawn_rate)]
-    ours = _arguments(settings | ({} if out is None else {"out": out}))
+    ours = {locust_option(name): value for name, value in (settings | ({"out": out} if out else {})).items()}
+    options = [name if value is True else f"{name}={value}" for name, value in ours.items() if value is not False]
     session = _drive(
-        ["-f", str(locustfile or LOCUSTFILE), *page, *until, *load, *ours], quiet=shared["quiet"] or shared["as_json"]
+        ["-f", str(locustfile or LOCUSTFILE), *page, *until, *load, *options],
+        quiet=shared["quiet"] or shared["as_json"],
     )
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
@@ -81,16 +86,6 @@ def ui(
             output.say(str(folder / "run.jsonl"))
         raise Exit(EXIT_OK)
     raise Exit(finish(output, session.folders[0], report=report))
-
-
-def _arguments(settings: dict[str, Any]) -> list[str]:
-    """Options that our users add to Locust's."""
-    from loadgen.plan import option_name
-
-    named = {option_name(name): value for name, value in settings.items() if value is not False}
-    if "--timeout" in named:
-        named["--request-timeout"] = named.pop("--timeout")
-    return [text for name, value in named.items() for text in ((name,) if value is True else (name, str(value)))]
 
 
 def _drive(arguments: list[str], *, quiet: bool) -> LocustSession:

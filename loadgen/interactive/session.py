@@ -24,10 +24,10 @@ from locust import events
 from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError
-from loadgen.interactive import target as targets
+from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import LiveRun
-from loadgen.interactive.target import HubPoller, LiveTarget, Turns
-from loadgen.plan import Plan, option_name, run_options
+from loadgen.interactive.target import HubPoller, LiveTarget, Turns, find_target
+from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
 from servers.simulated.errors import SimulatedError
@@ -93,9 +93,9 @@ class LocustSession:
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
         """The Plan of the command line, or of these fields of the start form. Raises PlanError."""
         given = vars(self._environment.parsed_options)
-        settings = {field: given[_destination(field)] for field in _fields("start", "form")}
+        settings = {field: given[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
-        return targets.interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
+        return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
     def same_workload(self, plan: Plan) -> bool:
         """Whether this plan asks what the running one does."""
@@ -113,8 +113,8 @@ class LocustSession:
 
     def move(self, url: str) -> None:
         """Ask another server from the next start on. Raises ServerError, PlanError."""
-        plan = targets.interactive_plan(self.plan().model_dump() | {"url": url})
-        self.target = targets.find(plan, self._stack, LOG.info)
+        plan = interactive_plan(self.plan().model_dump() | {"url": url})
+        self.target = find_target(plan, self._stack, LOG.info)
         self._environment.parsed_options.url = url
 
     def fail(self, error: Exception) -> None:
@@ -132,7 +132,7 @@ class LocustSession:
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
         try:
             plan = self.plan()
-            self.target = targets.find(plan, self._stack, LOG.info)
+            self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)
             host.allow_open_files(CONNECTIONS)
         except EXPECTED as error:  # end as every command ends that cannot begin; Locust itself would say less
@@ -217,17 +217,12 @@ def _fields(*when: str) -> list[str]:
     return [name for name, option in run_options().items() if option.interactive in when]
 
 
-def _destination(field: str) -> str:
-    """What a field is called among Locust's options, which have a timeout of their own."""
-    return "request_timeout" if field == "timeout_s" else option_name(field).removeprefix("--").replace("-", "_")
-
-
 def _add_options(parser: Any, **_: Any) -> None:
     for name, option in run_options().items():
         if option.interactive is None:
             continue
         field = Plan.model_fields[name]
-        flag = "--" + _destination(name).replace("_", "-")
+        flag = locust_option(name)
         text = option.help.replace("%", "%%")
         if field.annotation is bool:
             parser.add_argument(flag, action="store_true", help=text, include_in_web_ui=False)

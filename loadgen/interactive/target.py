@@ -28,7 +28,7 @@ from gevent.lock import BoundedSemaphore
 
 from loadgen import prepare
 from loadgen.errors import PlanError
-from loadgen.plan import Plan, plan_of
+from loadgen.plan import Plan
 from servers.count import connect as tokenizer_of
 from servers.find import ServerFacts
 from servers.kinds.base import Dialect
@@ -42,17 +42,11 @@ from workloads.request import Request
 
 TEXTS = 2_000
 """Prompts built beforehand where the server takes text only; after them the first comes again."""
-WEEK_S = 7 * 86_400
 SIMULATED_STREAMS = 4_000
 SIMULATED_TOKENS = 32_768
 READ, WRITE = 1, 2  # of libev
 ONE_LOOK_S = 1e-6
 """A timer is only looked at after the sockets; a sleep of 0 s is not one."""
-
-
-def interactive_plan(options: Mapping[str, Any]) -> Plan:
-    """The Plan of these options (names as the Plan's fields). Raises PlanError that names every mistake."""
-    return plan_of(**{**options, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
 
 
 @dataclass(slots=True)
@@ -118,7 +112,7 @@ class LiveTarget:
         return replace(self, _draws={}, _ids=count())
 
 
-def find(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
+def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
     """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`.
 
     Raises servers.errors.ServerError.

@@ -25,7 +25,8 @@ from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather
 from loadgen.plan import Plan
-from loadgen.runfile import Footer, Telemetry
+from loadgen.runfile import Footer, Telemetry, stamp_facts
+from servers.wire.stamps import common
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000
@@ -388,8 +389,8 @@ class Master:
         clocks = ClockPairs()
         start_ns = self._header.start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
         self._header.start_realtime_ns = clocks.to_realtime(start_ns)
-        stamps = {machine.ready.stamps for machine in machines if machine.ready is not None}
-        self._header.client["stamps"] = "kernel" if stamps == {"kernel"} else "user"
+        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
+        self._header.client["stamps"], self._header.stamps = stamps, stamp_facts(stamps)
         self._header.client["machines"] = [
             {"name": machine.name, "workers": machine.workers, "host": machine.host}
             | _known_to(machine.offset(start_ns).before)

@@ -36,9 +36,10 @@ from loadgen.engine.part import PartFile
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.gather import append, whole_lines
 from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
-from loadgen.record import Record
-from loadgen.runfile import Footer, Telemetry
+from loadgen.record import ErrorKind, Record
+from loadgen.runfile import Footer, Telemetry, load_facts, stamp_facts
 from servers.kinds.base import Dialect
+from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads.arrivals import Interactive
 from workloads.request import Request
@@ -171,7 +172,7 @@ class LiveRun:
     """Takes what users did, from the start of a run to its end."""
 
     def __init__(
-        self, folder: Path, target: LiveTarget, *, stamps: str, command: Sequence[str], sampler: SamplerProcess
+        self, folder: Path, target: LiveTarget, *, stamps: StampSource, command: Sequence[str], sampler: SamplerProcess
     ) -> None:
         host.make_folder(folder, ROOM_BYTES)
         dialect = target.dialect(None)
@@ -196,7 +197,9 @@ class LiveRun:
         header.start_realtime_ns = self._clocks.to_realtime(self.start_ns)
         header.command = list(command)
         header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
-        header.client |= {"stamps": stamps, "calibration": calibration.recall(header.host, lambda _: None)}
+        header.load = load_facts(header.plan["arrivals"], target.plan.workload)
+        header.stamps = stamp_facts(stamps.name)
+        header.client |= {"stamps": stamps.name, "calibration": calibration.recall(header.host, lambda _: None)}
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
         self._part = PartFile(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
@@ -204,11 +207,11 @@ class LiveRun:
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
         """A request that was sent and has ended."""
         self.in_flight.discard(exchange)
-        record = record_of(exchange, request, dialect, self._clocks, self.start_ns, self._health)
+        record = record_of(exchange, request, dialect, self._clocks, self.start_ns, self._health, self._stamps)
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 
-    def give_up(self, request: Request, due_ns: int, kind: str, detail: str) -> Record:
+    def give_up(self, request: Request, due_ns: int, kind: ErrorKind, detail: str) -> Record:
         """A request of which nothing was sent."""
         record = Record(
             id=request.id,
@@ -234,7 +237,8 @@ class LiveRun:
     def sample(self, users: int) -> None:
         """Once a second: read the clocks, write the client's health, flush, and draw one point of the charts."""
         self._clocks.take()
-        values = self._health.sample() | {"clock_disagreement_ns": self._clocks.disagreement_ns}
+        values = self._health.sample() | self._stamps.counts()
+        values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._add_health(values)
         self._part.add(
             Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values={**values, "users": users})
@@ -317,13 +321,13 @@ class LiveRun:
 
     def _judged(self, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         totals, figures = self._totals, self.figures
-        kernel = self._stamps == "kernel"
+        exact = self._stamps.exact
         late_s = np.sort(figures.send_late.copy())
         passed_s = (time.monotonic_ns() - self.start_ns) / 1e9
         found: dict[str, Any] = {
-            "stamps": self._stamps,
-            "late_p50_s": late_percentile_s(self._late, 0.50) if kernel else None,
-            "late_p99_s": late_percentile_s(self._late, 0.99) if kernel else None,
+            "stamps": self._stamps.name,
+            "late_p50_s": late_percentile_s(self._late, 0.50) if exact else None,
+            "late_p99_s": late_percentile_s(self._late, 0.99) if exact else None,
             "coalesced_share": figures.coalesced_reads / max(1, figures.reads),
             "send_late_p99_s": percentile(late_s, 0.99) if len(late_s) else None,
             "clock_step_s": clock_step_s(self._clocks.disagreement_ns / 1e9, passed_s),

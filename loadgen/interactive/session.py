@@ -30,8 +30,8 @@ from loadgen.interactive.target import HubPoller, LiveTarget, Turns, find_target
 from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
-from servers.simulated.errors import SimulatedError
-from servers.wire.stamps import hold_stamps
+from servers.simulated import SimulatedError
+from servers.wire.stamps import PLAIN, StampSource, open_source
 from workloads.prompts import PromptError
 from workloads.syntax import WorkloadError
 
@@ -58,12 +58,12 @@ class LocustSession:
         self.output_tokens = 128
         self.command = list(sys.argv)
         """What the Run says it was made with."""
+        self.stamps: StampSource = PLAIN
         self.poller = HubPoller()
         self.turns = Turns()
         self._environment: Any = None
         self._extend: Callable[[Any, LocustSession], None] | None = None
         self._stack = ExitStack()
-        self._stamps = "user"
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
         """Waits for the next run."""
@@ -141,10 +141,8 @@ class LocustSession:
             self.failed = error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
-        held = hold_stamps() if plan.stamps == "kernel" else None
-        if held is not None:
-            self._stack.callback(held.close)
-            self._stamps = "kernel"
+        self.stamps = open_source(plan.stamps)
+        self._stack.callback(self.stamps.close)
         if environment.web_ui and self._extend is not None:
             self._extend(environment.web_ui, self)
         else:
@@ -174,7 +172,7 @@ class LocustSession:
             folder = folder.with_name(f"{folder.name}-{number}")
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
-            self.run = LiveRun(folder, target, stamps=self._stamps, command=self.command, sampler=sampler)
+            self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
         except BaseException:
             sampler.close()
             raise

@@ -30,11 +30,11 @@ from loadgen import prepare
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from servers.count import connect as tokenizer_of
-from servers.find import ServerFacts
-from servers.kinds.base import Dialect
+from servers.find import dialect_on, of_version
+from servers.kinds.base import Dialect, ServerFacts
 from servers.wire.connection import READ_BYTES, Connection, Target, target_of
 from servers.wire.poller import Poller
-from servers.wire.stamps import stamp_reads
+from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
 from workloads.material import Prompts
@@ -67,11 +67,11 @@ class LiveTarget:
     def dialect(self, endpoint: str | None) -> Dialect:
         """The server's dialect on an endpoint, as its version speaks it.
 
-        Raises PlanError where it has none, VersionError where it is known to mislead there and nobody forced it.
+        Raises EndpointError where it has none, VersionError where it is known to mislead there and nobody forced it.
         """
-        found = prepare.dialect_of(self.plan, endpoint or self.plan.endpoint)
+        found = dialect_on(self.plan.server, endpoint or self.plan.endpoint)
         if found.endpoint not in self._dialects:
-            self._dialects[found.endpoint] = prepare.of_version(found, self.facts, self.say, force=self.plan.force)
+            self._dialects[found.endpoint] = of_version(found, self.facts, self.say, force=self.plan.force)
         return self._dialects[found.endpoint]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
@@ -206,10 +206,10 @@ class Turns:
 class UserConnection:
     """One user's connection and the Exchanges on it, one after another."""
 
-    def __init__(self, poller: HubPoller, target: LiveTarget) -> None:
+    def __init__(self, poller: HubPoller, target: LiveTarget, stamps: StampSource) -> None:
         self._poller = poller
         self._timeout_s = target.plan.timeout_s
-        self._connect = partial(connect, target.address, self._timeout_s, stamped=target.plan.stamps == "kernel")
+        self._connect = partial(connect, target.address, self._timeout_s, stamps)
         self._idle: Connection | None = None
 
     def open(self) -> None:
@@ -255,7 +255,7 @@ class UserConnection:
             self._idle = None
 
 
-def connect(target: Target, timeout_s: float, *, stamped: bool) -> Connection:
+def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection:
     """Open one connection, TLS handshake included, while other greenlets run. Raises OSError."""
     sock = gevent_socket.socket(target.family, socket.SOCK_STREAM)
     try:
@@ -266,8 +266,7 @@ def connect(target: Target, timeout_s: float, *, stamped: bool) -> Connection:
         if target.tls is not None:
             _handshake(connection, target.tls, target.host)
         sock.setblocking(False)
-        if stamped:
-            stamp_reads(cast("socket.socket", sock))
+        stamps.watch(cast("socket.socket", sock))
     except BaseException:
         sock.close()
         raise

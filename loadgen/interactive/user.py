@@ -59,7 +59,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         super().__init__(environment)
         target = SESSION.target
         assert target is not None
-        self._connection = UserConnection(SESSION.poller, target)
+        self._connection = UserConnection(SESSION.poller, target, SESSION.stamps)
 
     def on_start(self) -> None:
         """Connect before the first request, as a burst does."""

@@ -30,7 +30,7 @@ from analysis.stamp_errors import first_off_s, median_off_s
 from analysis.stats import DECIMALS, percentile
 from loadgen import calibration, host, prepare
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of
+from loadgen.engine.decode import record_of, unsent
 from loadgen.engine.health import Health
 from loadgen.engine.part import PartFile
 from loadgen.engine.sampler import SamplerProcess
@@ -213,15 +213,7 @@ class LiveRun:
 
     def give_up(self, request: Request, due_ns: int, kind: ErrorKind, detail: str) -> Record:
         """A request of which nothing was sent."""
-        record = Record(
-            id=request.id,
-            state="failed",
-            error_kind=kind,
-            error_detail=detail,
-            prompt_tokens_asked=request.input_tokens,
-            output_tokens_asked=request.output_tokens,
-        )
-        return self._add(record, due_ns)
+        return self._add(unsent(request, kind, detail), due_ns)
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns

@@ -12,16 +12,102 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgen.record import Record
 
+if TYPE_CHECKING:
+    from servers.kinds.base import ServerKind
+
 FORMAT = 1
+
+
+class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the arrivals are, as data: nobody reads their text again. Of older runs it is filled in as they are read."""
+
+    kind: str = ""
+    """First word of their canonical text, a key of workloads.arrivals.KINDS; or `interactive`."""
+    text: str = ""
+    """How they describe themselves, such as `all at once` or `20 per second (Poisson)`."""
+    open_loop: bool = True
+    """Whether instants were due that no answer moved."""
+    burst: bool = False
+    """Whether all requests were due at one instant."""
+    finite: bool = False
+    """Whether they end by themselves, as a ramp or a trace does."""
+    steady: bool = False
+    """Whether one rate or number of clients held throughout, so that a plateau can be looked for."""
+    rate_per_s: float | None = None
+    """Requests per second that were promised; None: no one rate was."""
+    cv: float | None = None
+    """The coefficient of variation of the gaps that was promised."""
+    law: str = ""
+    """What gaps are drawn from: `gamma` of that rate and variation. Empty: no chance in them."""
+    clients: int = 0
+    """Of a closed loop."""
+    sessions: bool = False
+    """Whether arrivals, clients and n count sessions."""
+    turns: int = 1
+    """Turns of each session, where the plan says it."""
+    recorded: bool = False
+    """Whether the arrivals brought the lengths of their requests, as a trace does."""
+
+
+def load_facts(arrivals: str, workload: str) -> LoadFacts:
+    """From the canonical texts of a plan. A process that is not known here, as of a newer version, promises nothing."""
+    from workloads.arrivals import Arrivals, Interactive, parse
+    from workloads.syntax import WorkloadError
+
+    kind, _, rest = workload.partition(":")
+    sessions = kind == "multi-turn"
+    turns = rest.removeprefix("turns=").partition(",")[0] if sessions else ""
+    try:
+        named: Arrivals = Interactive() if arrivals == str(Interactive()) else parse(arrivals)
+    except WorkloadError:
+        named = Arrivals()
+    return LoadFacts(
+        kind=arrivals.partition(":")[0],
+        text=named.text if type(named) is not Arrivals else f"arriving as {arrivals}",
+        open_loop=named.open_loop,
+        burst=named.burst,
+        finite=named.finite,
+        steady=named.steady,
+        rate_per_s=named.promised_rate_per_s,
+        cv=named.promised_cv,
+        law=named.law,
+        clients=named.concurrency,
+        sessions=sessions,
+        turns=int(turns) if turns.isdecimal() else 1,
+        recorded=named.recorded,
+    )
+
+
+class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the run's arrival instants come from, as the source says it of itself (servers.wire.stamps)."""
+
+    name: str = ""
+    """As Records have it. A Record of another source than the run's is no better than user-space timestamps."""
+    title: str = ""
+    exact: bool = False
+    """Whether a stamp is right however late the process read."""
+    error_s: float | None = None
+    """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
+    by_read: bool = True
+    """Whether tokens that were read together share a stamp."""
+
+
+def stamp_facts(name: str) -> StampFacts:
+    """What the source of this name says of itself; of one that is not known here, the least."""
+    from servers.wire.stamps import PLAIN, SOURCES
+
+    source = SOURCES.get(name, PLAIN)
+    title = source.title if name in SOURCES else f"{name} timestamps"
+    return StampFacts(name=name, title=title, exact=source.exact, error_s=source.error_s, by_read=source.by_read)
 
 
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
@@ -40,16 +126,50 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """CLOCK_REALTIME at the same instant: what other logs are compared with."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
+    load: LoadFacts = LoadFacts()
+    """What the plan's arrivals are. Of runs from before this field it comes from the plan as they are read."""
     server: dict[str, Any]
-    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}."""
+    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
+    notes of its kind."""
+    stamps: StampFacts = StampFacts()
+    """Where arrival instants come from; of older runs filled in as they are read."""
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
-    """stamps (`kernel` or `user`), prompts (how their length was made exact), open_files; forced, where a version that
+    """stamps (the source's name), prompts (how their length was made exact), open_files; forced, where a version that
     misleads was measured all the same: why it does; of a run over several machines also machines: name, workers, host,
     offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
+
+    def __post_init__(self) -> None:
+        """Of a run from before `load` and `stamps`, or one made without."""
+        if not self.load.kind:
+            self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
+        if not self.stamps.name:
+            self.stamps = stamp_facts(str(self.client.get("stamps", "user")))
+
+    @property
+    def server_title(self) -> str:
+        """What people call this kind of server; its name where nobody knows the kind."""
+        known = self._kind()
+        return str(self.server.get("title") or (known.title if known else self._server_name))
+
+    @property
+    def server_notes(self) -> Mapping[str, Any]:
+        """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
+        known = self._kind()
+        return self.server.get("notes") or (known.notes if known else {})
+
+    @property
+    def _server_name(self) -> str:
+        return str(self.server.get("name") or self.plan.get("server") or "")
+
+    def _kind(self) -> ServerKind | None:
+        """The kind as it is known today, for runs that were written before the header said it."""
+        from servers.kinds import KINDS
+
+        return KINDS.get(self._server_name)
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):

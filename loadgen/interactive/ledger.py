@@ -27,7 +27,7 @@ from loadgen.gather import append, whole_lines
 from loadgen.interactive.beside import Beside
 from loadgen.interactive.figures import Figures
 from loadgen.interactive.setting import Setting
-from loadgen.record import Record
+from loadgen.record import ErrorKind, Record
 from loadgen.runfile import Footer, Header, Telemetry
 from servers.kinds.base import Dialect
 from servers.wire.transport import Exchange
@@ -102,7 +102,7 @@ class Ledger:
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 
-    def give_up(self, request: Request, due_ns: int, kind: str, detail: str) -> Record:
+    def give_up(self, request: Request, due_ns: int, kind: ErrorKind, detail: str) -> Record:
         """A request of which nothing was sent."""
         record = Record(
             id=request.id,

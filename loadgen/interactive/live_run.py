@@ -32,12 +32,11 @@ from loadgen import calibration, host, prepare
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
 from loadgen.engine.health import Health
-from loadgen.engine.part import PartFile
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.gather import append, whole_lines
 from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
 from loadgen.record import ErrorKind, Record
-from loadgen.runfile import Footer, Telemetry, load_facts, stamp_facts
+from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, stamp_facts
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
@@ -201,7 +200,7 @@ class LiveRun:
         header.stamps = stamp_facts(stamps.name)
         header.client |= {"stamps": stamps.name, "calibration": calibration.recall(header.host, lambda _: None)}
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-        self._part = PartFile(folder / "run.jsonl")
+        self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
 
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:

@@ -37,8 +37,8 @@ from servers.wire.poller import Poller
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
-from workloads.material import Prompts
 from workloads.request import Request
+from workloads.workload import Prompts
 
 TEXTS = 2_000
 """Prompts built beforehand where the server takes text only; after them the first comes again."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import pytest
 
 from workloads import lengths, workload
 from workloads.arrivals import Trace
-from workloads.material import Order, conversations, material, requests, warm_up
-from workloads.prompts import PromptError
+from workloads.prompts import COMMON_WORDS, PromptError
 from workloads.request import Request
 from workloads.syntax import WorkloadError
 from workloads.traces import BLOCK_TOKENS
-from workloads.words import COMMON_WORDS
+from workloads.workload import WorkloadSpec, prompts_for
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -44,16 +42,16 @@ class Counts:
         return list(self.known_ids) if text else []
 
 
-def order(given: str = "synthetic", *, output: str | None = "4", tokens: str = "30", **more: Any) -> Order:
+def order(given: str = "synthetic", *, output: str | None = "4", tokens: str = "30", **more: Any) -> WorkloadSpec:
     """Twenty requests, seed 3."""
     answers = lengths.parse(output) if output else None
-    return Order(workload.parse(given), lengths.parse(tokens), answers, **{"seed": 3, "n": 20} | more)
+    return WorkloadSpec(workload.parse(given), lengths.parse(tokens), answers, **{"seed": 3, "n": 20} | more)
 
 
-def drawn(asked: Order, *, token_ids: bool = True, server: Counts | None = None) -> list[Request]:
+def drawn(asked: WorkloadSpec, *, token_ids: bool = True, server: Counts | None = None) -> list[Request]:
     """The Requests when only a server counts."""
-    made = material(asked, token_ids=token_ids, local=None, server=server or Counts())
-    return list(requests(asked, made))
+    made = prompts_for(asked, token_ids=token_ids, local=None, server=server or Counts())
+    return list(made.requests())
 
 
 def size(request: Request) -> int:
@@ -84,15 +82,15 @@ def test_the_same_requests_each_time(given: str, token_ids: bool) -> None:
     """Drawing again gives the same bytes, and so does preparing anew; another seed gives others."""
     asked, other = order(given, tokens="uniform:20..40"), order(given, tokens="uniform:20..40", seed=4)
 
-    def prompts(asked: Order, made: workload.Material) -> list[Any]:
+    def prompts(made: workload.Prompts) -> list[Any]:
         if "multi-turn" in given:
-            return [turn.question for one in conversations(asked, made, chat=True) for turn in one.turns]
-        return [request.prompt for request in requests(asked, made)]
+            return [turn.question for one in made.conversations() for turn in one.turns]
+        return [request.prompt for request in made.requests()]
 
-    made, again = (material(asked, token_ids=token_ids, local=None, server=Counts()) for _ in range(2))
-    assert prompts(asked, made) == prompts(asked, made) == prompts(asked, again)
-    strange = prompts(other, material(other, token_ids=token_ids, local=None, server=Counts()))
-    assert not set(strange) & set(prompts(asked, made))
+    made, again = (prompts_for(asked, token_ids=token_ids, local=None, server=Counts()) for _ in range(2))
+    assert prompts(made) == prompts(made) == prompts(again)
+    strange = prompts(prompts_for(other, token_ids=token_ids, local=None, server=Counts()))
+    assert not set(strange) & set(prompts(made))
 
 
 @pytest.mark.parametrize("token_ids", [True, False])
@@ -141,24 +139,24 @@ def test_everything_is_asked_before_the_workers_start(given: str) -> None:
     """Texts, the counts of a dataset and those of sessions need no server any more once the material is made."""
     server = Counts()
     asked = order(given, output=None if "data" in given else "4", warmup=2)
-    made = material(asked, token_ids=False, local=None, server=server)
+    made = prompts_for(asked, token_ids=False, local=None, server=server)
     server.closed = True
-    draw = partial(conversations, chat=False) if "multi-turn" in given else requests
-    assert len(warm_up(asked, made)) == 2
-    assert list(draw(asked, made)) == list(draw(asked, made))
-    assert list(draw(asked, made))
+    draw = made.conversations if "multi-turn" in given else made.requests
+    assert len(made.warmup()) == 2
+    assert list(draw()) == list(draw())
+    assert list(draw())
 
 
 def test_ids_are_drawn_alike_in_forks() -> None:
     """A worker that begins to draw after the fork gets the prompts that its parent draws."""
     asked = order("shared-prefix:groups=3,tokens=10", tokens="uniform:20..40")
-    made = material(asked, token_ids=True, local=None, server=Counts())
+    made = prompts_for(asked, token_ids=True, local=None, server=Counts())
     context = multiprocessing.get_context("fork")
     theirs, sending = context.Pipe(duplex=False)
-    worker = context.Process(target=lambda: sending.send([request.prompt for request in requests(asked, made)]))
+    worker = context.Process(target=lambda: sending.send([request.prompt for request in made.requests()]))
     worker.start()
     assert theirs.poll(30)
-    assert theirs.recv() == [request.prompt for request in requests(asked, made)]
+    assert theirs.recv() == [request.prompt for request in made.requests()]
     worker.join(30)
 
 
@@ -166,28 +164,28 @@ def test_warm_up_shares_nothing_with_the_run() -> None:
     """Warm-up Requests have ids below zero and the order's lengths, and begin as none of the run's prompts does."""
     for token_ids in (True, False):
         asked = order(warmup=5)
-        made = material(asked, token_ids=token_ids, local=None, server=Counts())
-        warm = warm_up(asked, made)
+        made = prompts_for(asked, token_ids=token_ids, local=None, server=Counts())
+        warm = made.warmup()
         assert [(one.id, one.input_tokens, one.output_tokens, size(one)) for one in warm] == [
             (-1 - index, 30, 4, 30) for index in range(5)
         ]
-        beginnings = {tuple(units(one)[:2]) for one in (*warm, *requests(asked, made))}
+        beginnings = {tuple(units(one)[:2]) for one in (*warm, *made.requests())}
         assert len(beginnings) == 25
 
 
 def test_warm_up_of_a_dataset_is_synthetic() -> None:
     """A dataset's own questions stay unknown to the server; answers without a named length are 16 tokens."""
     asked = order(f"alpaca:{DATA / 'datasets/alpaca.json'}", output=None, warmup=3)
-    made = material(asked, token_ids=True, local=None, server=Counts())
-    warm = warm_up(asked, made)
+    made = prompts_for(asked, token_ids=True, local=None, server=Counts())
+    warm = made.warmup()
     assert [(size(one), one.output_tokens) for one in warm] == [(30, 16)] * 3
-    assert not {one.prompt for one in warm} & {one.prompt for one in requests(asked, made)}
+    assert not {one.prompt for one in warm} & {one.prompt for one in made.requests()}
 
 
 def test_ids_are_drawn_without_end() -> None:
     """A closed loop that only its duration ends needs no number of requests where prompts are ids."""
     asked = order(n=None)
-    endless = requests(asked, material(asked, token_ids=True, local=None, server=Counts()))
+    endless = prompts_for(asked, token_ids=True, local=None, server=Counts()).requests()
     assert len({next(endless).prompt for _ in range(500)}) == 500
 
 
@@ -201,40 +199,40 @@ def test_texts_need_an_end() -> None:
 
 def test_no_more_texts_than_prepared() -> None:
     """Asking for a prompt that nobody ordered is an error, not another prompt."""
-    made = material(order(), token_ids=False, local=None, server=Counts())
-    assert made.prompt(19, 30)
+    made = prompts_for(order(), token_ids=False, local=None, server=Counts())
+    assert made.source.prompt(19, 30)
     with pytest.raises(WorkloadError, match="no text was prepared for prompt 20"):
-        made.prompt(20, 30)
+        made.source.prompt(20, 30)
 
 
 def test_n_counts_sessions() -> None:
     """7 sessions of 3 turns are 21 requests, and warm-up is none of their questions."""
     asked = order("multi-turn:turns=3,think=2s", warmup=4, n=7)
-    made = material(asked, token_ids=True, local=None, server=Counts())
-    found = list(conversations(asked, made, chat=True))
+    made = prompts_for(asked, token_ids=True, local=None, server=Counts())
+    found = list(made.conversations())
     assert [one.first_id for one in found] == [0, 3, 6, 9, 12, 15, 18]
     questions = {turn.question for one in found for turn in one.turns}
     assert len(questions) == 21
-    assert not questions & {one.prompt for one in warm_up(asked, made)}
+    assert not questions & {one.prompt for one in made.warmup()}
     assert {turn.input_tokens for one in found for turn in one.turns} == {30}
 
 
 def test_requests_and_sessions_are_not_mistaken_for_each_other() -> None:
     """Asking a workload of sessions for Requests, or the other way round, says what to do."""
     asked = order("multi-turn:turns=3")
-    made = material(asked, token_ids=False, local=None, server=Counts())
+    made = prompts_for(asked, token_ids=False, local=None, server=Counts())
     with pytest.raises(WorkloadError, match="follow its answers"):
-        requests(asked, made)
+        made.requests()
     with pytest.raises(WorkloadError, match="synthetic has no sessions"):
-        conversations(order(), made, chat=True)
+        prompts_for(order(), token_ids=False, local=None, server=Counts()).conversations()
 
 
 def test_counts_of_a_dataset_include_what_the_server_adds() -> None:
     """A tokenizer file that knows no chat template is corrected by what two samples show."""
     asked = order(f"alpaca:{DATA / 'datasets/alpaca.json'}")
     server = Counts(21, generates=True)
-    made = material(asked, token_ids=False, local=Counts(words=COMMON_WORDS), server=server)
-    assert [request.input_tokens for request in requests(asked, made)] == [27, 23]
+    made = prompts_for(asked, token_ids=False, local=Counts(words=COMMON_WORDS), server=server)
+    assert [request.input_tokens for request in made.requests()] == [27, 23]
     assert len(server.asked) == 2
 
 

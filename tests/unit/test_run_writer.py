@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.engine.part import PartFile
 from loadgen.record import Record
+from loadgen.runfile import RunWriter
 
 RECORDS = [Record(id=index, state="complete") for index in range(3)]
 LINES = b"".join(msgspec.json.encode(record) + b"\n" for record in RECORDS)
@@ -13,7 +13,7 @@ LINES = b"".join(msgspec.json.encode(record) + b"\n" for record in RECORDS)
 
 def test_lines_are_on_disk_after_a_flush(tmp_path: Path) -> None:
     """What was added is readable by others once flushed; nothing is rescued."""
-    part = PartFile(tmp_path / "part")
+    part = RunWriter(tmp_path / "part")
     for record in RECORDS:
         part.add(record)
     part.flush()
@@ -23,7 +23,7 @@ def test_lines_are_on_disk_after_a_flush(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """What the disk refuses stays pending, with the reason, and goes to the rescue file at the end."""
-    part = PartFile(Path("/dev/full"))
+    part = RunWriter(Path("/dev/full"))
     for record in RECORDS:
         part.add(record)
     part.flush()

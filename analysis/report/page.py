@@ -177,7 +177,7 @@ def _gap_unit(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _chart(name: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     medians = [summary["latency"][name]["p50"] for summary in summaries]
     factor, unit = words.scale_of(max((median for median in medians if median is not None), default=None))
-    return {"name": name, "title": METRICS[name].title, "short": words.NAMES[name], "factor": factor, "unit": unit}
+    return {"name": name, "title": METRICS[name].title, "short": METRICS[name].short, "factor": factor, "unit": unit}
 
 
 def _mark(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -38,14 +38,14 @@ one, other, folder = sys.argv[1:]
 kept = ("--assert", "ttfb.p50 < 100s", "--goodput", "ttfb < 100s")
 found = {
     "summary": json.loads(command("report", one, *kept, "--json")),
-    "comparison": json.loads(command("compare", one, other, "--json", "--anyway", "--fail-if", "ttfb.p50 worse by 1000%")),
+    "comparison": json.loads(command("compare", one, other, "--json", "--fail-if", "ttfb.p50 worse by 1000%")),
     "page": open(one + "/report.html", encoding="utf-8").read(),
 }
 command("export", one, "--csv", folder)
 sys.path.insert(0, "docs")
 import generate
-from loadgen.interactive.live_run import SHOWN
-found |= {"docs": generate.metrics(), "live": list(SHOWN), "export_docs": generate.exported()}
+from loadgen.interactive.live_run import LiveFigures
+found |= {"docs": generate.metrics(), "live": list(LiveFigures().metrics), "export_docs": generate.exported()}
 json.dump(found, sys.stdout)
 """
 

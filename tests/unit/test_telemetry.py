@@ -12,7 +12,7 @@ from analysis import words
 from analysis.gather import frame_of_run
 from analysis.memory import memory, sentences
 from analysis.metrics import summarise
-from analysis.summary import CounterCheck, GpuMemory, HostMemory, KvCache, Memory
+from analysis.resources import CounterCheck, GpuMemory, HostMemory, KvCache, Memory
 from analysis.telemetry import counters, series
 from analysis.text import render
 from loadgen.record import Record

@@ -18,6 +18,10 @@ from typing import Any, Literal
 from msgspec import Struct
 
 Level = Literal["ok", "note", "warning", "error"]
+Shape = Literal["", "wide", "tall"]
+Zoom = Literal["x", "both", "none"]
+Kind = Literal["head", "number", "text", "unit"]
+"""Of a table's column: `head` names its row."""
 
 
 class Finding(Struct, frozen=True):
@@ -53,8 +57,7 @@ class Findings(Struct, frozen=True, tag=True):
 
 class TableColumn(Struct, frozen=True):
     title: str
-    kind: Literal["head", "number", "text", "unit"] = "number"
-    """`head` names its row."""
+    kind: Kind = "number"
     key: str = ""
 
 
@@ -125,8 +128,8 @@ class ChartRef(Struct, frozen=True, tag=True):
     id: str
     title: str
     caption: Sequence[str] = ()
-    shape: Literal["", "wide", "tall"] = ""
-    zoom: Literal["x", "both", "none"] = "x"
+    shape: Shape = ""
+    zoom: Zoom = "x"
 
 
 class Facts(Struct, frozen=True, tag=True):

@@ -75,17 +75,22 @@ def endings(summary: Summary) -> str:
 def lengths(summary: Summary) -> str:
     """Whether prompts and outputs had the lengths asked for, by the server's own count."""
     tokens = summary.tokens
-    if summary.requests.complete == 0:
+    complete = summary.requests.complete
+    if complete == 0:
         return "Lengths unchecked: no request was complete."
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
     else:
         wrong = tokens.prompt_mismatches
-        prompt = f"{wrong:,} prompt lengths not as requested" if wrong else "all prompt lengths as requested"
+        prompt = (
+            f"{wrong:,} of {complete:,} prompt lengths not as requested" if wrong else "all prompt lengths as requested"
+        )
         if later := tokens.prompt_unknown:
             prompt += f" ({later:,} of unknown length, as they held earlier outputs)"
     wrong = tokens.output_mismatches
-    output = f"{wrong:,} output lengths not as requested" if wrong else "all output lengths as requested"
+    output = (
+        f"{wrong:,} of {complete:,} output lengths not as requested" if wrong else "all output lengths as requested"
+    )
     return f"{prompt[0].upper()}{prompt[1:]}; {output}."
 
 
@@ -238,10 +243,10 @@ def _warnings(summary: Summary) -> Iterator[Finding]:
         yield Finding("note", "warning", f"{note}.")
 
 
-def objective(entry: ObjectiveVerdict) -> str:
-    """An objective, what was measured, and what that leaves out."""
+def measured(entry: ObjectiveVerdict) -> str:
+    """What was measured of an objective, and what that leaves out."""
     out = f"; {count(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
-    return f"{entry.objective}: {entry.said}{out}"
+    return f"{entry.said}{out}"
 
 
 def objectives_met(summary: Summary) -> Finding | None:

@@ -88,6 +88,14 @@ def who(summary: Summary) -> str:
     return f"{name} on {platform}" if (platform := server.platform) else name
 
 
+def asked(summary: Summary) -> str:
+    """What was asked, in one sentence without its full stop."""
+    from analysis.asked import asked as said
+    from analysis.summary import as_dict
+
+    return said(as_dict(summary))
+
+
 def started(summary: Summary) -> str:
     """When the run began, in UTC; as it stands in the run file where that is not a time."""
     text = str(summary.run.started_at)

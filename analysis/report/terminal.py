@@ -72,6 +72,8 @@ def _parts(block: Block, document: Document) -> Iterator[Any]:  # noqa: C901 - o
         case Findings(findings):
             yield from (_text(each.sentence, each.level if each.level != "note" else "") for each in findings)
         case Table():
+            mark = document.mark if block.run is None else document.runs[block.run].mark
+            yield _text(f"{mark}  {block.title}" if mark else block.title, "note")
             yield _table(block, document)
             yield from (_text(note, "note") for note in block.notes)
         case Cards(cards):
@@ -114,21 +116,20 @@ def _table(block: Table, document: Document) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    mark = document.mark if block.run is None else document.runs[block.run].mark
-    title = f"{mark}  {block.title}" if mark else block.title
     table = RichTable(
         box=None,
         padding=(0, 2 if len(block.columns) < 5 else 1, 0, 0),
-        title=Text(plain(title), style="dim"),
-        title_justify="left",
         header_style="dim",
         show_header=any(column.title for column in block.columns),
     )
     for column in block.columns:
         number = column.kind == "number"
-        style = "dim" if column.kind == "unit" else ""
         table.add_column(
-            Text(column.title), justify="right" if number else "left", no_wrap=column.kind != "text", style=style
+            Text(column.title),
+            justify="right" if number else "left",
+            no_wrap=column.kind != "text",
+            min_width=8 if number and len(block.columns) > 7 else None,
+            style="dim" if column.kind == "unit" else "",
         )
     for row in block.rows:
         table.add_row(*(_cell(cell, document) for cell in row.cells))

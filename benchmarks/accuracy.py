@@ -18,7 +18,7 @@ import numpy as np
 from analysis.calibration import compare, heading, notes, read_log, row
 from loadgen import runfile
 from loadgen.calibration import Point, drive
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 

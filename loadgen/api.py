@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen import calibration, host
-from loadgen.errors import PlanError
 from loadgen.load import SESSION_TOKENS, Load, bytes_of, load_of, longest_of, longest_prompt_of, part_of
 from loadgen.plan import Plan
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from loadgen.engine.sampler import Sampler
     from loadgen.engine.worker import Share
     from loadgen.runfile import Footer, Header
-    from servers.find import ServerFacts
-    from servers.kinds.base import Dialect
+    from servers.kinds.base import Dialect, ServerFacts
     from workloads.request import Request
 
 Dealt = TypeVar("Dealt")
@@ -82,8 +80,10 @@ def run(
 @contextlib.contextmanager
 def prepared(plan: Plan, folder: Path, say: Say) -> Iterator[tuple[list[Share], Header]]:
     """Everything that is known before the first connection is opened: each worker's share, and the Run's header."""
+    from servers.find import dialect_on, of_version
+
     access = _access(plan)
-    dialect = _dialect(plan)
+    dialect = dialect_on(plan.server, plan.endpoint)
     load = load_of(plan)
     host.allow_open_files(-(-load.in_flight // plan.workers))
     with _server(plan, load, access, say) as found:
@@ -111,8 +111,7 @@ def sampler_of(plan: Plan, header: Header) -> Sampler:
 @contextlib.contextmanager
 def _server(plan: Plan, load: Load, access: Access, say: Say) -> Iterator[ServerFacts]:
     """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
-    from servers.find import check_limits
-    from servers.resolve import resolve
+    from servers.find import check_limits, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
@@ -153,32 +152,6 @@ def _words(plan: Plan) -> str:
     when = "all at once" if plan.arrivals == "burst" else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
-
-
-def _dialect(plan: Plan) -> Dialect:
-    from servers.kinds import DIALECTS, NATIVE
-
-    endpoint = plan.endpoint or NATIVE[plan.server]
-    if (plan.server, endpoint) not in DIALECTS:
-        has = ", ".join(name for server, name in DIALECTS if server == plan.server)
-        raise PlanError(f"--endpoint {endpoint}: {plan.server} has no such endpoint", f"It has: {has}.")
-    return DIALECTS[plan.server, endpoint]
-
-
-def of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
-    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
-    from servers.errors import VersionError
-    from servers.kinds import NATIVE
-    from servers.kinds.versions import misleads, variant
-
-    if why := misleads(dialect, facts.version):
-        if not force:
-            instead = f"use its native endpoint (--endpoint {NATIVE[dialect.server]})"
-            raise VersionError(
-                f"{facts.url} misleads on {dialect.endpoint}: {why}", f"{instead}, or measure it anyway: --force"
-            )
-        say(f"FORCED: {why}")
-    return variant(dialect, facts.version)
 
 
 def _asked(plan: Plan, load: Load, facts: ServerFacts, dialect: Dialect, access: Access) -> Asked:
@@ -234,9 +207,8 @@ def _dealt(draw: Callable[[], Iterator[Dealt]], worker: int, workers: int) -> It
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, asked: Asked) -> Header:
     from loadgen.runfile import Header
-    from servers.kinds.versions import misleads
 
-    why = misleads(dialect, facts.version)  # who did not force it did not get here
+    why = dialect.misleads(facts.version)  # who did not force it did not get here
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -1,19 +1,69 @@
-"""The Plan: one validated, fully resolved description of a run. All its mistakes are reported at once."""
+"""The Plan: one validated, fully resolved description of a run. All its mistakes are reported at once.
+
+An option of a run is one field here. Its RunOption is the help of the command line, of the web form and of the
+generated documentation: loadgen.cli.options makes the options of `loadgen burst`, `run` and `ui` from the fields.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
+from servers.kinds import KINDS, any_of
 from workloads import arrivals, lengths, workload
 from workloads.syntax import WorkloadError
 
 ANSWERS = "answers"
 """Output lengths that are those of a dataset's own answers."""
+
+Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
+"""Under which heading `--help` lists an option."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOption:
+    """How people meet a field of the Plan. Its name, unit and form on the command line follow from the field itself:
+    `timeout_s` is `--timeout` and takes `500ms`, a bool is a flag, a tuple of several values may be repeated."""
+
+    help: str
+    group: Group
+    interactive: Literal["form", "start"] | None = None
+    """Whether `loadgen ui` has it: its web form may change it between runs, or it is fixed when `loadgen ui` starts."""
+
+
+def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Like a Literal, of names that are looked up when they are needed."""
+
+    def check(name: str) -> str:
+        if name not in (names := [*known()]):
+            raise PydanticCustomError("literal_error", "unknown", {"expected": any_of(map(repr, names))})
+        return name
+
+    return AfterValidator(check)
+
+
+def _endpoints() -> Iterable[str]:
+    return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
+
+
+ServerName = Annotated[str, _one_of(lambda: KINDS)]
+EndpointName = Annotated[str, _one_of(_endpoints)]
 
 
 class Plan(BaseModel):
@@ -21,55 +71,141 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    server: Literal["vllm", "tgi", "lightllm", "openai"]
-    endpoint: Literal["completions", "chat", "generate"] | None = None
-    url: str | None = None
-    model: str | None = None
-    arrivals: str = "burst"
+    server: Annotated[ServerName, RunOption(f"Which server answers: {any_of(KINDS)}.", "Server", "start")]
+    endpoint: Annotated[
+        EndpointName | None,
+        RunOption(f"{any_of(_endpoints())}; the server's native one by default.", "Server", "start"),
+    ] = None
+    url: Annotated[
+        str | None,
+        RunOption(
+            "Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
+            "docker-compose.yml publishes, then the built-in simulated server.",
+            "Server",
+            "start",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, RunOption("Model name to ask for; the server's first one by default.", "Server", "start")
+    ] = None
+    arrivals: Annotated[
+        str,
+        RunOption(
+            "When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
+            "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE.",
+            "Load",
+        ),
+    ] = "burst"
     """Canonical text of workloads.arrivals."""
-    n: int | None = Field(None, ge=1, le=1_000_000)
-    """How many requests, or sessions of a multi-turn workload; None where the duration or the trace says."""
-    duration_s: float | None = Field(None, gt=0, le=7 * 86_400)
+    n: Annotated[int | None, RunOption("How many requests; or sessions, where these are asked.", "Load")] = Field(
+        None, ge=1, le=1_000_000
+    )
+    """None where the duration or the trace says."""
+    duration_s: Annotated[float | None, RunOption("Nothing is due later than this.", "Load")] = Field(
+        None, gt=0, le=7 * 86_400
+    )
     """No request is due and no session starts at or after this offset."""
-    workload: str = "synthetic"
-    """Canonical text of workloads.workload."""
-    input_tokens: int | str = 512
-    """Prompt length: a number, or the canonical text of workloads.lengths."""
-    output_tokens: int | str = 128
-    """Likewise; or `answers`, where a dataset has answers of its own."""
-    warmup: int = Field(0, ge=0, le=10_000)
-    """Requests sent before the clock starts; they are in no figure."""
-    max_in_flight: int | None = Field(None, ge=1, le=1_000_000)
-    """Past it a request that is due is dropped. None: as many as the plan can have under way."""
-    window_s: tuple[float, float] | None = None
-    """What the figures are of, from and to; None lets the analysis choose."""
-    seed: int = 0
-    workers: int = Field(1, ge=1, le=256)
-    timeout_s: float = Field(600.0, gt=0)
-    tokenizer: Path | None = None
-    api_key_env: str = "LOADGEN_API_KEY"
-    ca_file: Path | None = None
-    insecure: bool = False
-    stamps: Literal["kernel", "user"] = "kernel"
-    real: bool = False
-    force: bool = False
-    """Measure a version of a server that is known to mislead."""
-    speed: float = Field(5.0, gt=0)
-    metrics_every_s: float = Field(1.0, ge=0)
-    """How often the server's metrics, the GPUs and the host's memory are read while the run is on; 0 is never."""
-    dcgm_url: str | None = None
-    """A DCGM exporter on the server's machine."""
-    gpu: bool | None = None
-    """Whether to read this machine's GPUs; None: when the server is on it."""
-    server_pid: tuple[int, ...] = ()
-    """Server processes on this machine, whose memory is read."""
-    repeats: int = Field(1, ge=1, le=1000)
-    """How often the plan is run."""
+    max_in_flight: Annotated[
+        int | None, RunOption("Past it a request that is due is dropped, and counted.", "Load")
+    ] = Field(None, ge=1, le=1_000_000)
+    """None: as many as the plan can have under way."""
+    warmup: Annotated[int, RunOption("Requests to send before the clock starts; in no figure.", "Load")] = Field(
+        0, ge=0, le=10_000
+    )
+    workers: Annotated[int, RunOption("Processes that share the load.", "Load")] = Field(1, ge=1, le=256)
+    timeout_s: Annotated[float, RunOption("After which one request is given up; 600s by default.", "Load", "start")] = (
+        Field(600.0, gt=0)
+    )
+    repeats: Annotated[int, RunOption("Run it so often, each time with the next seed: see docs.", "Load")] = Field(
+        1, ge=1, le=1000
+    )
     repeat: int = Field(0, ge=0)
     """Which of the repeats this run is, from 1; 0 for a run by itself."""
-    label: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    platform: str = Field("", max_length=60)
-    """What the server runs on, such as A800: shown beside its name."""
+    workload: Annotated[
+        str,
+        RunOption(
+            "What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, "
+            "multi-turn:turns=K (sessions), ...",
+            "Prompts",
+            "form",
+        ),
+    ] = "synthetic"
+    """Canonical text of workloads.workload."""
+    input_tokens: Annotated[
+        int | str,
+        RunOption(
+            "Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B, "
+            "lognormal:mean=M,cv=C, empirical:FILE, ...",
+            "Prompts",
+            "form",
+        ),
+    ] = 512
+    """A number, or the canonical text of workloads.lengths."""
+    output_tokens: Annotated[
+        int | str, RunOption("Tokens to generate, likewise; 128 by default.", "Prompts", "form")
+    ] = 128
+    """Likewise; or `answers`, where a dataset has answers of its own."""
+    seed: Annotated[
+        int, RunOption("The same seed gives byte-identical requests and due instants.", "Prompts", "form")
+    ] = 0
+    tokenizer: Annotated[Path | None, RunOption("A tokenizer.json to build prompts with.", "Prompts", "start")] = None
+    api_key_env: Annotated[
+        str,
+        RunOption("Environment variable that holds the API key; LOADGEN_API_KEY by default.", "Server", "start"),
+    ] = "LOADGEN_API_KEY"
+    ca_file: Annotated[Path | None, RunOption("Certificate authorities for https, in PEM.", "Server", "start")] = None
+    insecure: Annotated[bool, RunOption("Do not check certificates.", "Server", "start")] = False
+    real: Annotated[bool, RunOption("Never fall back to the simulated server.", "Server", "start")] = False
+    force: Annotated[bool, RunOption("Measure a version of a server that is known to mislead.", "Server", "start")] = (
+        False
+    )
+    speed: Annotated[
+        float,
+        RunOption("How many times faster the built-in simulated server's clock runs; 5 by default.", "Server", "start"),
+    ] = Field(5.0, gt=0)
+    window_s: Annotated[
+        tuple[float, float] | None, RunOption("What the figures are of; else chosen.", "Measurement")
+    ] = None
+    stamps: Annotated[
+        Literal["kernel", "user"],
+        RunOption(
+            "kernel, or user: what the figures would be without the kernel's receive stamps.", "Measurement", "start"
+        ),
+    ] = "kernel"
+    metrics_every_s: Annotated[
+        float,
+        RunOption(
+            "How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; "
+            "0 is never.",
+            "Measurement",
+            "start",
+        ),
+    ] = Field(1.0, ge=0)
+    dcgm_url: Annotated[
+        str | None,
+        RunOption(
+            "A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs.",
+            "Measurement",
+            "start",
+        ),
+    ] = None
+    gpu: Annotated[
+        bool | None,
+        RunOption("Read this machine's GPUs through NVML; by default when the server is on it.", "Measurement"),
+    ] = None
+    server_pid: Annotated[
+        tuple[int, ...],
+        RunOption(
+            "A server process on this machine, whose memory is read with that of its children; repeatable.",
+            "Measurement",
+        ),
+    ] = ()
+    label: Annotated[str, RunOption("A word for the run's folder and report.", "Output", "start")] = Field(
+        "run", pattern=r"^[A-Za-z0-9._-]{1,60}$"
+    )
+    platform: Annotated[
+        str, RunOption("What the server runs on, such as A800; stands by its name.", "Output", "start")
+    ] = Field("", max_length=60)
 
     @property
     def of_sessions(self) -> bool:
@@ -149,6 +285,17 @@ class Plan(BaseModel):
         return self
 
 
+def run_options() -> dict[str, RunOption]:
+    """The fields of the Plan that are options of a run, in their order."""
+    found = ((name, each) for name, field in Plan.model_fields.items() for each in field.metadata)
+    return {name: each for name, each in found if isinstance(each, RunOption)}
+
+
+def option_name(field: str) -> str:
+    """What a field is called on the command line: units are written with the value."""
+    return "--" + field.removesuffix("_s").replace("_", "-")
+
+
 def plan_of(**values: Any) -> Plan:
     """Validate. Raises PlanError whose message has one line per mistake, named by its command-line option."""
     try:
@@ -196,7 +343,7 @@ def _mistake(item: Any) -> str:
     if not item["loc"]:
         return message
     name = str(item["loc"][0])
-    option = "--" + name.removesuffix("_s").replace("_", "-")
+    option = option_name(name)
     if item["type"] == "literal_error":
         return f"{option} {item['input']}: unknown; choose {item['ctx']['expected']}"
     if item["type"] == "extra_forbidden":

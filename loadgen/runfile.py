@@ -12,14 +12,17 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgen.record import Record
+
+if TYPE_CHECKING:
+    from servers.kinds.base import ServerKind
 
 FORMAT = 1
 
@@ -41,7 +44,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
     server: dict[str, Any]
-    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}."""
+    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
+    notes of its kind."""
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
@@ -50,6 +54,28 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
+
+    @property
+    def server_title(self) -> str:
+        """What people call this kind of server; its name where nobody knows the kind."""
+        known = self._kind()
+        return str(self.server.get("title") or (known.title if known else self._server_name))
+
+    @property
+    def server_notes(self) -> Mapping[str, Any]:
+        """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
+        known = self._kind()
+        return self.server.get("notes") or (known.notes if known else {})
+
+    @property
+    def _server_name(self) -> str:
+        return str(self.server.get("name") or self.plan.get("server") or "")
+
+    def _kind(self) -> ServerKind | None:
+        """The kind as it is known today, for runs that were written before the header said it."""
+        from servers.kinds import KINDS
+
+        return KINDS.get(self._server_name)
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):

@@ -1,44 +1,87 @@
-"""The command line: joins the parts and computes nothing. One file per command."""
+"""The command line: joins the parts and computes nothing. A command is imported, and its options made, when it is asked
+for."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from inspect import cleandoc
+from textwrap import shorten
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from loadgen.cli.burst import burst
-from loadgen.cli.calibrate import calibrate
-from loadgen.cli.compare import compare
-from loadgen.cli.distributed import worker
-from loadgen.cli.export import export
-from loadgen.cli.matrix import matrix
-from loadgen.cli.report import report
-from loadgen.cli.run import run
-from loadgen.cli.servers import servers
-from loadgen.cli.sim import sim
-from loadgen.cli.ui import ui
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
+
+COMMANDS = {
+    "burst": "loadgen.cli.run",
+    "run": "loadgen.cli.run",
+    "matrix": "loadgen.cli.matrix",
+    "report": "loadgen.cli.report",
+    "compare": "loadgen.cli.compare",
+    "export": "loadgen.cli.export",
+    "calibrate": "loadgen.cli.calibrate",
+    "sim": "loadgen.cli.sim",
+    "ui": "loadgen.cli.ui",
+    "worker": "loadgen.cli.distributed",
+    "servers": "loadgen.cli.servers",
+}
+"""Where the function, or the group of commands, of that name stands."""
+
+
+PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+
+
+class Grouped(TyperCommand):
+    """Its help lists options under the heading that each of them names."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            argument = each.param_type_name == "argument"
+            heading = "Arguments" if argument else getattr(each, "rich_help_panel", None) or "Options"
+            if record := each.get_help_record(ctx):
+                sections.setdefault(heading, []).append(record)
+        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # those of every command come last
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
+
+
+class Commands(TyperGroup):
+    """Makes a command when it is asked for."""
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            self.commands: Any = dict.fromkeys(COMMANDS)  # "did you mean" looks at the names here
+            return None
+        alone = typer.Typer(**PLAIN)
+        alone.callback()(lambda: None)  # else one command by itself is no group
+        found = _found(name)
+        if isinstance(found, typer.Typer):
+            alone.add_typer(found, name=name)
+        else:
+            alone.command(name, cls=Grouped)(found)
+        group: Any = typer.main.get_command(alone)
+        return group.commands[name]
+
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        """By their docstrings alone: what it takes to make all their options is not imported."""
+        width = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, shorten(_says(name), width, placeholder="...")) for name in COMMANDS])
+
 
 app = typer.Typer(
     name="loadgen",
+    cls=Commands,
     help="An exact load tester for LLM inference servers: vLLM, LightLLM and Hugging Face TGI.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **PLAIN,
 )
-app.command()(burst)
-app.command()(run)
-app.command()(matrix)
-app.command()(report)
-app.command()(compare)
-app.command()(export)
-app.command()(calibrate)
-app.command()(sim)
-app.command()(ui)
-app.command()(worker)
-app.add_typer(servers, name="servers")
 
 
 def main() -> None:
@@ -60,17 +103,28 @@ def main() -> None:
         sys.exit(code)
 
 
+def _found(name: str) -> Any:
+    return getattr(import_module(COMMANDS[name]), name)
+
+
+def _says(name: str) -> str:
+    """The first sentence of a command's help."""
+    found = _found(name)
+    text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
+    return cleandoc(str(text)).partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
+
+
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import HostsError, LimitError, ServerError, VersionError
+    from servers.errors import EndpointError, HostsError, LimitError, ServerError, VersionError
     from servers.simulated.errors import SimulatedError
     from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
-    if isinstance(error, ours | HostsError | LimitError | VersionError):
+    if isinstance(error, ours | EndpointError | HostsError | LimitError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

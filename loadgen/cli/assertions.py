@@ -27,6 +27,7 @@ Assertions = Annotated[
         metavar="EXPR",
         help="What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
         "Exit code 4 when one fails.",
+        rich_help_panel="Output",
     ),
 ]
 Goodput = Annotated[
@@ -35,9 +36,13 @@ Goodput = Annotated[
         "--goodput",
         metavar="EXPR",
         help="What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all.",
+        rich_help_panel="Output",
     ),
 ]
-Junit = Annotated[Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.")]
+Junit = Annotated[
+    Path | None,
+    Option(help="Also write what became of each --assert to this file, as JUnit XML.", rich_help_panel="Output"),
+]
 
 PRECEDENCE = (EXIT_INTERRUPTED, EXIT_ASSERTION, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED, EXIT_OK)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from loadgen.cli.options import share
 from loadgen.cli.output import part_of, runs_in, screen, write_text
-from loadgen.cli.quantities import share
 from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
 if TYPE_CHECKING:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
-from loadgen.cli.quantities import seconds
+from loadgen.cli.options import seconds
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import Asked
 
 Distributed = Annotated[
-    bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
+    bool,
+    Option(
+        "--distributed",
+        help="Split the run over machines on which `loadgen worker` runs.",
+        rich_help_panel="Distributed",
+    ),
 ]
 ExpectWorkers = Annotated[
-    int, Option(help="With --distributed: worker machines to wait for; --workers processes run on each.")
+    int,
+    Option(
+        help="With --distributed: worker machines to wait for; --workers processes run on each.",
+        rich_help_panel="Distributed",
+    ),
 ]
 Bind = Annotated[
     str,
@@ -25,26 +33,34 @@ Bind = Annotated[
         metavar="HOST[:PORT]",
         help="With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
         "LOADGEN_TOKEN.",
+        rich_help_panel="Distributed",
     ),
 ]
 JoinTimeout = Annotated[
-    float, Option("--join-timeout", parser=seconds, metavar="T", help="With --distributed: how long to wait for them.")
+    float,
+    Option(
+        "--join-timeout",
+        parser=seconds,
+        metavar="T",
+        help="With --distributed: how long to wait for them.",
+        rich_help_panel="Distributed",
+    ),
 ]
 BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0
 
 
-def asked_of(given: Mapping[str, Any]) -> Asked | None:
+def asked_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Asked | None:
     """How the run is spread by these options, or None for a run on this machine. Raises PlanError, DistributedError."""
-    if not given["distributed"]:
+    if not distributed:
         return None
     from loadgen.distributed.address import address_of
     from loadgen.distributed.master import Asked
     from loadgen.errors import PlanError
 
-    if given["expect_workers"] < 1:
+    if expect_workers < 1:
         raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return Asked(given["expect_workers"], address_of(given["bind"], "--bind"), given["join_timeout_s"])
+    return Asked(expect_workers, address_of(bind, "--bind"), join_timeout_s)
 
 
 def worker(

@@ -1,99 +1,137 @@
-"""The options that `burst` and `run` share. Each is a field of the Plan of that name; None leaves it at its default."""
+"""The options of commands that run a Plan, made from its fields; and the quantities that options take.
+
+timeout_s: Annotated[float, RunOption("After which ...", "Load")]   ->   --timeout T   After which ...
+"""
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from typer import Option
+from typer import BadParameter, Option
 
-from loadgen.cli.quantities import seconds, span
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
-SERVERS = "vllm, tgi, lightllm or openai"
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h)?")
+_SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
-N = Annotated[int | None, Option("--n", help="How many requests; or sessions, where these are asked.")]
-Arrivals = Annotated[
-    str | None,
-    Option(
-        help="When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
-        "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."
-    ),
-]
-Duration = Annotated[
-    float | None, Option("--duration", parser=seconds, metavar="T", help="Nothing is due later than this.")
-]
-Workload = Annotated[
-    str | None,
-    Option(
-        help="What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, "
-        "multi-turn:turns=K (sessions), ..."
-    ),
-]
-InputTokens = Annotated[
-    str | None,
-    Option(
-        help="Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B, "
-        "lognormal:mean=M,cv=C, empirical:FILE, ..."
-    ),
-]
-OutputTokens = Annotated[str | None, Option(help="Tokens to generate, likewise; 128 by default.")]
-Warmup = Annotated[int | None, Option(help="Requests to send before the clock starts; in no figure.")]
-MaxInFlight = Annotated[int | None, Option(help="Past it a request that is due is dropped, and counted.")]
-Window = Annotated[Any, Option("--window", parser=span, metavar="T..T", help="What the figures are of; else chosen.")]
-Url = Annotated[
-    str | None,
-    Option(
-        help="Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
-        "docker-compose.yml publishes, then the built-in simulated server."
-    ),
-]
-Endpoint = Annotated[str | None, Option(help="completions, chat or generate; the server's native one by default.")]
-Model = Annotated[str | None, Option(help="Model name to ask for; the server's first one by default.")]
-Seed = Annotated[int | None, Option(help="The same seed gives byte-identical requests and due instants.")]
-Workers = Annotated[int | None, Option(help="Processes that share the load.")]
-Timeout = Annotated[
-    float | None,
-    Option("--timeout", parser=seconds, metavar="T", help="After which one request is given up; 600s by default."),
-]
-Repeats = Annotated[int | None, Option(help="Run it so often, each time with the next seed: see docs.")]
-Tokenizer = Annotated[Path | None, Option(help="A tokenizer.json to build prompts with.")]
-ApiKeyEnv = Annotated[
-    str | None, Option(help="Environment variable that holds the API key; LOADGEN_API_KEY by default.")
-]
-CaFile = Annotated[Path | None, Option(help="Certificate authorities for https, in PEM.")]
-Insecure = Annotated[bool | None, Option("--insecure", help="Do not check certificates.")]
-Stamps = Annotated[
-    str | None, Option(help="kernel, or user: what the figures would be without the kernel's receive stamps.")
-]
-MetricsEvery = Annotated[
-    float | None,
-    Option(
-        "--metrics-every",
-        parser=seconds,
-        metavar="T",
-        help="How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; "
-        "0 is never.",
-    ),
-]
-DcgmUrl = Annotated[
-    str | None, Option(help="A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs.")
-]
-Gpu = Annotated[
-    bool | None,
-    Option("--gpu/--no-gpu", help="Read this machine's GPUs through NVML; by default when the server is on it."),
-]
-ServerPid = Annotated[
-    list[int] | None,
-    Option(help="A server process on this machine, whose memory is read with that of its children; repeatable."),
-]
-Real = Annotated[bool | None, Option("--real", help="Never fall back to the simulated server.")]
-Force = Annotated[bool | None, Option("--force", help="Measure a version of a server that is known to mislead.")]
-Speed = Annotated[
-    float | None, Option(help="How many times faster the built-in simulated server's clock runs; 5 by default.")
-]
-Label = Annotated[str | None, Option(help="A word for the run's folder and report.")]
-Platform = Annotated[str | None, Option(help="What the server runs on, such as A800; stands by its name.")]
-Out = Annotated[Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.")]
-Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.")]
-AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.")]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.")]
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """How one command differs from the fields of the Plan."""
+
+    without: tuple[str, ...] = ()
+    """Fields that are no option of it."""
+    defaults: Mapping[str, Any] | None = None
+    helps: Mapping[str, str] | None = None
+    also: Mapping[str, Sequence[str]] | None = None
+    """Other names of an option."""
+    interactive: bool = False
+    """Only fields that are options of `loadgen ui`."""
+    partial: bool = False
+    """Nothing is required, because settings come from elsewhere too."""
+
+
+class RunCommand:
+    """A command with an option for each field of the Plan, besides those of `function` itself and of `shared`, to which
+    it hands them on. `function` is called with the settings of the Plan that were given, and by name with all others.
+
+    The signature is made when typer asks for it, so that the Plan's import is not paid by whoever only lists commands.
+    """
+
+    def __init__(self, function: Callable[..., None], shared: Callable[..., Any], variation: Variation) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._shared = shared
+        self._variation = variation
+
+    @property
+    def __signature__(self) -> Signature:
+        parts = (_own(self._function), _plan_parameters(self._variation), _own(self._shared))
+        return Signature([each for part in parts for each in part])
+
+    def __call__(self, **given: Any) -> None:
+        from loadgen.plan import Plan
+
+        fields = Plan.model_fields.keys() & given.keys()
+        settings = {name: given[name] for name in given if name in fields and given[name] is not None}
+        self._function(settings, **{name: value for name, value in given.items() if name not in fields})
+
+
+def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], RunCommand]:
+    """Make a RunCommand of a function; keywords as the fields of Variation."""
+    return lambda function: RunCommand(function, shared, Variation(**variation))
+
+
+def seconds(text: str | float) -> float:
+    """`500ms`, `2s`, `100us`, `1.5min`, `1h` or plain seconds such as `0.5`, in seconds. Raises BadParameter."""
+    match = _DURATION.fullmatch(str(text).strip())
+    if match is None:
+        raise BadParameter(f"{text!r} is not a duration: write 500ms, 2s or 0.5")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def span(text: str) -> tuple[float, float]:
+    """`10s..50s`, in seconds. Raises BadParameter."""
+    begin, dots, end = text.partition("..")
+    if not dots:
+        raise BadParameter(f"{text!r} is not a stretch of time: write 10s..50s")
+    return seconds(begin), seconds(end)
+
+
+def share(text: str | float) -> float:
+    """`5%` or `0.05`, as a share above 0. Raises BadParameter."""
+    match = _SHARE.fullmatch(str(text).strip())
+    value = float(match[1]) / (100 if match[2] else 1) if match else 0
+    if not 0 < value < 1:
+        raise BadParameter(f"{text!r} is not a share above 0 and below 1: write 5% or 0.05")
+    return value
+
+
+def _own(function: Callable[..., Any]) -> Iterator[Parameter]:
+    """The options that a function declares itself."""
+    for each in signature(function, eval_str=True).parameters.values():
+        if get_origin(each.annotation) is Annotated:
+            yield each.replace(kind=Parameter.KEYWORD_ONLY)
+
+
+def _plan_parameters(variation: Variation) -> Iterator[Parameter]:
+    from loadgen.plan import Plan, option_name, run_options
+
+    for name, option in run_options().items():
+        if name in variation.without or (variation.interactive and not option.interactive):
+            continue
+        field = Plan.model_fields[name]
+        kind, form = _form(name, field)
+        flag = option_name(name)
+        flags = [flag + form.pop("otherwise", ""), *(variation.also or {}).get(name, ())]
+        text = (variation.helps or {}).get(name, option.help)
+        default = (variation.defaults or {}).get(name)
+        if field.is_required() and not variation.partial:
+            default = Parameter.empty
+        elif default is None:
+            kind = kind | None
+        annotation: Any = Annotated[kind, Option(*flags, help=text, rich_help_panel=option.group, **form)]
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _form(name: str, field: FieldInfo) -> tuple[Any, dict[str, Any]]:
+    """The type of an option and how it is written, by its field. Words are text here: the Plan checks them, and reports
+    all mistakes at once."""
+    kinds = get_args(field.annotation) if get_origin(field.annotation) in {Union, UnionType} else (field.annotation,)
+    several = [get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple]
+    if bool in kinds:
+        return bool, {"otherwise": f"/--no-{name.replace('_', '-')}"} if field.default is None else {}
+    if name.endswith("_s"):
+        return Any, {"metavar": "T..T", "parser": span} if several else {"metavar": "T", "parser": seconds}
+    if several:
+        return list[several[0]], {}  # type: ignore[valid-type]
+    return next((kind for kind in (int, float, Path) if {*kinds} <= {kind, type(None)}), str), {}

@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
-from loadgen.cli.assertions import bounds_of, exit_code, objectives_of
+from typer import Option
+
+from loadgen.cli.assertions import exit_code
 from loadgen.errors import OutputError
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from loadgen.progress import Display
     from loadgen.runfile import Run
 
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", rich_help_panel="Output")]
+AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", rich_help_panel="Output")]
+Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", rich_help_panel="Output")]
+
 Summary = dict[str, Any]
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
@@ -27,17 +33,6 @@ SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen repor
 def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
     return exit_code(output.results([folder], folder / "report.html" if report else None))
-
-
-def output_of(given: Mapping[str, Any]) -> Output:
-    """The output that a command's options ask for. Raises PlanError for expressions that are wrong."""
-    return Output(
-        as_json=given["as_json"],
-        quiet=given["quiet"],
-        objectives=objectives_of(given["assertions"], given["junit"]),
-        bounds=bounds_of(given["goodput"]),
-        junit=given["junit"],
-    )
 
 
 class Group(NamedTuple):

@@ -1,17 +1,17 @@
-"""`loadgen run`: any arrival process and any workload, from options, a plan file or the catalog."""
+"""`loadgen burst` and `loadgen run`: send the requests of a plan, from here or from several machines, and report."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli import options
-from loadgen.cli.assertions import Assertions, Goodput, Junit
+from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
-from loadgen.cli.output import Output, finish, output_of
+from loadgen.cli.options import run_command
+from loadgen.cli.output import AsJson, Output, Quiet, Report, finish
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import Asked
@@ -19,41 +19,15 @@ if TYPE_CHECKING:
     from loadgen.runfile import Footer
 
 
-def run(
-    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
-    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
-    server: Annotated[str | None, Option(help=f"Which server answers: {options.SERVERS}.")] = None,
-    arrivals: options.Arrivals = None,
-    n: options.N = None,
-    duration_s: options.Duration = None,
-    workload: options.Workload = None,
-    input_tokens: options.InputTokens = None,
-    output_tokens: options.OutputTokens = None,
-    warmup: options.Warmup = None,
-    max_in_flight: options.MaxInFlight = None,
-    window_s: options.Window = None,
-    url: options.Url = None,
-    endpoint: options.Endpoint = None,
-    model: options.Model = None,
-    seed: options.Seed = None,
-    workers: options.Workers = None,
-    timeout_s: options.Timeout = None,
-    repeats: options.Repeats = None,
-    tokenizer: options.Tokenizer = None,
-    api_key_env: options.ApiKeyEnv = None,
-    ca_file: options.CaFile = None,
-    insecure: options.Insecure = None,
-    stamps: options.Stamps = None,
-    metrics_every_s: options.MetricsEvery = None,
-    dcgm_url: options.DcgmUrl = None,
-    gpu: options.Gpu = None,
-    server_pid: options.ServerPid = None,
-    real: options.Real = None,
-    force: options.Force = None,
-    speed: options.Speed = None,
-    label: options.Label = None,
-    platform: options.Platform = None,
-    out: options.Out = None,
+def drive(
+    settings: dict[str, Any],
+    *,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
+        ),
+    ] = None,
     distributed: Distributed = False,
     expect_workers: ExpectWorkers = 0,
     bind: Bind = BIND,
@@ -61,29 +35,24 @@ def run(
     assertions: Assertions = None,
     goodput: Goodput = None,
     junit: Junit = None,
-    report: options.Report = True,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Send requests as they are due and report what came back.
-
-    Exit codes: 0 all complete, 1 some failed, were truncated or dropped and no --assert speaks of it, 2 usage, 3 server
-    not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
-    """
-    given = locals()
-    from loadgen.plan import Plan, from_catalog, plan_of, read_plan
-
-    output = output_of(given)
-    settings = {} if catalog is None else from_catalog(catalog)
-    settings |= {} if plan is None else read_plan(plan)
-    settings |= {name: value for name, value in given.items() if name in Plan.model_fields and value is not None}
-    drive(plan_of(**settings), out, output, report=report, spread=asked_of(given))
-
-
-def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread: Asked | None = None) -> NoReturn:
-    """Run a plan, as often as it says, here or spread over machines; write and print its results, exit as they ask."""
+    report: Report = True,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> NoReturn:
+    """Run the plan of these settings as often as it says, here or spread over machines; write and print its results,
+    exit as they ask."""
     from loadgen import api
+    from loadgen.plan import plan_of
 
+    output = Output(
+        as_json=as_json,
+        quiet=quiet,
+        objectives=objectives_of(assertions, junit),
+        bounds=bounds_of(goodput),
+        junit=junit,
+    )
+    asked = plan_of(**settings)
+    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
     folder = out or api.default_folder(asked)
     if asked.repeats == 1:
         _run(asked, folder, output, spread)
@@ -93,6 +62,39 @@ def drive(asked: Plan, out: Path | None, output: Output, *, report: bool, spread
         if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
             break
     raise Exit(finish(output, folder, report=report))
+
+
+@run_command(
+    drive,
+    without=("arrivals", "duration_s", "workload", "max_in_flight", "window_s"),
+    defaults={"n": 1000, "label": "burst"},
+    helps={"n": "How many requests, all sent at once."},
+)
+def burst(settings: dict[str, Any], **shared: Any) -> None:
+    """Send N prompts of exactly the same length all at once and report what came back.
+
+    Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
+    reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
+    """
+    drive(settings, **shared)
+
+
+@run_command(drive, partial=True)
+def run(
+    settings: dict[str, Any],
+    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
+    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
+    **shared: Any,
+) -> None:
+    """Send requests as they are due and report what came back.
+
+    Exit codes: 0 all complete, 1 some failed, were truncated or dropped and no --assert speaks of it, 2 usage, 3 server
+    not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
+    """
+    from loadgen.plan import from_catalog, read_plan
+
+    named = {} if catalog is None else from_catalog(catalog)
+    drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
 
 
 def repeats_of(asked: Plan) -> list[Plan]:

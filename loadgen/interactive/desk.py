@@ -32,6 +32,7 @@ from loadgen.interactive.wire import HubPoller, Turns
 from loadgen.load import longest_of
 from loadgen.plan import Plan
 from servers.errors import LimitError, ServerError
+from servers.kinds import KINDS, any_of
 from servers.simulated.errors import SimulatedError
 from servers.wire.stamps import hold_stamps
 from workloads.prompts import PromptError
@@ -51,7 +52,7 @@ FORM: tuple[tuple[str, str | None, str], ...] = (
 )
 """Fields of the start form."""
 HIDDEN: tuple[tuple[str, str | None, str], ...] = (
-    ("--server", "vllm", "Which server answers: vllm, tgi, lightllm or openai"),
+    ("--server", "vllm", f"Which server answers: {any_of(KINDS)}"),
     ("--url", None, "Where it is; found as `loadgen burst` does otherwise"),
     ("--endpoint", None, "completions, chat or generate"),
     ("--model", None, "Model name to ask for"),

@@ -74,11 +74,11 @@ def test_commands_are_ours(manifests: list[Manifest]) -> None:
     """Each argument is one that the command has, and the image is of this version."""
     from importlib.metadata import version
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
     for pod in pods(manifests):
         (container,) = pod["spec"]["containers"]
         name, *given = container["args"]
-        known = {option for parameter in commands[name].params for option in parameter.opts}
+        known = {option for parameter in group.get_command(None, name).params for option in parameter.opts}
         assert {word.partition("=")[0] for word in given if word.startswith("--")} <= known
         assert container["image"] == f"llm-loadgen:{version('llm-loadgen')}"
 

@@ -106,9 +106,7 @@ def test_a_table_sorts_by_its_heads(fresh: Opened) -> None:
     """Enter on a head sorts by the raw values, once more turns it round; thin figures stay last."""
     page = fresh.page
     head = page.locator("#percentiles thead th", has_text="p50").first
-    shown = (
-        "[...document.querySelectorAll('#percentiles tbody tr')].map((each) => each.dataset.row)"
-    )
+    shown = "[...document.querySelectorAll('#percentiles tbody tr')].map((each) => each.dataset.row)"
     order = sorted(page.evaluate(shown), key=lambda name: fresh.summary.latencies[name].p50 or 0)
     medians = [fresh.summary.latencies[name].p50 for name in order]
     for direction, expected in (("ascending", medians), ("descending", medians[::-1])):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.metrics import METRICS
 from analysis.report import findings
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
 from analysis.summary import typed
@@ -12,18 +13,7 @@ from analysis.summary import typed
 __all__ = ["UNKNOWN", "count", "duration", "scale_of", "share", "significant", "size", "unit_of"]
 
 Summary = Mapping[str, Any]
-NAMES = {
-    "ttft_s": "TTFT",
-    "ttft_due_s": "TTFT from due",
-    "tpot_s": "TPOT",
-    "icl_s": "ICL",
-    "itl_s": "ITL",
-    "e2e_s": "E2E",
-    "e2e_due_s": "E2E from due",
-    "e2e_stream_s": "E2E to end mark",
-    "e2e_asked_s": "E2E at length asked",
-    "normalised_s": "Normalised",
-}
+NAMES = {name: metric.short for name, metric in METRICS.items()}
 
 
 def simulated(summary: Summary) -> str:

@@ -28,7 +28,6 @@ from analysis.report.document import Shape, Zoom
 from analysis.report.format import count, duration, scale_of, significant
 from analysis.summary import Summary, TurnLatency
 from analysis.telemetry import Series
-from analysis.words import NAMES as SHORT
 
 Data = Mapping[str, Any]
 
@@ -210,7 +209,7 @@ def _cdf(name: str) -> Chart:
             edge | {"y": "$high", "fill": "tonexty", "fillcolor": "@run:2e"},
             _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line={"shape": "hv"}),
         ),
-        layout={"xaxis": {"title": {"text": f"{SHORT[name]}, @xunit"}}, "yaxis": SHARES},
+        layout={"xaxis": {"title": {"text": f"{metric.short}, @xunit"}}, "yaxis": SHARES},
         table={name: "x", "share": "y"},
         typical={"x": lambda curve: curve["x"][len(curve["x"]) // 2] if curve["x"] else None},
     )

@@ -151,7 +151,7 @@ def delivered(summary: Summary) -> bool:
 
 def of_sessions(summary: Summary) -> bool:
     """Whether arrivals and the number asked count sessions of several turns."""
-    return (summary.run.workload or "").startswith("multi-turn")
+    return summary.run.load.sessions
 
 
 def goodput(summary: Summary) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.summary import Summary
+    from analysis.summary import RunInfo, Summary
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
+OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
+"""Workloads that bring prompts, or sessions of them; a trace brings lengths."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 
 
@@ -89,11 +93,47 @@ def who(summary: Summary) -> str:
 
 
 def asked(summary: Summary) -> str:
-    """What was asked, in one sentence without its full stop."""
-    from analysis.asked import asked as said
-    from analysis.summary import as_dict
+    """What was asked, in one sentence without its full stop: how many requests, how long, when, how much back."""
+    run = summary.run
+    what = "session" if run.load.sessions else "request"
+    if not run.asked_s:
+        number = count(run.n or summary.requests.sent, what)
+    else:
+        number = f"Up to {count(run.n, what)}" if run.n else f"{what}s".capitalize()
+    until = f", for {run.asked_s:g} s" if run.asked_s else ""
+    if run.load.recorded:
+        back = "the recorded number of tokens"
+    else:
+        answers = run.output_tokens == "answers"
+        back = "as many tokens as its answer on file" if answers else length(run.output_tokens)
+    return f"{number}{_prompts(run)}, {run.load.text}{until}, {back} back from each"
 
-    return said(as_dict(summary))
+
+def _prompts(run: RunInfo) -> str:
+    """Where prompts come from and how long they are."""
+    kind, _, rest = (run.workload or "synthetic").partition(":")
+    if rest.startswith("turns="):
+        thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
+        return f" of {count(run.load.turns, 'question')}{thinking}, each of {length(run.input_tokens)}"
+    if kind in OWN_LENGTHS:
+        path, comma, options = rest.partition(",")
+        return f" from {kind} {PurePath(path).name}{comma}{options}"
+    if run.load.recorded:
+        return " of the recorded lengths"
+    shared = f" ({kind}: {rest.replace(',', ', ')})" if kind != "synthetic" else ""
+    return f" of {length(run.input_tokens)}{shared}"
+
+
+def length(value: int | str | None) -> str:
+    """A number of tokens, or the canonical text of lengths, in words."""
+    if value is None or isinstance(value, int) or value.isdecimal():
+        return count(int(value or 0), "token")
+    kind, _, rest = value.partition(":")
+    if mean := re.search(r"mean=([\d.]+)", rest):
+        return f"about {significant(float(mean[1]))} tokens ({kind})"
+    if kind == "uniform":
+        return f"{rest.replace('..', ' to ')} tokens"
+    return f"as many tokens as {PurePath(rest).name} says" if kind == "empirical" else f"{value} tokens"
 
 
 def started(summary: Summary) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.limits import LIMITS
-from analysis.limits import text as limit_text
+from analysis.client import LIMITS
+from analysis.client import text as limit_text
 from analysis.metrics import METRICS
 from analysis.report import findings
 from analysis.report.document import Card, Kind, Level, Table, TableCell, TableColumn, TableRow
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.summary import AdjustedDistribution, Distribution, Summary
-from analysis.words import NAMES as SHORT
 
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")
@@ -81,7 +80,7 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
     for name in BRIEF_LATENCIES if brief else parts[0]:
         factor, unit = scale_of(next((part[name].p50 for part in parts if part[name].p50), None))
         for place, part in enumerate(parts):
-            heads = [TableCell(SHORT[name], note="" if brief else METRICS[name].title)]
+            heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
             heads += [TableCell("", run=place)] if several else []
             heads += [TableCell(unit), *([] if brief else [TableCell(f"{part[name].n:,}", part[name].n)])]
             cells = [statistic(part[name], figure, factor) for figure in shown]
@@ -200,7 +199,7 @@ def overview(summaries: Summaries) -> Table:
         ended = TableCell(f"{each.requests.complete:,} of {each.requests.planned:,}", each.requests.complete)
         rows.append([*cells, ended, TableCell(verdict.id, level=verdict.level)])
     heads: dict[str, Kind] = {"run": "head", "output, tokens/s": "number", "requests, /s": "number"}
-    heads |= {f"{SHORT[name]} {figure}, {unit}": "number" for name, figure, unit in shown}
+    heads |= {f"{METRICS[name].short} {figure}, {unit}": "number" for name, figure, unit in shown}
     return table("All runs", heads | {"complete": "number", "validity": "text"}, rows, several=True, id="overview")
 
 

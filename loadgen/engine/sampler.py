@@ -30,7 +30,7 @@ from loadgen.engine.counts import Counts
 from loadgen.engine.part import PartFile
 from loadgen.errors import OutputError
 from loadgen.runfile import Telemetry
-from servers.telemetry.source import GapError, NotMeasuredError, Source
+from servers.telemetry import GapError, NotMeasuredError, Source
 
 NS_PER_S = 1_000_000_000
 LIMIT_S = 5.0

@@ -10,11 +10,9 @@ from typing import Any
 from loadgen.engine.sampler import Sampler, bursts_of
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from servers.telemetry.dcgm import Dcgm
-from servers.telemetry.gpu import Nvml
-from servers.telemetry.host import HostMemory, on_this_machine
+from servers.telemetry import NotMeasuredError, Source
+from servers.telemetry.machine import Dcgm, HostMemory, Nvml, on_this_machine
 from servers.telemetry.prometheus import ServerMetrics
-from servers.telemetry.source import NotMeasuredError, Source
 
 ELSEWHERE = "the server is not on this machine"
 Opening = Callable[[], Source]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers.telemetry import GapError, NotMeasuredError
+from servers.telemetry import GapError, NotMeasuredError, prometheus
 from servers.telemetry.machine import MIB, Dcgm
 from servers.telemetry.prometheus import ServerMetrics
 from tests.contract.recorded import response

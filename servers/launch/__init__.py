@@ -32,8 +32,8 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
     Raises ConfigError for options that no simulated server can work with.
     """
+    from servers.simulated import ConfigError, StartError
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.errors import ConfigError, StartError
     from servers.simulated.server import spawn_process
 
     known = {each.name for each in fields(SimulatedConfig)} - {"server", "model"}

@@ -14,14 +14,14 @@ import pytest
 from analysis import frame as frames
 from analysis import words
 from analysis.client import KERNEL_STAMP_ERROR_S as ALONE_S
+from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
 from analysis.gather import frame_of
 from analysis.metrics import summarise
-from analysis.stamp_errors import STEPS_PER_OCTAVE, Own, error_bars
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, healthy, run_of, truncated
 
-OWN = Own(ALONE_S, 2 * ALONE_S, None)
+OWN = StampError(ALONE_S, 2 * ALONE_S, None)
 ROUNDED_UP = 2 ** (1 / STEPS_PER_OCTAVE)
 
 

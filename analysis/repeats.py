@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import words
-from analysis.distributions import student_quantile
-from analysis.stats import share_interval
+from analysis.stats import share_interval, student_quantile
 
 CONFIDENCE = 0.95
 DECIMALS = 9

@@ -28,7 +28,8 @@ import numpy as np
 from analysis.compare.comparison import FIGURES, Comparison, compare
 from analysis.compare.loaded import Loaded
 from analysis.gather import frame_of_run
-from analysis.metrics import summarise
+from analysis.summarise import summarise
+from analysis.summary import as_dict
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run
 from servers.hardware.roofline import Work, roofline
@@ -121,7 +122,7 @@ def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, outp
     run = Run(Path(f"run-{seed}/run.jsonl"), header, records, [], footer)
     frame = frame_of_run(run)
     run.records = []
-    return Loaded(run, frame, summarise(run, frame))
+    return Loaded(run, frame, as_dict(summarise(run, frame)))
 
 
 def alarms(found: Comparison) -> list[str]:

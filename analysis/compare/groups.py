@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from analysis.compare.single import fisher, untold
 from analysis.compare.verdicts import Direction, Row, ends, p_value
-from analysis.distributions import student_quantile
 from analysis.repeats import ended
 from analysis.repeats import figures as figures_of
-from analysis.stats import share_interval
+from analysis.stats import share_interval, student_quantile
 from analysis.words import Summary
 
 WELCH = "Welch's t between runs"

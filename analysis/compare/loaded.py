@@ -9,7 +9,8 @@ from typing import Any
 
 from analysis.frame import Frame
 from analysis.gather import load
-from analysis.metrics import summarise
+from analysis.summarise import summarise
+from analysis.summary import as_dict
 from loadgen.runfile import Run
 
 
@@ -41,4 +42,4 @@ class Loaded:
 def loaded(path: Path) -> Loaded:
     """Read a run. Raises RunFileError."""
     run, frame = load(path)
-    return Loaded(run, frame, summarise(run, frame))
+    return Loaded(run, frame, as_dict(summarise(run, frame)))

@@ -27,10 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.compare.loaded import Loaded
-from analysis.distributions import student_cdf, student_quantile
-from analysis.formulas import window_ns
 from analysis.frame import Floats, Integers, sum_by_row
-from analysis.stats import percentile
+from analysis.stats import percentile, student_cdf, student_quantile
 
 PIECES = 16
 """A run is cut into so many: enough to see how they vary, few enough that each outlasts what lingers in a queue."""
@@ -155,7 +153,7 @@ def stamp_error(name: str, a: Loaded, b: Loaded, value_a: float, value_b: float)
 
 def span_s(run: Loaded) -> float:
     """Length of the run's window."""
-    span = window_ns(run.frame)
+    span = run.frame.span_ns
     return math.nan if span is None else (span[1] - span[0]) / 1e9
 
 
@@ -194,7 +192,7 @@ def quantile(samples: Samples, share: float) -> float:
 
 def _progress(run: Loaded) -> Floats | None:
     """The instants, in seconds from the window's start, by which equally many further tokens had arrived."""
-    span = window_ns(run.frame)
+    span = run.frame.span_ns
     if span is None or len(run.frame.chunk_ns) == 0:
         return None
     inside = (run.frame.chunk_ns >= span[0]) & (run.frame.chunk_ns <= span[1])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from analysis.distributions import student_cdf, student_quantile
+from analysis.stats import student_cdf, student_quantile
 
 Direction = Literal["lower", "higher"]
 Outcome = Literal["better", "worse", "no difference", "cannot tell"]

@@ -127,5 +127,6 @@ def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) 
 def _write_page(runs: Sequence[Loaded], found: Comparison, page: Path) -> None:
     from analysis.compare.page import document
     from analysis.report.page import render
+    from analysis.summary import typed
 
-    write_text(page, render(document(found, [part_of(run.run, run.frame, run.summary) for run in runs])))
+    write_text(page, render(document(found, [part_of(run.run, run.frame, typed(run.summary)) for run in runs])))

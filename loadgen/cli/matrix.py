@@ -138,10 +138,11 @@ def _after_run(folder: Path) -> str:
     """Write summary.json beside a run that has ended; what came back, in a few words."""
     from analysis.gather import load
     from analysis.matrix_text import in_a_line
-    from analysis.metrics import summarise
+    from analysis.summarise import summarise
+    from analysis.summary import as_dict
 
     run, frame = load(folder)
-    summary = summarise(run, frame)
+    summary = as_dict(summarise(run, frame))
     write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n", SAFE)
     return in_a_line(summary)
 
@@ -180,11 +181,12 @@ def _measured(folder: Path, repeat: Repeat, began: Line | None) -> Measured:
     """One run at a time: what is left of its Records in the end is a summary and a few samples per request."""
     from analysis.gather import load
     from analysis.matrix import Measured, samples_of
-    from analysis.metrics import summarise
+    from analysis.summarise import summarise
+    from analysis.summary import as_dict
 
     run, frame = load(folder / repeat.folder)
     samples, lengths = samples_of(frame)
-    summary = summarise(run, frame)
+    summary = as_dict(summarise(run, frame))
     beside = folder / repeat.folder / "summary.json"
     if not beside.exists():  # killed between the run's end and its summary
         write_text(beside, json.dumps(summary, indent=2) + "\n", SAFE)

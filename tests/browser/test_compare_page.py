@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser
 
@@ -13,9 +14,10 @@ from analysis.compare.conditions import parse
 from analysis.compare.loaded import Loaded, loaded
 from analysis.compare.page import document
 from analysis.compare.text import table
-from analysis.goodput import goodput
 from analysis.objectives import parse_bounds
 from analysis.report.page import render
+from analysis.slo import goodput
+from analysis.summary import typed
 from loadgen.cli.output import part_of
 from tests.browser.conftest import NASTY
 from tests.runs import burst, footer, header, healthy, write
@@ -27,7 +29,10 @@ def run(folder: Path, pace: float, model: str = "tiny") -> Loaded:
     first = header(700)
     first.server["model"] = model
     found = loaded(write(folder, [first, *records, *healthy(), footer(records)]))
-    summary = {**found.summary, "goodput": goodput(found.frame, parse_bounds(["ttft < 1s", "tpot < 30ms"]))}
+    summary = {
+        **found.summary,
+        "goodput": msgspec.to_builtins(goodput(found.frame, parse_bounds(["ttft < 1s", "tpot < 30ms"]))),
+    }
     return Loaded(found.run, found.frame, summary)
 
 
@@ -37,7 +42,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     folder = tmp_path_factory.mktemp("compared")
     a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
     found = compare([a], [b], conditions=parse(["e2e.p50 worse by 5%"]))
-    parts = [part_of(each.run, each.frame, each.summary) for each in (a, b)]
+    parts = [part_of(each.run, each.frame, typed(each.summary)) for each in (a, b)]
     (folder / "page.html").write_text(render(document(found, parts)), "utf-8")
     return folder / "page.html", found
 

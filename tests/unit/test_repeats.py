@@ -8,13 +8,12 @@ import pytest
 from scipy import stats as reference
 
 from analysis import repeats_text
-from analysis.metrics import summarise
 from analysis.repeats import between, over_runs, state
 from analysis.words import Summary
 from loadgen.cli.output import runs_in
 from loadgen.cli.run import repeats_of
 from loadgen.plan import plan_of
-from tests.runs import burst, run_of
+from tests.runs import burst, run_of, summarise
 
 
 def summaries(folder: Path, paces: list[float], n: int = 20) -> list[Summary]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
-from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.options import run_command
 from loadgen.cli.output import AsJson, Output, Quiet, Report, finish
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
@@ -41,7 +41,7 @@ def drive(
 ) -> NoReturn:
     """Run the plan of these settings as often as it says, here or spread over machines; write and print its results,
     exit as they ask."""
-    from loadgen import api
+    from loadgen import prepare
     from loadgen.plan import plan_of
 
     output = Output(
@@ -52,8 +52,8 @@ def drive(
         junit=junit,
     )
     asked = plan_of(**settings)
-    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
-    folder = out or api.default_folder(asked)
+    spread = spread_of(distributed, expect_workers, bind, join_timeout_s)
+    folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
         _run(asked, folder, output, spread)
         raise Exit(finish(output, folder, report=report))
@@ -106,13 +106,13 @@ def repeats_of(asked: Plan) -> list[Plan]:
     ]
 
 
-def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Footer:
-    from loadgen import api
+def _run(asked: Plan, folder: Path, output: Output, spread: Spread | None) -> Footer:
+    from loadgen import prepare
 
     command = ["loadgen", *sys.argv[1:]]
     with output.progress(None if asked.of_sessions else asked.n) as display:
         if spread is None:
-            return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+            return prepare.run(asked, folder, command=command, say=output.say, on_progress=display.show)
         from loadgen.distributed import master
 
         return master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from loadgen.load import load_of
 from loadgen.matrix import Cell, Repeat, Start, cells, skipped
 from loadgen.matrix.plan import MatrixPlan, run_settings
 from loadgen.matrix.state import Line, took_s
 from loadgen.plan import Plan
+from loadgen.prepare import schedule_of
+from workloads import arrivals
 
 START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
 """Until a server answers: loading the weights is most of it."""
@@ -142,9 +143,9 @@ def _dry_run_parts(
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
-    if run.duration_s is not None and run.arrivals != "burst":
+    if run.duration_s is not None and not arrivals.parse(run.arrivals).burst:
         return Estimate(run.duration_s + PREPARED_S, "modelled")
-    due_ns = load_of(run).due_ns
+    due_ns = schedule_of(run).due_ns
     last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
     if (modelled := _modelled_s(start, run)) is not None:
         return Estimate(max(last_due_s, modelled) + PREPARED_S, "modelled")

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine.counts import Counts
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
-from loadgen.engine.part import Held
+from loadgen.engine.health import Counts
+from loadgen.engine.recorder import Held
+from servers.wire.stamps import PLAIN
 from tests.dialects import DIALECTS
 from workloads import arrivals
 from workloads.request import Request
@@ -135,7 +136,7 @@ def slots(due_ns: list[int]) -> list[Slot]:
 
 async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6) -> tuple[FakeNet, Held, Counts]:
     net, held, counts = FakeNet(clock, answer_ns), Held(), Counts()
-    wire = Wire(net, net.exchange)  # type: ignore[arg-type]
+    wire = Wire(net, net.exchange, PLAIN)  # type: ignore[arg-type]
     limits = Limits(FOREVER_NS / 1e9, in_flight)
     dialect = DIALECTS["tgi", "generate"]
     driver = Driver(feed, wire, dialect, held, clock=clock, limits=limits, worker=0, counts=counts)
@@ -152,7 +153,7 @@ async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10
 @pytest.mark.parametrize("answer_ns", [1_000, 30_000_000_000])
 async def test_every_send_is_at_its_due_instant_however_slow_the_server(text: str, answer_ns: int) -> None:
     """Each arrival process: each request goes out exactly when it is due; a slow server shifts nothing."""
-    due_ns = list(arrivals.due_instants(arrivals.parse(text), 3, n=100))  # type: ignore[arg-type]
+    due_ns = list(arrivals.due_instants(arrivals.parse(text), 3, n=100))
     net, held, counts = await drive(OpenLoop(iter(slots(due_ns))), FakeClock(), answer_ns)
     assert net.sends == list(enumerate(due_ns))
     assert sorted(record.due_ns for record in held.records) == due_ns

@@ -1,0 +1,49 @@
+"""A plan's arrivals as numbers."""
+
+import pytest
+
+from loadgen.plan import plan_of
+from loadgen.prepare import longest_of, schedule_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "clients", "in_flight", "spare", "at_once"),
+    [
+        ({"n": 1000}, 1000, 0, 1000, 1000, 1000),
+        ({"arrivals": "burst:50/2s", "n": 100}, 100, 0, 100, 50, 1),
+        ({"arrivals": "constant:20", "duration_s": 10}, 200, 0, 200, 20, 1),
+        ({"arrivals": "constant:20", "duration_s": 10, "max_in_flight": 5}, 200, 0, 5, 5, 1),
+        ({"arrivals": "constant:2", "n": 100}, 100, 0, 100, 8, 1),
+        ({"arrivals": "closed:16", "n": 100}, 100, 16, 16, 16, 16),
+        ({"arrivals": "closed:16", "n": 4}, 4, 4, 4, 4, 4),
+        ({"arrivals": "closed:16,think=1s", "duration_s": 5}, None, 16, 16, 16, 16),
+    ],
+)
+def test_what_each_kind_of_arrivals_comes_to(
+    settings: dict[str, object], count: int | None, clients: int, in_flight: int, spare: int, at_once: int
+) -> None:
+    """How many requests, by whom, how many at a time, and how many connections are opened beforehand."""
+    load = schedule_of(plan_of(server="tgi", **settings))
+    got = (load.count, load.clients, load.in_flight, load.spare, load.at_once)
+    assert got == (count, clients, in_flight, spare, at_once)
+
+
+def test_due_instants_are_those_of_the_arrivals() -> None:
+    """Nothing is due at or after the duration."""
+    load = schedule_of(plan_of(server="tgi", arrivals="constant:4", duration_s=1))
+    assert list(load.due_ns or ()) == [0, 250_000_000, 500_000_000, 750_000_000]
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    """Whatever the number of workers, nothing is lost and nothing dealt twice."""
+    for clients in range(1, 12):
+        whole = schedule_of(plan_of(server="tgi", arrivals=f"closed:{clients}", n=100))
+        for workers in range(1, 5):
+            parts = [whole.dealt(worker, workers) for worker in range(workers)]
+            assert sum(part.clients for part in parts) == sum(part.spare for part in parts) == clients
+            assert sum(part.count or 0 for part in parts) == 100
+
+
+def test_the_longest_length_is_known_where_it_can_be() -> None:
+    """Fixed and uniform lengths have a longest; of others nothing can be checked beforehand."""
+    assert [longest_of(text) for text in (512, "uniform:10..90", "lognormal:mean=50,cv=1")] == [512, 90, 1]

@@ -41,8 +41,6 @@ VERSION = "3.3.6-dev0"
 DOCKER_LABEL = "sha-dfb3fbe"
 FINGERPRINT = f"{VERSION}-{DOCKER_LABEL}"
 
-_DEFAULT_LIMIT = 128
-"""--max-concurrent-requests (launcher/src/main.rs)."""
 _MOST_STOPS = 4
 _MOST_PROMPTS = 4
 _STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
@@ -352,7 +350,7 @@ def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
             "model_id": state.config.model,
             "model_sha": None,
             "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": state.config.max_concurrent_requests or _DEFAULT_LIMIT,
+            "max_concurrent_requests": state.config.max_concurrent_requests,
             "max_best_of": 2,
             "max_stop_sequences": _MOST_STOPS,
             "max_input_tokens": state.longest - 1,  # one must be left for the output (launcher/src/main.rs)
@@ -463,7 +461,7 @@ PROTOCOL = ServerProtocol(
     overloaded=_overloaded,
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
-    default_limit=_DEFAULT_LIMIT,
+    default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)
     policy=_POLICY,
     buckets=partial(steps_of_half, 0.0001),
 )

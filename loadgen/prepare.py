@@ -27,17 +27,17 @@ from loadgen import calibration, host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Plan
 from workloads import arrivals, lengths, workload
-from workloads.material import Order, Prompts, prompts_for
+from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
-    from loadgen.engine.counts import Counts
     from loadgen.engine.feed import Schedule
+    from loadgen.engine.health import Counts
     from loadgen.engine.sampler import Sampler
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
     from servers.count import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
-    from servers.telemetry.source import Source
+    from servers.telemetry import Source
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
@@ -125,8 +125,8 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     dialect = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
-    with _server(plan, schedule, access, say) as found:
-        facts = replace(found, model=plan.model or found.model)
+    room = Room(schedule.at_once, schedule.in_flight, SESSION_TOKENS if plan.of_sessions else 4096)
+    with server_for(plan, room, access, say, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
         with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
@@ -136,7 +136,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         )
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
         tasks = _tasks(plan, schedule, folder, facts, dialect, prompts, access)
-        yield Prepared(schedule, prompts, tasks, _header(plan, facts, dialect, prompts))
+        yield Prepared(schedule, prompts, tasks, header_of(plan, facts, dialect, prompts.how))
 
 
 def access_of(plan: Plan) -> Access:
@@ -185,7 +185,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     from workloads.tokenizer import load as load_tokenizer
 
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
-    order = Order(
+    spec = WorkloadSpec(
         asked,
         lengths.parse(str(plan.input_tokens)),
         None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens)),
@@ -196,7 +196,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     )
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
     prompts = prompts_for(
-        order, token_ids=dialect.token_ids, chat=dialect.endpoint == "chat", local=local, server=server
+        spec, token_ids=dialect.token_ids, local=local, server=server, chat=dialect.endpoint == "chat"
     )
     path = getattr(asked, "path", None)
     if path is not None and schedule.count is not None:
@@ -233,36 +233,52 @@ def longest_prompt_of(plan: Plan) -> int:
 # Of whom.
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server must have room for."""
+
+    at_once: int
+    """Requests that are certainly under way together."""
+    streams: int
+    """Requests of which a simulated one takes so many at a time."""
+    tokens: int
+    """How long a prompt and its answer may be together at least, at a simulated one."""
+
+
 @contextlib.contextmanager
-def _server(plan: Plan, schedule: Schedule, access: Access, say: Say) -> Iterator[ServerFacts]:
-    """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
+def server_for(plan: Plan, room: Room, access: Access, say: Say, about: str = "") -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan; the built-in simulated one lives as long as this block. `say`
+    gets one line: who it is, and what is `about` to come.
+
+    Raises servers.errors.ServerError.
+    """
     from servers.find import check_limits, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
-        with _simulated(plan, schedule, max(SESSION_TOKENS if plan.of_sessions else 4096, sum(longest)), say) as facts:
-            yield facts
+        say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
+        with _simulated(plan, room.streams, max(room.tokens, sum(longest))) as facts:
+            yield replace(facts, model=plan.model or facts.model)
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
-    say(f"{title} at {facts.url}: {_words(plan)}")
-    check_limits(facts, schedule.at_once, *longest)
-    yield facts
+    say(f"{title} at {facts.url}{about}")
+    check_limits(facts, room.at_once, *longest)
+    yield replace(facts, model=plan.model or facts.model)
 
 
 @contextlib.contextmanager
-def _simulated(plan: Plan, schedule: Schedule, max_model_len: int, say: Say) -> Iterator[ServerFacts]:
-    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
+def _simulated(plan: Plan, streams: int, max_model_len: int) -> Iterator[ServerFacts]:
     from servers.find import probe
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn_process
 
-    host.allow_open_files(schedule.in_flight)  # the child inherits the limit
+    host.allow_open_files(streams)  # the child inherits the limit
     config = SimulatedConfig(
         server=plan.server,
         clock="batching",
         speed=plan.speed,
-        max_concurrent_requests=schedule.in_flight,
+        max_concurrent_requests=streams,
         max_model_len=max_model_len,
         seed=plan.seed,
     )
@@ -315,7 +331,8 @@ def _tasks(
     ]
 
 
-def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
+def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:
+    """What is known of a run before it starts. `how` says how the length of prompts was made exact."""
     from loadgen.runfile import Header
 
     why = dialect.misleads(facts.version)  # who did not force it did not get here
@@ -326,7 +343,7 @@ def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) 
         plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": prompts.how, **({"forced": why} if why else {})},
+        client={"prompts": how, **({"forced": why} if why else {})},
     )
 
 
@@ -339,9 +356,9 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
     What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
     """
     from loadgen.engine.sampler import Sampler, bursts_of
-    from servers.telemetry.host import HostMemory, on_this_machine
+    from servers.telemetry import NotMeasuredError
+    from servers.telemetry.machine import HostMemory, on_this_machine
     from servers.telemetry.prometheus import ServerMetrics
-    from servers.telemetry.source import NotMeasuredError
 
     if not plan.metrics_every_s:
         return Sampler(
@@ -372,8 +389,7 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
 
 
 def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], Source]:
-    from servers.telemetry.dcgm import Dcgm
-    from servers.telemetry.gpu import Nvml
+    from servers.telemetry.machine import Dcgm, Nvml
 
     if plan.dcgm_url:
         return partial(Dcgm, plan.dcgm_url, verify=verify)
@@ -386,6 +402,6 @@ def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> 
 
 
 def _missing(why: str) -> Source:
-    from servers.telemetry.source import NotMeasuredError
+    from servers.telemetry import NotMeasuredError
 
     raise NotMeasuredError(why)

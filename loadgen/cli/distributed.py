@@ -3,64 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
 from loadgen.cli.options import seconds
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
+
+
+def _option(*names: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel="Distributed", **more)
+
 
 Distributed = Annotated[
-    bool,
-    Option(
-        "--distributed",
-        help="Split the run over machines on which `loadgen worker` runs.",
-        rich_help_panel="Distributed",
-    ),
+    bool, _option("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
 ]
 ExpectWorkers = Annotated[
-    int,
-    Option(
-        help="With --distributed: worker machines to wait for; --workers processes run on each.",
-        rich_help_panel="Distributed",
-    ),
+    int, _option(help="With --distributed: worker machines to wait for; --workers processes run on each.")
 ]
 Bind = Annotated[
     str,
-    Option(
+    _option(
         metavar="HOST[:PORT]",
         help="With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
         "LOADGEN_TOKEN.",
-        rich_help_panel="Distributed",
     ),
 ]
 JoinTimeout = Annotated[
     float,
-    Option(
-        "--join-timeout",
-        parser=seconds,
-        metavar="T",
-        help="With --distributed: how long to wait for them.",
-        rich_help_panel="Distributed",
-    ),
+    _option("--join-timeout", parser=seconds, metavar="T", help="With --distributed: how long to wait for them."),
 ]
 BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0
 
 
-def asked_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Asked | None:
+def spread_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Spread | None:
     """How the run is spread by these options, or None for a run on this machine. Raises PlanError, DistributedError."""
     if not distributed:
         return None
-    from loadgen.distributed.address import address_of
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
+    from loadgen.distributed.peers import address_of
     from loadgen.errors import PlanError
 
     if expect_workers < 1:
         raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return Asked(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+    return Spread(expect_workers, address_of(bind, "--bind"), join_timeout_s)
 
 
 def worker(
@@ -76,7 +65,7 @@ def worker(
     here or not the one named; 130 interrupted.
     """
     from loadgen.cli.output import Output
-    from loadgen.distributed.address import address_of
+    from loadgen.distributed.peers import address_of
     from loadgen.distributed.worker import serve
 
     output = Output(as_json=False, quiet=quiet)

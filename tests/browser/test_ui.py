@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -16,7 +19,7 @@ from playwright.sync_api import Browser, Page
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import spawn
-from tests.ui import environment, page
+from tests.ui import Ui, environment, page
 
 FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
 
@@ -24,8 +27,9 @@ FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
 def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) -> None:
     """20 users, then 100 while it runs, stop, report: the page's figures are those of `loadgen report` on the run, and
     nothing was asked of any other machine."""
-    config = SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.01)
+    config = SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.02)
     with spawn(config) as url, page(tmp_path, "--server", "vllm", "--url", url) as ui:
+        _refuses_other_pages_and_bad_forms(ui, url)
         context = browser.new_context(viewport={"width": 1600, "height": 1000}, accept_downloads=True)
         opened = context.new_page()
         asked: list[str] = []
@@ -34,7 +38,7 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
         opened.on("pageerror", lambda error: complaints.append(str(error)))
         opened.goto(ui.url)
         assert "SIMULATED" in opened.inner_text("#loadgen-facts")
-        _fill(opened, users=20, inputTokens=16, outputTokens=20)
+        _fill(opened, users=20, inputTokens=16, outputTokens=60)
         opened.get_by_role("button", name="Start").click()
         _until(lambda: _cell(opened, "ttft_s", "n") > 20)
         opened.get_by_role("button", name="Edit").click()
@@ -61,6 +65,22 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
     assert "llama-2-7b" in (tmp_path / "report.html").read_text()
 
 
+def _refuses_other_pages_and_bad_forms(ui: Ui, url: str) -> None:
+    """Another origin, another host name and a form that cannot be run are refused, and nothing is started."""
+    for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        with pytest.raises(HTTPError) as refusal:
+            urlopen(Request(f"{ui.url}/stats/requests", headers=header), timeout=20)
+        assert refusal.value.code == 403
+        refusal.value.close()
+    form = {"user_count": 1, "spawn_rate": 1, "input_tokens": "many", "host": url}
+    with urlopen(f"{ui.url}/swarm", data=urlencode(form).encode(), timeout=20) as answer:
+        told = json.load(answer)
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    assert told["success"] is False
+    assert "--input-tokens many" in told["message"]
+    assert ui.live()["run"] is None
+
+
 def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]], live: dict[str, Any]) -> None:
     """To the nanosecond for each percentile that the report gives, and the same verdict on the client."""
     done = subprocess.run(
@@ -83,7 +103,7 @@ def _adds_up(folder: Path, live: dict[str, Any]) -> None:
     run = runfile.read(folder / "run")
     assert run.footer is not None
     assert run.footer.sent == len(run.records) == run.footer.complete + run.footer.failed
-    assert {(record.prompt_tokens_asked, record.output_tokens_asked) for record in run.records} == {(16, 20)}
+    assert {(record.prompt_tokens_asked, record.output_tokens_asked) for record in run.records} == {(16, 60)}
     assert run.footer.complete == live["requests"]["complete"]
     assert {record.error_kind for record in run.records if record.state == "failed"} <= {"cancelled"}
     assert {kind["kind"] for kind in live["failures"]} == {"cancelled"}

@@ -1,0 +1,82 @@
+"""Part files on their way: everything arrives, in order, and never much at a time; and frames between processes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from loadgen.distributed.protocol import (
+    PIECE_BYTES,
+    PIECES_UNTAKEN,
+    Frames,
+    Incoming,
+    Order,
+    Outgoing,
+    Piece,
+    Series,
+    Taken,
+    Tell,
+)
+from loadgen.errors import OutputError
+
+
+def test_parts_arrive_whole_and_little_at_a_time(tmp_path: Path) -> None:
+    """While they grow and after the end, with what a full disk moved elsewhere. Pieces wait for earlier ones."""
+    here = {3: tmp_path / "part-3.jsonl", 4: tmp_path / "part-4.jsonl"}
+    there = {worker: tmp_path / f"there-{worker}.jsonl" for worker in here}
+    here[3].write_bytes(b"a" * (6 * PIECE_BYTES + 17))
+    way: list[Piece] = []
+    outgoing, incoming = Outgoing(here, way.append), Incoming(there)
+    assert not outgoing.pump()
+    assert len(way) == PIECES_UNTAKEN
+    here[4].write_bytes(b"b" * 100)
+    rescued = tmp_path / "rescued"
+    rescued.write_bytes(b"c" * (PIECE_BYTES + 1))
+    outgoing.append(4, rescued)
+    most = 0
+    while not outgoing.pump(ended=True):
+        most = max(most, len(way))
+        outgoing.taken(incoming.take(way.pop(0)))
+    incoming.close()
+    assert most == PIECES_UNTAKEN
+    assert there[3].read_bytes() == here[3].read_bytes()
+    assert there[4].read_bytes() == here[4].read_bytes() + rescued.read_bytes()
+
+
+def test_nothing_is_over_before_it_is_taken(tmp_path: Path) -> None:
+    """A part that is on its way is not delivered yet, and what was never sent cannot be taken."""
+    part = tmp_path / "part-0.jsonl"
+    part.write_bytes(b"line\n")
+    outgoing = Outgoing({0: part}, lambda _: None)
+    assert not outgoing.pump(ended=True)
+    outgoing.taken(Taken(0, 77))
+    assert not outgoing.pump(ended=True)
+    outgoing.taken(Taken(0, 5))
+    assert outgoing.pump(ended=True)
+
+
+def test_a_disk_that_is_full_is_said() -> None:
+    """The master's disk refuses: a typed error that names the file."""
+    incoming = Incoming({0: Path("/dev/full")})
+    with pytest.raises(OutputError, match="cannot write /dev/full: No space left"):
+        incoming.take(Piece(0, 0, b"line\n"))
+    incoming.close()
+
+
+def test_frames_keep_messages_whole() -> None:
+    """Several at once, one in pieces, nothing in time, and the end."""
+    left, right = socket.socketpair()
+    ours: Frames[Order] = Frames(left, Order)
+    theirs: Frames[Order] = Frames(right, Order)
+    said = [Tell("a", b"x" * 70_000), Series("b"), Tell("", b"")]
+    for each in said:
+        ours.post(each)
+    assert [theirs.receive(1) for _ in said] == said
+    assert theirs.receive(0) is None
+    ours.close()
+    with pytest.raises(EOFError):
+        theirs.receive(1)
+    theirs.post(said[0])
+    theirs.close()

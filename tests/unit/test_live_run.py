@@ -1,0 +1,83 @@
+"""The figures of a run that goes on are those of its report, and take a bounded amount of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.gather import frame_of
+from analysis.metrics import METRICS
+from analysis.stats import describe
+from loadgen.interactive import live_run
+from loadgen.interactive.live_run import LiveFigures, NewestSamples, described
+from loadgen.record import Record
+
+
+def _record(number: int, state: str = "complete", **changes: object) -> Record:
+    """A request of three chunks with one, two and one tokens."""
+    sent = 1_000_000 * number
+    values = {
+        "id": number,
+        "state": state,
+        "sent_ns": sent,
+        "sent_end_ns": sent + 10,
+        "chunk_ns": [sent + 5_000_000 + 7 * number, sent + 9_000_000, sent + 20_000_001],
+        "chunk_tokens": [1, 2, 1],
+        "end_ns": sent + 20_000_500,
+        "output_tokens": 4,
+    }
+    return Record(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_they_are_the_figures_of_the_report() -> None:
+    """Every percentile, mean and end of TTFT, TPOT, ITL and E2E, of complete requests only."""
+    records = [_record(number) for number in range(50)]
+    records += [_record(50, "failed", error_kind="timeout"), _record(51, output_tokens=None)]
+    records += [_record(52, chunk_ns=[53_000_000], chunk_tokens=[4])]  # one chunk: no TPOT
+    live = LiveFigures()
+    for record in records:
+        live.add(record)
+    live.digest()
+    frame = frame_of(records)
+    for name, samples in live.samples.items():
+        expected = describe(METRICS[name].values(frame))
+        found = described(samples.copy())
+        assert found == pytest.approx({key: expected.of(key) for key in found}, abs=1e-9)
+
+
+def test_the_newest_samples_are_kept_and_the_others_counted() -> None:
+    """Past the limit the oldest give way, and how many did is known."""
+    samples = NewestSamples(3)
+    samples.extend(np.array([0.0, 1.0]))
+    for value in range(2, 8):
+        samples.extend(np.array([float(value)]))
+    assert sorted(samples.copy()) == [5, 6, 7]
+    assert (samples.seen, samples.kept) == (8, 3)
+
+
+def test_no_samples_are_no_figures() -> None:
+    """Before the first answer every figure is unknown rather than zero."""
+    assert set(described(np.empty(0)).values()) == {0, None}
+
+
+def test_failures_are_counted_by_kind_and_words_without_numbers() -> None:
+    """The same words with other numbers are one failure; words that never repeat do not grow without end."""
+    live = LiveFigures()
+    for number in range(20):
+        live.add(_record(number, "failed", error_kind="truncated", error_detail=f"ended after {number % 9} tokens"))
+    assert live.failures == {("truncated", "ended after # tokens"): 20}
+    for number in range(live_run.FAILURES + 100):
+        words = f"no {chr(0x4E00 + number)}"
+        live.add(_record(number, "failed", error_kind="in_band_error", error_detail=words))
+    assert len(live.failures) == live_run.FAILURES + 1
+    assert live.failures["in_band_error", "(other words)"] == 101
+
+
+def test_a_point_is_of_the_requests_that_ended_since_the_last() -> None:
+    """A second without an answer has no percentile, and the next one does not repeat the last."""
+    live = LiveFigures()
+    live.add(_record(0))
+    live.point(streams=1)
+    live.point(streams=0)
+    assert [point["ttft_s_p50"] for point in live.points] == [0.005, None]
+    assert [point["at"] for point in live.points] == [0, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -67,3 +69,22 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def in_process(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """`loadgen ...` with this process's own interpreter, for what only has messages, files and an exit code."""
+    from loadgen.cli import main
+
+    out, err, argv, before = io.StringIO(), io.StringIO(), sys.argv, Path.cwd()
+    sys.argv = ["loadgen", *arguments]
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = argv
+        os.chdir(before)
+    return code if isinstance(code, int) else 0, out.getvalue(), err.getvalue()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of, said
+from loadgen.engine.decode import record_of, said, unsent
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, Health
 from loadgen.record import NoneOrKind, Record
@@ -105,7 +105,7 @@ class Recorder:
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self._ended[0]
         if exchange is None:
-            record = unsent(slot, kind, detail)
+            record = unsent(slot.request, kind, detail)
         else:
             record = record_of(
                 exchange, slot.request, self._dialect, self._clocks, self.start_ns, self.health, self._stamps
@@ -126,17 +126,3 @@ class Recorder:
             asyncio.get_running_loop().call_soon(self._record_one)
         else:
             self._on_idle()
-
-
-def unsent(slot: Slot, kind: NoneOrKind, detail: str) -> Record:
-    """The Record of a request of which no byte was sent."""
-    return Record(
-        id=slot.request.id,
-        session=slot.request.session,
-        turn=slot.request.turn,
-        state="dropped" if kind in {"dropped", "session_ended"} else "failed",
-        error_kind=kind,
-        error_detail=detail,
-        prompt_tokens_asked=slot.request.input_tokens,
-        output_tokens_asked=slot.request.output_tokens,
-    )

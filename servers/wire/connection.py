@@ -63,7 +63,7 @@ def tls_context(ca_file: Path | None, insecure: bool) -> ssl.SSLContext:
 class Connection:
     """One open connection. With TLS, bytes go through memory BIOs, so that reads keep their kernel stamps."""
 
-    __slots__ = ("incoming", "losses", "opened_ns", "outgoing", "sock", "tls")
+    __slots__ = ("incoming", "losses", "opened_ns", "outgoing", "shaking", "sock", "tls")
 
     def __init__(self, sock: socket.socket, opened_ns: int) -> None:
         self.sock = sock
@@ -71,8 +71,30 @@ class Connection:
         self.losses = (0, 0)
         """What servers.wire.stamps.losses said of it when it was last asked."""
         self.tls: ssl.SSLObject | None = None
+        self.shaking = False
+        """Whether a TLS handshake is under way."""
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()
+
+    def begin_tls(self, target: Target) -> None:
+        """A handshake is to come: while `shaking`, send what `shake` gives, and give what is received to `heard`."""
+        assert target.tls is not None
+        self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
+        self.shaking = True
+
+    def shake(self) -> bytes:
+        """The next bytes of the handshake to send. Raises ssl.SSLError."""
+        assert self.tls is not None
+        with suppress(ssl.SSLWantReadError):
+            self.tls.do_handshake()
+            self.shaking = False
+        return self.outgoing.read()
+
+    def heard(self, received: bytes) -> None:
+        """The next bytes of the handshake that came."""
+        if not received:
+            raise ConnectionResetError("the server closed the connection during the TLS handshake")
+        self.incoming.write(received)
 
     def seal(self, request: bytes) -> bytes:
         """The bytes to send for `request`: itself, or its TLS records, made before the clock starts."""
@@ -109,32 +131,17 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
             await loop.sock_connect(sock, target.address)
             connection = Connection(sock, monotonic_ns())
             if target.tls is not None:
-                await _handshake(loop, connection, target)
+                connection.begin_tls(target)
+            while connection.shaking:
+                if sealed := connection.shake():
+                    await loop.sock_sendall(sock, sealed)
+                if connection.shaking:
+                    connection.heard(await loop.sock_recv(sock, READ_BYTES))
         stamps.watch(sock)
     except BaseException:
         sock.close()
         raise
     return connection
-
-
-async def _handshake(loop: asyncio.AbstractEventLoop, connection: Connection, target: Target) -> None:
-    assert target.tls is not None
-    tls = target.tls.wrap_bio(connection.incoming, connection.outgoing, server_hostname=target.host)
-    while True:
-        try:
-            tls.do_handshake()
-            done = True
-        except ssl.SSLWantReadError:
-            done = False
-        if sealed := connection.outgoing.read():
-            await loop.sock_sendall(connection.sock, sealed)
-        if done:
-            break
-        received = await loop.sock_recv(connection.sock, READ_BYTES)
-        if not received:
-            raise ConnectionResetError("the server closed the connection during the TLS handshake")
-        connection.incoming.write(received)
-    connection.tls = tls
 
 
 class Pool:

@@ -46,7 +46,7 @@ def render(found: Found, measured: Sequence[Measured]) -> str:
         mark=mark,
         title=said.title(found),
         groups=groups,
-        metrics=[{"name": name, "title": METRICS[name].title, "short": words.NAMES[name]} for name in SAMPLED],
+        metrics=[{"name": name, "title": METRICS[name].title, "short": METRICS[name].short} for name in SAMPLED],
         beliefs=said.beliefs(found),
         order=said.order(found),
         starts=tables.start_rows(found),
@@ -108,7 +108,7 @@ def _data(found: Found, measured: Sequence[Measured], groups: Sequence[Found]) -
         "runs": [],
         "figures": [_axis(cells, figure.name, figure.title, figure.unit) for figure in FIGURES],
         "metrics": [
-            {"name": name, "title": METRICS[name].title, "short": words.NAMES[name], **_scale(measured, name)}
+            {"name": name, "title": METRICS[name].title, "short": METRICS[name].short, **_scale(measured, name)}
             for name in SAMPLED
         ],
         "cells": [

@@ -84,7 +84,6 @@ def of_record(record: Record) -> dict[str, float]:
         sent_ns=_known(record.sent_ns),
         first_ns=chunks[0] if chunks else math.nan,
         last_ns=chunks[-1] if chunks else math.nan,
-        first_byte_ns=_known(record.first_byte_ns),
         end_ns=_known(record.end_ns, chunks[-1] if chunks else None),
         output_tokens=tokens,
         generated_tokens=tokens or math.nan,

@@ -68,18 +68,18 @@ def summary_schema() -> str:
 
 
 def _summary_structs() -> dict[str, ast.ClassDef]:
-    """Those that summary.json is made of, in its order; the fields of a base belong to what it is of."""
-    import msgspec
-
-    from analysis.summary import Summary
-
-    files = ("analysis/summary.py", "analysis/resources.py", "loadgen/runfile.py")
-    modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
+    """Summary first, then the others as they stand in their modules; the fields of a base belong to what it is of."""
+    modules = [
+        ast.parse((DOCS.parent / name).read_text("utf-8")) for name in ("analysis/summary.py", "loadgen/runfile.py")
+    ]
     found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
+    named = [name for name, node in found.items() if any("Struct" in ast.unparse(base) for base in node.bases)]
     for node in found.values():
         for base in (found[each] for each in map(ast.unparse, node.bases) if each in found):
             node.body = [node.body[0], *base.body[1:], *node.body[1:]]
-    return {name: found[name] for name in msgspec.json.schema(Summary)["$defs"]}
+    used = [name for name in named if name not in ("Summary", "Header", "Telemetry", "Footer", "Run", "MemoryLevels")]
+    inherited = [name for name, node in found.items() if any(ast.unparse(base) in found for base in node.bases)]
+    return {name: found[name] for name in dict.fromkeys(["Summary", *used, *inherited])}
 
 
 def metrics() -> str:
@@ -99,6 +99,20 @@ def metrics() -> str:
         "{limits}": [f"| {each.title} | {text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
     }
     return _filled("reference/metrics.template", rows)
+
+
+def dialects() -> str:
+    """The page of every server's endpoints, from their kinds."""
+    from servers.kinds import KINDS
+
+    yes = {True: "yes", False: "no"}
+    rows = [
+        f"| {kind.name} | {f'**{endpoint}**' if endpoint == kind.native else endpoint} | `{dialect.path}` "
+        f"| {yes[dialect.token_ids]} | {yes[dialect.fixed_output]} |"
+        for kind in KINDS.values()
+        for endpoint, dialect in kind.dialects.items()
+    ]
+    return _filled("reference/dialects.template", {"{dialects}": rows})
 
 
 def telemetry() -> str:
@@ -175,6 +189,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/export.md": exported,
     "reference/run-file.md": run_file,
     "reference/telemetry.md": telemetry,
+    "reference/dialects.md": dialects,
 }
 
 

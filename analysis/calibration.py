@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.report.format import duration
+from analysis.report.format import duration, share
 from analysis.summary import QuotedCalibration
 from loadgen.record import Record
 from loadgen.runfile import Run

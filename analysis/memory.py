@@ -10,14 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from analysis import words
 from analysis.summary import GpuMemory, HostMemory, KvCache, Memory, MemoryReserved, ProcessMemory
 from analysis.telemetry import AFTER, Sample, Source, last_of, number, rows, samples
 from loadgen.runfile import Run
 
 SHARE_DECIMALS = 4
-GPUS_NAMED = 4
-"""More GPUs than this are counted, not listed."""
 
 
 Readings = list[tuple[str, Mapping[str, Any]]]
@@ -129,28 +126,3 @@ def _taken(run: Run, found: Sequence[Sample]) -> MemoryReserved | None:
     said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
     note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"
     return MemoryReserved(share=share, note=note)
-
-
-def sentences(summary: words.Summary) -> list[str]:
-    """What is known of memory, in a sentence each: the KV cache, the GPUs, the server's processes. Often nothing."""
-    found = summary["memory"]
-    if not found:
-        return []
-    lines = []
-    if (cache := found["kv_cache"]) and cache["peak_share"] is not None:
-        room = f" of {cache['tokens']:,} tokens" if cache["tokens"] else ""
-        lines.append(f"KV cache{room}: at most {words.share(cache['peak_share'])} in use, by the server's own gauge.")
-    lines += [_level(each) for each in found["gpus"][:GPUS_NAMED] if each["peak_bytes"] is not None]
-    if (more := len(found["gpus"]) - GPUS_NAMED) > 0:
-        lines.append(f"{words.count(more, 'more GPU')} in summary.json.")
-    if found["taken_at_start"] and lines:
-        lines.append(f"{found['taken_at_start']['note']}.")
-    held = [each for each in found["processes"] if each["on"] == "host" and each["peak_bytes"] is not None]
-    return [*lines, *(_level(each) for each in held)]
-
-
-def _level(each: Mapping[str, Any]) -> str:
-    name = f" ({each['name']})" if each["name"] else ""
-    whole = f" of {words.size(each['total_bytes'])}" if each.get("total_bytes") else ""
-    before = f"{words.size(each['idle_bytes'])} before the first request, " if each["idle_bytes"] is not None else ""
-    return f"{each['of'][0].upper()}{each['of'][1:]}{name}: {before}{words.size(each['peak_bytes'])} at most{whole}."

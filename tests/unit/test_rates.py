@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import text, window
+from analysis import window
 from analysis.frame import Floats
 from analysis.metrics import summarise
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, header, run_of
+from tests.runs import burst, complete, header, run_of, text_of
 
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -76,7 +76,7 @@ def test_an_open_loop_knows_its_rates(tmp_path: Path) -> None:
     expected = 2 * 1.96 * (throughput["requests_per_s"] / length_s) ** 0.5
     assert 0.5 * expected < high - low < 2 * expected
     assert poisson(tmp_path / "again")["throughput"] == throughput
-    assert "95 %: " in text.render(found)
+    assert "95 %: " in text_of(found)
 
 
 def test_a_burst_leaves_it_to_repeats(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_burst_leaves_it_to_repeats(tmp_path: Path) -> None:
     assert found["throughput"]["ci95"] == {}
     assert "repeats" in found["throughput"]["ci95_none"]
     assert "not independent" in found["intervals"]["note"]
-    assert "only --repeats shows" in text.render(found)
-    assert "only --repeats shows" not in text.render(poisson(tmp_path / "open"))
+    assert "only --repeats shows" in text_of(found)
+    assert "only --repeats shows" not in text_of(poisson(tmp_path / "open"))
 
 
 def test_a_window_must_have_parts_to_tell(tmp_path: Path) -> None:

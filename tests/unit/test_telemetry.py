@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis import words
 from analysis.gather import frame_of_run
-from analysis.memory import memory, sentences
+from analysis.memory import memory
 from analysis.metrics import summarise
-from analysis.summary import CounterCheck, GpuMemory, HostMemory, KvCache, Memory
+from analysis.report.findings import memory as memory_said
+from analysis.summary import CounterCheck, GpuMemory, HostMemory, KvCache, Memory, typed
 from analysis.telemetry import counters, series
-from analysis.text import render
 from loadgen.record import Record
-from tests.runs import complete, failed, loop, run_of
+from tests.runs import complete, failed, loop, run_of, said, text_of
 from tests.telemetry import line, told
 
 MS = 1_000_000
@@ -34,8 +33,7 @@ def test_a_run_without_telemetry_says_nothing(tmp_path: Path) -> None:
     summary = summarise(run)
     assert series(run) == []
     assert (summary["memory"], summary["server_counters"]) == ({}, {})
-    assert sentences(summary) == []
-    assert words.counters(summary) == ""
+    assert said(summary, "memory") == said(summary, "counters") == ""
 
 
 def test_gauges_and_rates_share_one_axis_and_keep_their_gaps(tmp_path: Path) -> None:
@@ -211,13 +209,11 @@ def test_disagreement_is_a_warning(tmp_path: Path, server: str, output: int, why
     summary = summarise(run)
     entry = summary["server_counters"]["output_tokens"]
     assert (entry["agree"], entry["difference"]) == (False, output - 120)
-    (warning,) = [each for each in words.warnings(summary) if "server counted" in each]
+    same, _, warning = said(summary, "counters").partition(". ")
     assert warning.startswith(f"The server counted {output} output tokens, the client 120: ")
     assert why in warning
-    assert f"The server counted {output} output tokens" in " ".join(render(summary).split())
-    assert words.counters(summary) == (
-        "The server counted the same prompt tokens and finished requests, 2 warm-up requests included."
-    )
+    assert f"The server counted {output} output tokens" in " ".join(text_of(summary).split())
+    assert same == "The server counted the same prompt tokens and finished requests, 2 warm-up requests included"
 
 
 @pytest.mark.parametrize(("output", "agree"), [(119, False), (120, True), (150, True), (184, True), (185, False)])
@@ -280,12 +276,12 @@ def test_memory_in_words(tmp_path: Path) -> None:
         line("host", 1, memory_used_bytes=GIB, processes=[{"pid": 9, "rss_bytes": 100 << 20, "members": 2}]),
     ]
     facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
-    said = sentences(summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts)))
-    assert said == [
-        "KV cache of 120,000 tokens: at most 31 % in use, by the server's own gauge.",
-        "GPU 0 (A800): 70.0 GiB before the first request, 70.0 GiB at most of 80.0 GiB.",
-        *(f"GPU {index}: 70.0 GiB before the first request, 70.0 GiB at most." for index in (1, 2, 3)),
+    summary = summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts))
+    assert memory_said(typed(summary)) == [
+        "KV cache of 120,000 tokens: peak 31 %, by the server's own gauge.",
+        "GPU 0 (A800): 70.0 GiB before the first request, peak 70.0 GiB of 80.0 GiB.",
+        *(f"GPU {index}: 70.0 GiB before the first request, peak 70.0 GiB." for index in (1, 2, 3)),
         "2 more GPUs in summary.json.",
         "vLLM takes 92 % of each card when it starts (--gpu-memory-utilization) and keeps it.",
-        "Process 9 (vllm): 100 MiB at most.",
+        "Process 9 (vllm): peak 100 MiB.",
     ]

@@ -279,10 +279,6 @@ class Frames(Generic[T]):
             yield message
             message = self.receive(0)
 
-    def close(self) -> None:
-        """The other end sees it."""
-        self._socket.close()
-
     def _end(self) -> int | None:
         """Of the first message in what was read, once all of it is there."""
         if len(self._read) < _LENGTH.size:

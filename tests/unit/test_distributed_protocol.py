@@ -75,8 +75,8 @@ def test_frames_keep_messages_whole() -> None:
         ours.post(each)
     assert [theirs.receive(1) for _ in said] == said
     assert theirs.receive(0) is None
-    ours.close()
+    left.close()
     with pytest.raises(EOFError):
         theirs.receive(1)
     theirs.post(said[0])
-    theirs.close()
+    right.close()

@@ -11,6 +11,7 @@ import http.client
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,8 +27,8 @@ ANSWER_LIMIT_BYTES = 64 << 20
 class Caller:
     """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
 
-    def __init__(self, url: str, api_key: str | None = None, verify: ssl.SSLContext | bool = True) -> None:
-        """Paths count from `url`. `verify` says how certificates are checked; False does not check them."""
+    def __init__(self, url: str, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> None:
+        """Paths count from `url`. `verify` says how certificates are checked, if not against the system's."""
         parts = urlsplit(url)
         self._url = url
         self._prefix = parts.path.rstrip("/")
@@ -36,7 +37,7 @@ class Caller:
             self._headers["authorization"] = f"Bearer {api_key}"
         host = parts.hostname or ""
         self._connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=_context(verify))
+            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=verify)
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
         )
@@ -46,11 +47,8 @@ class Caller:
 
         Raises UnreachableError and UnauthorizedError.
         """
-        try:
-            status, content = self._exchange(path, body)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise _unreachable(self._url, error, TIMEOUT_S) from error
+        method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
+        status, content = self._asked(lambda: self._once(method, path, data), TIMEOUT_S)
         if status in (401, 403):
             raise UnauthorizedError(
                 f"{self._url} answers {status} to {path}: it wants an API key, or another one",
@@ -66,28 +64,24 @@ class Caller:
 
         Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off.
         """
-        try:
-            if self._connection.sock:
-                with suppress(ConnectionError):  # closed while idle, as in `_exchange`
-                    return self._timed(path, accept, limit_s, limit_bytes)
-                self.close()
-            return self._timed(path, accept, limit_s, limit_bytes)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise _unreachable(self._url, error, limit_s) from error
+        return self._asked(lambda: self._timed(path, accept, limit_s, limit_bytes), limit_s)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _exchange(self, path: str, body: object) -> tuple[int, bytes]:
-        method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-        if self._connection.sock:
-            # Servers close idle connections after a few seconds. No question changes anything, so asking again is safe.
-            with suppress(ConnectionError):
-                return self._once(method, path, data)
+    def _asked(self, once: Callable[[], tuple[int, bytes]], limit_s: float) -> tuple[int, bytes]:
+        try:
+            if self._connection.sock:
+                # Servers close idle connections after a few seconds. No question changes anything, so asking again is
+                # safe.
+                with suppress(ConnectionError):
+                    return once()
+                self.close()
+            return once()
+        except (OSError, http.client.HTTPException) as error:
             self.close()
-        return self._once(method, path, data)
+            raise _unreachable(self._url, error, limit_s) from error
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         self._connection.request(method, self._prefix + path, data, self._headers)
@@ -137,16 +131,6 @@ def _cut_off(sock: socket.socket, late: threading.Event) -> None:
     late.set()
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-def _context(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _unreachable(url: str, error: Exception, limit_s: float) -> UnreachableError:

@@ -28,7 +28,7 @@ from servers.kinds.base import (
     first_card,
     stated,
 )
-from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
 from workloads.request import Request
 
@@ -88,9 +88,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
         if event.finished:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
-    settle_count(answer, count or None)
-    note_broken(answer, broken)
-    return answer
+    return settle(answer, count or None, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:

@@ -26,7 +26,7 @@ from servers.kinds.base import (
     exists,
     stated,
 )
-from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
 from workloads.request import Request
 
@@ -75,9 +75,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             details = event.details or Details()
             total, answer.prompt_tokens = details.generated_tokens, details.input_length
             note_finish(answer, details.finish_reason or "", payloads[index])
-    settle_count(answer, total)
-    note_broken(answer, broken)
-    return answer
+    return settle(answer, total, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:

@@ -31,7 +31,7 @@ from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, message
 from workloads.request import Request
 
 
-class Token(msgspec.Struct, gc=False):
+class TgiToken(msgspec.Struct, gc=False):
     """That there is one is all that matters."""
 
 
@@ -43,15 +43,15 @@ class Details(msgspec.Struct, gc=False):
     input_length: int | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class TgiEvent(msgspec.Struct, gc=False):
     """One event of `/generate_stream`. `generated_text` is null in all but the last, which carries a token too."""
 
-    token: Token | None = None
+    token: TgiToken | None = None
     generated_text: str | None = None
     details: Details | None = None
 
 
-_EVENTS = msgspec.json.Decoder(Event)
+_EVENTS = msgspec.json.Decoder(TgiEvent)
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:

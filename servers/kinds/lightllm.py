@@ -16,12 +16,12 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
-    Limit,
     MetricNames,
     ProcessCommand,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     VersionRule,
     as_dict,
     exists,
@@ -192,10 +192,10 @@ LIGHTLLM = ServerKind(
     },
     recognise=_recognise,
     limits={
-        "max_model_len": Limit("--max_req_total_len", "total"),
-        "max_total_token_num": Limit("--max_total_token_num"),  # KV cache in tokens
-        "max_req_total_len": Limit("--max_req_total_len"),
-        "running_max_req_size": Limit("--running_max_req_size"),  # beyond it requests wait without order
+        "max_model_len": ServerLimit("--max_req_total_len", "total"),
+        "max_total_token_num": ServerLimit("--max_total_token_num"),  # KV cache in tokens
+        "max_req_total_len": ServerLimit("--max_req_total_len"),
+        "running_max_req_size": ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
     },
     port=8003,
     metrics=MetricNames(

@@ -15,11 +15,11 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
-    Limit,
     MetricNames,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     VersionRule,
     as_dict,
     at_least,
@@ -150,10 +150,10 @@ TGI = ServerKind(
     },
     recognise=_recognise,
     limits={
-        "max_input_tokens": Limit("--max-input-tokens", "prompt"),
-        "max_total_tokens": Limit("--max-total-tokens", "total"),
-        "max_concurrent_requests": Limit("--max-concurrent-requests", "requests"),  # refuses what is beyond
-        "max_batch_total_tokens": Limit("--max-batch-total-tokens"),  # 1.x and 2.x
+        "max_input_tokens": ServerLimit("--max-input-tokens", "prompt"),
+        "max_total_tokens": ServerLimit("--max-total-tokens", "total"),
+        "max_concurrent_requests": ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
+        "max_batch_total_tokens": ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
     },
     port=8002,
     metrics=MetricNames(

@@ -19,7 +19,7 @@ import msgspec
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
-from servers.launch.docker import container_facts, docker, killed_for_memory, versions
+from servers.launch.docker import container_facts, docker
 from servers.launch.process import log_file
 from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
 
@@ -54,7 +54,10 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
     """Start the server and wait until it is ready. When it is not, it is taken down again and its log kept."""
     host, server = spec.host, spec.server
     spec.check_options(OPTIONS)
-    engine = versions(host)
+    engine = {
+        "compose_version": docker(host, "compose", "version", "--short").strip(),
+        "engine_version": docker(host, "version", "--format", "{{.Server.Version}}").strip(),
+    }
     _make_volume(host)
     say(f"starting {server} on {host.name}: docker {' '.join(_words(spec))} up")
     try:
@@ -218,8 +221,12 @@ def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
     """Why the container has ended, from its log, else from what the engine knows."""
     code = f", with exit code {row['ExitCode']}" if "ExitCode" in row else ""
     otherwise = f"it ended while it started{code}", LOOK
-    if row and killed_for_memory(spec.host, row.get("ID", "")):
-        otherwise = "it was killed for using too much memory of the host", "free some, or choose a smaller model"
+    with suppress(LaunchError):
+        if (
+            row
+            and docker(spec.host, "inspect", "--format", "{{.State.OOMKilled}}", row.get("ID", "")).strip() == "true"
+        ):
+            otherwise = "it was killed for using too much memory of the host", "free some, or choose a smaller model"
     log = logs(spec, lines=200) if row else ""
     return why_ended(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
 

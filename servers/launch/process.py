@@ -294,13 +294,16 @@ def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
 
     `pid` leads a group of its own, as `start` makes them. Ending what has ended already is no error.
     """
-    _signal(os.kill, pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     if _wait(lambda: started_ticks(pid) is None, timeout_s):
-        _signal(os.killpg, pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
         _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
-    if group(pid):
-        _signal(os.killpg, pid, signal.SIGKILL)
-        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        if group(pid):
+            os.killpg(pid, signal.SIGKILL)
+            _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
 
@@ -331,11 +334,6 @@ def _stat(pid: int) -> list[str] | None:
     except (OSError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
-
-
-def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        send(pid, number)
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:

@@ -99,7 +99,13 @@ class Caller:
         assert isinstance(sock, socket.socket)
         sock.settimeout(limit_s)  # of each single read; a server that sends a byte at a time never meets it, so:
         late = threading.Event()
-        alarm = threading.Timer(limit_s, _cut_off, (sock, late))
+
+        def cut_off() -> None:
+            late.set()
+            with suppress(OSError):  # not `SSLSocket.shutdown`, which takes the TLS state from under the reader
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+        alarm = threading.Timer(limit_s, cut_off)
         alarm.daemon = True
         alarm.start()
         try:
@@ -107,7 +113,11 @@ class Caller:
             answer = self._connection.getresponse()
             content = answer.read(limit_bytes)
             if not answer.isclosed():
-                raise http.client.IncompleteRead(content) if len(content) < limit_bytes else _TooLongError(limit_bytes)
+                raise (
+                    http.client.IncompleteRead(content)
+                    if len(content) < limit_bytes
+                    else http.client.HTTPException(f"more than {limit_bytes:,} bytes")
+                )
         except (OSError, http.client.HTTPException):
             if late.is_set():
                 raise TimeoutError from None
@@ -119,32 +129,19 @@ class Caller:
         return answer.status, content
 
 
-class _TooLongError(http.client.HTTPException):
-    """A body over the limit."""
-
-    def __str__(self) -> str:
-        return f"more than {self.args[0]:,} bytes"
-
-
-def _cut_off(sock: socket.socket, late: threading.Event) -> None:
-    """End every read of the socket. Not `SSLSocket.shutdown`, which takes the TLS state from under the reader."""
-    late.set()
-    with suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
 def _unreachable(url: str, error: Exception, limit_s: float) -> UnreachableError:
     reason = str(error) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        return UnreachableError(f"{url} did not answer within {limit_s:g} s", "is the server still loading?")
-    if isinstance(error, socket.gaierror):
-        return UnreachableError(f"{url}: no such host", "check the host name in --url")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return UnreachableError(
-            f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
-        )
-    if isinstance(error, ssl.SSLError):
-        return UnreachableError(f"{url} does not speak TLS: {reason}", "use http:// instead of https://")
-    if isinstance(error, http.client.HTTPException | ConnectionResetError | BrokenPipeError):
-        return UnreachableError(f"{url} does not answer in HTTP: {reason}", "check --url; https:// where it speaks TLS")
-    return UnreachableError(f"nothing listens at {url}: {reason}", "start the server, or check host and port in --url")
+    match error:
+        case TimeoutError():
+            said = f"{url} did not answer within {limit_s:g} s", "is the server still loading?"
+        case socket.gaierror():
+            said = f"{url}: no such host", "check the host name in --url"
+        case ssl.SSLCertVerificationError():
+            said = f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
+        case ssl.SSLError():
+            said = f"{url} does not speak TLS: {reason}", "use http:// instead of https://"
+        case http.client.HTTPException() | ConnectionResetError() | BrokenPipeError():
+            said = f"{url} does not answer in HTTP: {reason}", "check --url; https:// where it speaks TLS"
+        case _:
+            said = f"nothing listens at {url}: {reason}", "start the server, or check host and port in --url"
+    return UnreachableError(*said)

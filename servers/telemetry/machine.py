@@ -58,7 +58,7 @@ class Nvml:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """See Source: `gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
+        """`gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
         if not self._handles:
             self._open()
         gpus = [self._figures(index, handle) for index, handle in enumerate(self._handles)]
@@ -68,7 +68,6 @@ class Nvml:
         return {"gpus": gpus}
 
     def close(self) -> None:
-        """See Source."""
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
@@ -144,7 +143,7 @@ class Dcgm:
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """See Source: `gpus`, one entry per GPU, or per MIG instance."""
+        """`gpus`, one entry per GPU, or per MIG instance."""
         page = fetch(self._ask, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
         found: dict[str, dict[str, Any]] = {}
         for word, (name, factor) in DCGM.items():
@@ -158,7 +157,6 @@ class Dcgm:
         return {"gpus": list(found.values())}
 
     def close(self) -> None:
-        """See Source."""
         self._ask.close()
 
 
@@ -223,7 +221,7 @@ class HostMemory:
             self.facts["processes"].append({"pid": pid, "name": name})
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - reads of /proc: 3 ms, most of it to find descendants
-        """See Source. `rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
+        """`rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
         them share are counted in each."""
         memory = self._psutil.virtual_memory()
         return {

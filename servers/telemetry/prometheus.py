@@ -118,7 +118,6 @@ class ServerMetrics:
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """See Source."""
         page = fetch(self._ask, "/metrics", tuple(each.prefix for each in tables().values()), limit_s)
         values = values_of(page, self._server)
         metrics = KINDS[self._server].metrics
@@ -136,7 +135,6 @@ class ServerMetrics:
         return values
 
     def close(self) -> None:
-        """See Source."""
         self._ask.close()
 
 

@@ -7,6 +7,7 @@ else, the body without its transfer coding and which read brought which byte, is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
@@ -24,37 +25,24 @@ def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes
     return "\r\n".join(lines).encode("latin-1") + body
 
 
+@dataclass(slots=True, eq=False)
 class Framing:
     """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""
 
-    __slots__ = (
-        "body_end",
-        "body_start",
-        "by_close",
-        "chunked",
-        "ended",
-        "head",
-        "need",
-        "position",
-        "spans",
-        "status",
-    )
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.head = b""
-        self.chunked = False
-        self.by_close = False
-        """The body ended with the connection."""
-        self.need = 0
-        """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
-        self.body_start = 0
-        self.body_end: int | None = None
-        """Known for a Content-Length body; None for one that ends with the connection."""
-        self.position = 0
-        self.spans: list[tuple[int, int]] = []
-        """(start, end) in the buffer of each chunk's data."""
-        self.ended = False
+    status: int | None = None
+    head: bytes = b""
+    chunked: bool = False
+    by_close: bool = False
+    """The body ended with the connection."""
+    need: int = 0
+    """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
+    body_start: int = 0
+    body_end: int | None = None
+    """Known for a Content-Length body; None for one that ends with the connection."""
+    position: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(start, end) in the buffer of each chunk's data."""
+    ended: bool = False
 
     def scan(self, raw: bytes | bytearray) -> bool:
         """Look at what is new in `raw`; True once the response is complete. Raises ProtocolError."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.engine.worker import Share
+from loadgen.engine.worker import WorkerTask
 from loadgen.errors import OutputError
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header
@@ -22,9 +22,9 @@ from workloads.request import Request
 class Outcome:
     """How one worker ended."""
 
-    share: Share
+    task: WorkerTask
     due: int
-    """How many requests of its share had their turn."""
+    """How many requests of its task had their turn."""
     exit: str
     """Its exit code or signal, in words."""
     rescued: Path | None
@@ -90,7 +90,7 @@ def gather(
         )
         raise
     for outcome in outcomes:
-        outcome.share.part.unlink(missing_ok=True)
+        outcome.task.part.unlink(missing_ok=True)
         if outcome.rescued:
             outcome.rescued.unlink(missing_ok=True)
     for path in beside:
@@ -112,8 +112,8 @@ def append(file: Path, lines: Iterable[bytes]) -> None:
 def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[bytes]:
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
-    paths = (outcome.share.part, outcome.rescued)
-    whole = whole_lines(paths, tally.notes, f"worker {outcome.share.worker}")
+    paths = (outcome.task.part, outcome.rescued)
+    whole = whole_lines(paths, tally.notes, f"worker {outcome.task.worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
         ended = _ended(line)
         if ended is not None and ended.phase == "measured":
@@ -121,13 +121,13 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
             tally.counts[ended.state] += 1
         yield line
     lost = 0
-    for request in islice(outcome.share.requests(), outcome.due if outcome.due > len(seen) else 0):
+    for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
         if request.id not in seen:
             lost += 1
             yield msgspec.json.encode(_lost(outcome, request, interrupted=interrupted)) + b"\n"
     if lost:
         tally.counts["failed"] += lost
-        tally.notes.append(f"worker {outcome.share.worker} ended with {outcome.exit}; {lost} requests without record")
+        tally.notes.append(f"worker {outcome.task.worker} ended with {outcome.exit}; {lost} requests without record")
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
@@ -159,7 +159,7 @@ def _lost(outcome: Outcome, request: Request, *, interrupted: bool) -> Record:
         session=request.session,
         turn=request.turn,
         state="failed",
-        worker=outcome.share.worker,
+        worker=outcome.task.worker,
         error_kind="cancelled" if interrupted else "worker_lost",
         error_detail=f"its worker process ended with {outcome.exit}",
         prompt_tokens_asked=request.input_tokens,

@@ -187,7 +187,7 @@ class Plan(BaseModel):
     @property
     def lengths(self) -> tuple[str, str]:
         """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if self.arrivals.startswith("trace:"):
+        if arrivals.parse(self.arrivals).recorded:
             return "recorded", "recorded"
         own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
         return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
@@ -247,8 +247,7 @@ class Plan(BaseModel):
 
     @model_validator(mode="after")
     def _ends(self) -> Plan:
-        endless = self.arrivals.startswith(("burst", "constant", "poisson", "gamma", "closed"))
-        if self.n is None and endless and (self.duration_s is None or self.arrivals == "burst"):
+        if not arrivals.parse(self.arrivals).ends(self.n, self.duration_s):
             raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")

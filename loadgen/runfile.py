@@ -24,6 +24,66 @@ from loadgen.record import Record
 FORMAT = 1
 
 
+class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the arrivals are, as data: nobody reads their text again. Of older runs it is filled in as they are read."""
+
+    kind: str = ""
+    """First word of their canonical text, a key of workloads.arrivals.KINDS; or `interactive`."""
+    text: str = ""
+    """How they describe themselves, such as `all at once` or `20 per second (Poisson)`."""
+    open_loop: bool = True
+    """Whether instants were due that no answer moved."""
+    burst: bool = False
+    """Whether all requests were due at one instant."""
+    finite: bool = False
+    """Whether they end by themselves, as a ramp or a trace does."""
+    steady: bool = False
+    """Whether one rate or number of clients held throughout, so that a plateau can be looked for."""
+    rate_per_s: float | None = None
+    """Requests per second that were promised; None: no one rate was."""
+    cv: float | None = None
+    """The coefficient of variation of the gaps that was promised."""
+    law: str = ""
+    """What gaps are drawn from: `gamma` of that rate and variation. Empty: no chance in them."""
+    clients: int = 0
+    """Of a closed loop."""
+    sessions: bool = False
+    """Whether arrivals, clients and n count sessions."""
+    turns: int = 1
+    """Turns of each session, where the plan says it."""
+    recorded: bool = False
+    """Whether the arrivals brought the lengths of their requests, as a trace does."""
+
+
+def load_facts(arrivals: str, workload: str) -> LoadFacts:
+    """From the canonical texts of a plan. A process that is not known here, as of a newer version, promises nothing."""
+    from workloads.arrivals import Arrivals, Interactive, parse
+    from workloads.syntax import WorkloadError
+
+    kind, _, rest = workload.partition(":")
+    sessions = kind == "multi-turn"
+    turns = rest.removeprefix("turns=").partition(",")[0] if sessions else ""
+    try:
+        named: Arrivals = Interactive() if arrivals == str(Interactive()) else parse(arrivals)
+    except WorkloadError:
+        named = Arrivals()
+    return LoadFacts(
+        kind=arrivals.partition(":")[0],
+        text=named.text if type(named) is not Arrivals else f"arriving as {arrivals}",
+        open_loop=named.open_loop,
+        burst=named.burst,
+        finite=named.finite,
+        steady=named.steady,
+        rate_per_s=named.promised_rate_per_s,
+        cv=named.promised_cv,
+        law=named.law,
+        clients=named.concurrency,
+        sessions=sessions,
+        turns=int(turns) if turns.isdecimal() else 1,
+        recorded=named.recorded,
+    )
+
+
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """The first line: all that was known before the first byte was sent."""
 
@@ -40,6 +100,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """CLOCK_REALTIME at the same instant: what other logs are compared with."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
+    load: LoadFacts = LoadFacts()
+    """What the plan's arrivals are. Of runs from before this field it comes from the plan as they are read."""
     server: dict[str, Any]
     """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}."""
     host: dict[str, Any] = {}
@@ -50,6 +112,11 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
+
+    def __post_init__(self) -> None:
+        """Of a run from before `load`, or one made without."""
+        if not self.load.kind:
+            self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):

@@ -8,19 +8,23 @@
 
 Due instants are absolute: a pure function of (seed, i), or a sum kept in exact integers. Nothing is clipped and
 nothing rescaled: the mean and the coefficient of variation are those of the name.
+
+One class per process answers every question about it: how it is written and read, how it describes itself, whether it
+ends, whether it is steady, which rate and variation it promises. A run's header keeps the answers as data
+(loadgen.runfile.LoadFacts) and nobody reads the text again. A new process is one class and its line in KINDS.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, islice, repeat, takewhile
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, Self
 
-from workloads import draws
+from workloads import draws, traces
 from workloads.syntax import (
     NS_PER_S,
     WorkloadError,
@@ -34,7 +38,6 @@ from workloads.syntax import (
     show_duration,
     whole,
 )
-from workloads.traces import Trace
 
 CLIENTS_LIMIT = 100_000
 BURST_LIMIT = 1_000_000
@@ -42,61 +45,172 @@ STEPS_LIMIT = 1_000
 SPEED_LIMIT = 1_000_000
 CV_LOW, CV_HIGH = Fraction(1, 100), 100
 """Below 0.01 gamma gaps are constant for every purpose; above 100 no run is long enough to show its mean."""
-
 ROOT_PRECISION = 10**30
 """Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
 
 
+class Arrivals:
+    """The questions that every process answers. A class says only where it differs from what is said here."""
+
+    __slots__ = ()
+
+    SYNTAX: ClassVar[str]
+    """How it is written, as errors quote it."""
+    open_loop: ClassVar[bool] = True
+    """Whether instants are due that no answer moves."""
+    finite: ClassVar[bool] = False
+    """Whether it ends by itself."""
+    steady: ClassVar[bool] = False
+    """Whether its rate, or its number of clients, stays the same: then a plateau can be looked for."""
+    recorded: ClassVar[bool] = False
+    """Whether it brings the lengths of its requests, as a Trace does."""
+    law: ClassVar[str] = ""
+    """What gaps are drawn from: `gamma`, of mean 1 / rate and coefficient of variation `cv`. Empty: no chance."""
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        """Read what follows the colon; empty where there is none. Raises WorkloadError."""
+        raise NotImplementedError
+
+    def due_ns(self, seed: int) -> Iterator[int]:
+        """Due offsets in ns, in their order. Of an open loop only."""
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """How it describes itself, in a sentence such as "1000 requests, ..."."""
+        return f"arriving as {self}"
+
+    @property
+    def burst(self) -> bool:
+        """Whether all requests are due at one instant."""
+        return False
+
+    @property
+    def promised_rate_per_s(self) -> float | None:
+        """Requests per second that its name promises; None: it promises none."""
+        return None
+
+    @property
+    def promised_cv(self) -> float | None:
+        """Coefficient of variation of the gaps that its name promises."""
+        return None
+
+    @property
+    def concurrency(self) -> int:
+        """Clients of a closed loop; 0 for an open one."""
+        return 0
+
+    def ends(self, n: int | None, duration: float | None) -> bool:
+        """Whether a number of requests or a duration, or it itself, ends it."""
+        return self.finite or n is not None or (duration is not None and not self.burst)
+
+
 @dataclass(frozen=True, slots=True)
-class Burst:
+class Burst(Arrivals):
     """All at once; or `size` requests at 0, at `every_ns`, at 2 `every_ns`, ..."""
 
     size: int | None = None
     every_ns: int = 0
 
+    SYNTAX = "burst or burst:N/T, such as burst:100/5s"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        if not rest:
+            return cls()
+        size, slash, every = rest.partition("/")
+        if not slash:
+            raise WorkloadError("the time between bursts is missing")
+        return cls(whole(size, "burst size", 1, BURST_LIMIT), duration_ns(every, "time between bursts"))
+
     def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - all arrivals are called alike
-        """Due offsets in ns, without end."""
         size = self.size
         if size is None:
             return repeat(0)
         return (index // size * self.every_ns for index in count())
+
+    @property
+    def text(self) -> str:
+        return "all at once" if self.size is None else f"{self.size} at once every {show_duration(self.every_ns)}"
+
+    @property
+    def burst(self) -> bool:
+        return self.size is None
 
     def __str__(self) -> str:
         return "burst" if self.size is None else f"burst:{self.size}/{show_duration(self.every_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Arrivals):
     """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
 
     rate: Fraction
 
+    SYNTAX = "constant:R, such as constant:20"
+    steady = True
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        return cls(rate(rest))
+
     def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
-        """Due offsets in ns, without end."""
-        return _every(self.rate)
+        step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
+        return (nearest(index * step, divisor) for index in count())
+
+    @property
+    def text(self) -> str:
+        return f"{show(self.rate)} per second, evenly"
+
+    @property
+    def promised_rate_per_s(self) -> float:
+        return float(self.rate)
+
+    @property
+    def promised_cv(self) -> float:
+        return 0.0
 
     def __str__(self) -> str:
         return f"constant:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class Poisson(Arrivals):
     """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
 
     rate: Fraction
 
+    SYNTAX = "poisson:R, such as poisson:20"
+    steady = True
+    law = "gamma"  # an exponential is the gamma distribution of variation 1
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        return cls(rate(rest))
+
     def due_ns(self, seed: int) -> Iterator[int]:
-        """Due offsets in ns, without end."""
         draw = draws.stream(seed, "arrivals")
-        mean_ns = NS_PER_S / self.rate
-        return draws.sums(lambda: draws.exponential(draw), mean_ns)
+        return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
+
+    @property
+    def text(self) -> str:
+        return f"{show(self.rate)} per second (Poisson)"
+
+    @property
+    def promised_rate_per_s(self) -> float:
+        return float(self.rate)
+
+    @property
+    def promised_cv(self) -> float:
+        return 1.0
 
     def __str__(self) -> str:
         return f"poisson:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma:
+class Gamma(Arrivals):
     """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0.
 
     Shape 1 / cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps.
@@ -105,18 +219,41 @@ class Gamma:
     rate: Fraction
     cv: Fraction
 
+    SYNTAX = "gamma:R,cv=C, such as gamma:20,cv=2"
+    steady = True
+    law = "gamma"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        first, *more = rest.split(",")
+        found = options(more, ("cv",))
+        if "cv" not in found:
+            raise WorkloadError("the coefficient of variation is missing")
+        return cls(rate(first), number(found["cv"], "cv", CV_LOW, CV_HIGH))
+
     def due_ns(self, seed: int) -> Iterator[int]:
-        """Due offsets in ns, without end."""
         draw = draws.stream(seed, "arrivals")
         shape = float(1 / self.cv**2)
         return draws.sums(lambda: draws.gamma(draw, shape), NS_PER_S / self.rate * self.cv**2)
+
+    @property
+    def text(self) -> str:
+        return f"{show(self.rate)} per second (gamma gaps, CV {show(self.cv)})"
+
+    @property
+    def promised_rate_per_s(self) -> float:
+        return float(self.rate)
+
+    @property
+    def promised_cv(self) -> float:
+        return float(self.cv)
 
     def __str__(self) -> str:
         return f"gamma:{show(self.rate)},cv={show(self.cv)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
+class Ramp(Arrivals):
     """The rate goes linearly from `first` to `last` within `length_ns`; then it ends.
 
     Request i is due when the integral of the rate reaches i, evenly spaced and without chance.
@@ -126,8 +263,22 @@ class Ramp:
     last: Fraction
     length_ns: int
 
+    SYNTAX = "ramp:A..B/T, such as ramp:1..50/60s"
+    finite = True
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        rates, slash, length = rest.rpartition("/")
+        first, dots, last = rates.partition("..")
+        if not (slash and dots):
+            raise WorkloadError("two rates with .. between them and a length after / are needed")
+        ramp = cls(rate(first, zero=True), rate(last, zero=True), duration_ns(length, "length"))
+        if not ramp.first + ramp.last:
+            raise WorkloadError("both rates are 0, so nothing would be sent")
+        return ramp
+
     def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
-        """Due offsets in ns; as many as the area under the rate.
+        """As many as the area under the rate.
 
         A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A + sqrt(A**2 + 2 D i)), the form that
         loses no digits when D is negative, over the common denominator `scale`.
@@ -141,12 +292,16 @@ class Ramp:
             root = math.isqrt((square + index * growth) * scale * ROOT_PRECISION**2)
             yield nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
 
+    @property
+    def text(self) -> str:
+        return f"{show(self.first)} to {show(self.last)} per second within {show_duration(self.length_ns)}"
+
     def __str__(self) -> str:
         return f"ramp:{show(self.first)}..{show(self.last)}/{show_duration(self.length_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Arrivals):
     """One constant rate after another, each for its length; then it ends. A rate of 0 is a pause.
 
     Request i is due when the integral of the rate reaches i, as for Ramp.
@@ -155,8 +310,25 @@ class Steps:
     steps: tuple[tuple[Fraction, int], ...]
     """(rate per second, length in ns) each."""
 
+    SYNTAX = "steps:R1@T1,R2@T2,..., such as steps:5@30s,20@30s"
+    finite = True
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        parts = rest.split(",")
+        if len(parts) > STEPS_LIMIT:
+            raise WorkloadError(f"{len(parts)} steps are more than {STEPS_LIMIT}")
+        steps = []
+        for part in parts:
+            per_s, at, length = part.partition("@")
+            if not at:
+                raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
+            steps.append((rate(per_s, zero=True), duration_ns(length, "length")))
+        if not any(per_s for per_s, _ in steps):
+            raise WorkloadError("every rate is 0, so nothing would be sent")
+        return cls(tuple(steps))
+
     def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
-        """Due offsets in ns; as many as the area under the rate."""
         begin_ns, area = 0, Fraction(0)
         for per_s, length_ns in self.steps:
             after = area + per_s * length_ns / NS_PER_S
@@ -165,23 +337,121 @@ class Steps:
                 yield begin_ns + nearest(offset.numerator, offset.denominator)
             begin_ns, area = begin_ns + length_ns, after
 
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{show(per_s)} per second for {show_duration(length_ns)}" for per_s, length_ns in self.steps)
+
     def __str__(self) -> str:
         return "steps:" + ",".join(f"{show(per_s)}@{show_duration(length_ns)}" for per_s, length_ns in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
-class Concurrency:
+class Concurrency(Arrivals):
     """Closed loop: each of `clients` sends, waits for its answer, thinks for `think_ns`, and sends again."""
 
     clients: int
     think_ns: int = 0
 
+    SYNTAX = "closed:N or closed:N,think=S, such as closed:64,think=2s"
+    open_loop = False
+    steady = True
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        clients, *more = rest.split(",")
+        think = options(more, ("think",)).get("think", "0s")
+        return cls(whole(clients, "number of clients", 1, CLIENTS_LIMIT), duration_ns(think, "think", zero=True))
+
+    @property
+    def text(self) -> str:
+        waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
+        think = f" and think for {show_duration(self.think_ns)}" if self.think_ns else ""
+        return f"from {self.clients:,} {waits}{think}"
+
+    @property
+    def concurrency(self) -> int:
+        return self.clients
+
     def __str__(self) -> str:
         return f"closed:{self.clients}" + (f",think={show_duration(self.think_ns)}" if self.think_ns else "")
 
 
-OpenLoop: TypeAlias = Burst | Constant | Poisson | Gamma | Ramp | Steps | Trace
-Arrivals: TypeAlias = OpenLoop | Concurrency
+@dataclass(frozen=True, slots=True)
+class Trace(Arrivals):
+    """Arrivals as recorded in a file, `speed` times as fast, with the lengths recorded there."""
+
+    path: Path
+    speed: Fraction = Fraction(1)
+    start_ns: int = 0
+    """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
+    limit: int | None = None
+    """At most so many requests."""
+
+    SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N]"
+    finite = True
+    recorded = True
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        path, found = path_and_options(rest, ("speed", "start", "limit"))
+        return cls(
+            Path(path),
+            number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
+            duration_ns(found.get("start", "0s"), "start", zero=True),
+            whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
+        )
+
+    def entries(self) -> Iterator[traces.Entry]:
+        """The requests to replay. Raises WorkloadError for a file that is no trace, on a damaged line, or for none."""
+        entry = None
+        for entry in islice((entry for entry in traces.read(self.path) if entry.at_ns >= self.start_ns), self.limit):
+            yield entry
+        if entry is None:
+            raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")
+
+    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+        """One per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does."""
+        top, bottom = self.speed.numerator, self.speed.denominator
+        return (nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
+
+    @property
+    def text(self) -> str:
+        return "as recorded in " + ",".join([self.path.name, *self._options()])
+
+    def _options(self) -> list[str]:
+        extra = [f"speed={show(self.speed)}"] if self.speed != 1 else []
+        extra += [f"start={show_duration(self.start_ns)}"] if self.start_ns else []
+        return extra + ([f"limit={self.limit}"] if self.limit is not None else [])
+
+    def __str__(self) -> str:
+        return ",".join([f"trace:{self.path}", *self._options()])
+
+
+@dataclass(frozen=True, slots=True)
+class Interactive(Arrivals):
+    """Users that somebody turns up and down by hand. No plan can name it: only the runs of `loadgen ui` are of it."""
+
+    open_loop = False
+
+    @property
+    def text(self) -> str:
+        return "by users that came and went by hand"
+
+    def __str__(self) -> str:
+        return "interactive"
+
+
+KINDS: dict[str, type[Arrivals]] = {
+    "burst": Burst,
+    "constant": Constant,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "ramp": Ramp,
+    "steps": Steps,
+    "closed": Concurrency,
+    "trace": Trace,
+}
+"""What parse reads, by first word."""
 
 
 def parse(text: str) -> Arrivals:
@@ -192,101 +462,22 @@ def parse(text: str) -> Arrivals:
     kind, colon, rest = text.strip().partition(":")
     if kind not in KINDS:
         raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(KINDS)}")
-    read, syntax = KINDS[kind]
     try:
         if bool(colon) != bool(rest) or not (rest or kind == "burst"):
             raise WorkloadError(f"nothing follows {kind!r}")
-        return read(rest)
+        return KINDS[kind].parse(rest)
     except WorkloadError as error:
-        raise WorkloadError(f"arrivals {text!r}: {error}", f"write {syntax}") from None
+        raise WorkloadError(f"arrivals {text!r}: {error}", f"write {KINDS[kind].SYNTAX}") from None
 
 
-def due_instants(arrivals: OpenLoop, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
+def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
     """The due offsets in ns that a run needs: at most `n`, and those before `until_ns`.
 
     Raises WorkloadError when nothing would end them.
     """
-    instants = arrivals.due_ns(seed)
-    endless = isinstance(arrivals, Burst | Constant | Poisson | Gamma)
-    if n is None and endless and (until_ns is None or arrivals == Burst()):
+    if not arrivals.ends(n, until_ns):
         raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "say how many requests, or for how long")
+    instants = arrivals.due_ns(seed)
     if until_ns is not None:
         instants = takewhile(lambda due_ns: due_ns < until_ns, instants)
     return islice(instants, n)
-
-
-def _every(per_s: Fraction) -> Iterator[int]:
-    step, divisor = per_s.denominator * NS_PER_S, per_s.numerator
-    return (nearest(index * step, divisor) for index in count())
-
-
-def _burst(rest: str) -> Burst:
-    if not rest:
-        return Burst()
-    size, slash, every = rest.partition("/")
-    if not slash:
-        raise WorkloadError("the time between bursts is missing")
-    return Burst(whole(size, "burst size", 1, BURST_LIMIT), duration_ns(every, "time between bursts"))
-
-
-def _gamma(rest: str) -> Gamma:
-    first, *more = rest.split(",")
-    found = options(more, ("cv",))
-    if "cv" not in found:
-        raise WorkloadError("the coefficient of variation is missing")
-    return Gamma(rate(first), number(found["cv"], "cv", CV_LOW, CV_HIGH))
-
-
-def _ramp(rest: str) -> Ramp:
-    rates, slash, length = rest.rpartition("/")
-    first, dots, last = rates.partition("..")
-    if not (slash and dots):
-        raise WorkloadError("two rates with .. between them and a length after / are needed")
-    ramp = Ramp(rate(first, zero=True), rate(last, zero=True), duration_ns(length, "length"))
-    if not ramp.first + ramp.last:
-        raise WorkloadError("both rates are 0, so nothing would be sent")
-    return ramp
-
-
-def _steps(rest: str) -> Steps:
-    parts = rest.split(",")
-    if len(parts) > STEPS_LIMIT:
-        raise WorkloadError(f"{len(parts)} steps are more than {STEPS_LIMIT}")
-    steps = []
-    for part in parts:
-        per_s, at, length = part.partition("@")
-        if not at:
-            raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
-        steps.append((rate(per_s, zero=True), duration_ns(length, "length")))
-    if not any(per_s for per_s, _ in steps):
-        raise WorkloadError("every rate is 0, so nothing would be sent")
-    return Steps(tuple(steps))
-
-
-def _closed(rest: str) -> Concurrency:
-    clients, *more = rest.split(",")
-    think = options(more, ("think",)).get("think", "0s")
-    return Concurrency(whole(clients, "number of clients", 1, CLIENTS_LIMIT), duration_ns(think, "think", zero=True))
-
-
-def _trace(rest: str) -> Trace:
-    path, found = path_and_options(rest, ("speed", "start", "limit"))
-    return Trace(
-        Path(path),
-        number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
-        duration_ns(found.get("start", "0s"), "start", zero=True),
-        whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
-    )
-
-
-KINDS: dict[str, tuple[Callable[[str], Arrivals], str]] = {
-    "burst": (_burst, "burst or burst:N/T, such as burst:100/5s"),
-    "constant": (lambda rest: Constant(rate(rest)), "constant:R, such as constant:20"),
-    "poisson": (lambda rest: Poisson(rate(rest)), "poisson:R, such as poisson:20"),
-    "gamma": (_gamma, "gamma:R,cv=C, such as gamma:20,cv=2"),
-    "ramp": (_ramp, "ramp:A..B/T, such as ramp:1..50/60s"),
-    "steps": (_steps, "steps:R1@T1,R2@T2,..., such as steps:5@30s,20@30s"),
-    "closed": (_closed, "closed:N or closed:N,think=S, such as closed:64,think=2s"),
-    "trace": (_trace, "trace:FILE[,speed=X][,start=T][,limit=N]"),
-}
-"""What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""

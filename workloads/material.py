@@ -29,13 +29,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from workloads.arrivals import Trace
 from workloads.lengths import Fixed, Lengths
 from workloads.prompts import BLOCK_TOKENS, Judge, Prompt, PromptError, Stretch, Tokenizer, id_prompts
 from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.syntax import WorkloadError
 from workloads.texts import Wanted, text_prompts
-from workloads.traces import Trace
 from workloads.words import COMMON_WORDS
 from workloads.workload import Material, MultiTurn, SharedPrefix, Synthetic, Workload, replay
 
@@ -62,6 +62,43 @@ class Order:
     somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can."""
+
+    order: Order
+    material: Material
+    chat: bool
+    """Whether the Requests of sessions hold messages."""
+
+    @property
+    def how(self) -> str:
+        """How the lengths were made exact."""
+        return self.material.how
+
+    @property
+    def of_sessions(self) -> bool:
+        """Whether these are sessions."""
+        return isinstance(self.order.workload, MultiTurn)
+
+    def requests(self) -> Iterator[Request]:
+        """In order of id. Raises WorkloadError for sessions."""
+        return requests(self.order, self.material)
+
+    def conversations(self) -> Iterator[Conversation]:
+        """The sessions. Raises WorkloadError where there are none."""
+        return conversations(self.order, self.material, chat=self.chat)
+
+    def warmup(self) -> list[Request]:
+        """Other Requests of the same kind, with ids below zero."""
+        return warm_up(self.order, self.material)
+
+
+def prompts_for(order: Order, *, token_ids: bool, chat: bool, local: Tokenizer | None, server: Judge | None) -> Prompts:
+    """See `material`."""
+    return Prompts(order, material(order, token_ids=token_ids, local=local, server=server), chat)
 
 
 def material(order: Order, *, token_ids: bool, local: Tokenizer | None, server: Judge | None) -> Material:

@@ -9,7 +9,7 @@
                Response tokens,...
 
 A row that asks for no tokens, or got none, cannot be replayed: in BurstGPT those are the failed requests. Such rows
-are left out and counted. Any other line that does not fit its layout is an error with its number.
+are left out. Any other line that does not fit its layout is an error with its number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
 
-from workloads.syntax import NS_PER_S, WorkloadError, nearest, show, show_duration
+from workloads.syntax import NS_PER_S, WorkloadError, nearest
 
 BLOCK_TOKENS = 512
 """Tokens that one Mooncake hash id stands for (its README)."""
@@ -45,89 +45,18 @@ class Entry:
     """Ids of the prompt's blocks of BLOCK_TOKENS, in order. Equal leading ids mean an equal prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Arrivals as recorded in a file, `speed` times as fast, with the lengths recorded there."""
-
-    path: Path
-    speed: Fraction = Fraction(1)
-    start_ns: int = 0
-    """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
-    limit: int | None = None
-    """At most so many requests."""
-
-    def entries(self) -> Iterator[Entry]:
-        """The requests to replay. Raises WorkloadError for a file that is no trace, and on a damaged line."""
-        return (entry for entry in _chosen(self) if entry.input_tokens and entry.output_tokens)
-
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - all arrivals are called alike
-        """Due offsets in ns, one per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does."""
-        top, bottom = self.speed.numerator, self.speed.denominator
-        return (nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
-
-    def __str__(self) -> str:
-        extra = [f"speed={show(self.speed)}"] if self.speed != 1 else []
-        extra += [f"start={show_duration(self.start_ns)}"] if self.start_ns else []
-        extra += [f"limit={self.limit}"] if self.limit is not None else []
-        return ",".join([f"trace:{self.path}", *extra])
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a trace holds, before any of it is sent."""
-
-    layout: str
-    requests: int
-    left_out: int
-    """Rows without tokens among them."""
-    span_ns: int
-    """From instant 0 to the last request, as recorded."""
-    input_tokens: int
-    output_tokens: int
-
-
-def survey(trace: Trace) -> Survey:
-    """Read what would be replayed, once and in full, so that damage shows before the run. Raises WorkloadError."""
-    requests = left_out = input_tokens = output_tokens = last_ns = 0
-    for entry in _chosen(trace):
-        if not (entry.input_tokens and entry.output_tokens):
-            left_out += 1
-            continue
-        requests += 1
-        input_tokens += entry.input_tokens
-        output_tokens += entry.output_tokens
-        last_ns = entry.at_ns - trace.start_ns
-    if not requests:
-        raise WorkloadError(f"{trace}: no request to replay", "start= may lie behind the end of the trace")
-    with _opened(trace.path) as file:
-        layout = _layout(file, trace.path)[0]
-    return Survey(layout, requests, left_out, last_ns, input_tokens, output_tokens)
-
-
-def _chosen(trace: Trace) -> Iterator[Entry]:
-    """Every row from `start_ns` on, up to `limit` rows that can be replayed, rows without tokens included."""
-    later = (entry for entry in _read(trace.path) if entry.at_ns >= trace.start_ns)
-    if trace.limit is None:
-        yield from later
-        return
-    left = trace.limit
-    for entry in later:
-        yield entry
-        left -= bool(entry.input_tokens and entry.output_tokens)
-        if not left:
-            return
-
-
-def _read(path: Path) -> Iterator[Entry]:
+def read(path: Path) -> Iterator[Entry]:
+    """Every row, in order of time. Raises WorkloadError for a file that is no trace, and on a damaged line."""
     with _opened(path) as file:
-        _, rows = _layout(file, path)
+        rows = _layout(file, path)
         first_ns = last_ns = None
         for line, at_ns, entry_of in rows(file, path):
             first_ns = at_ns if first_ns is None else first_ns
             if last_ns is not None and at_ns < last_ns:
                 raise _damaged(path, line, "comes before the line above it", "sort the trace by time")
             last_ns = at_ns
-            yield entry_of(at_ns - first_ns)
+            if (entry := entry_of(at_ns - first_ns)).input_tokens and entry.output_tokens:
+                yield entry
 
 
 Row = tuple[int, int, Callable[[int], Entry]]
@@ -146,14 +75,14 @@ def _opened(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _layout(file: TextIO, path: Path) -> tuple[str, Rows]:
-    """Name and reader, by the first line. Leaves the file at its beginning."""
+def _layout(file: TextIO, path: Path) -> Rows:
+    """The reader, by the first line. Leaves the file at its beginning."""
     first = file.readline(LINE_LIMIT).strip()
     file.seek(0)
     columns = {name.strip() for name in first.split(",")}
-    for name, (needed, rows) in LAYOUTS.items():
+    for needed, rows in LAYOUTS.values():
         if first.startswith("{") if not needed else needed <= columns:
-            return name, rows
+            return rows
     raise WorkloadError(
         f"{path}: its first line {first[:80]!r} is that of no known trace",
         "give a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file, with its header",

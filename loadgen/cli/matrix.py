@@ -13,10 +13,10 @@ from typer import Argument, Exit, Option
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
-    from loadgen.api import OnProgress
     from loadgen.cli.output import Output
     from loadgen.matrix.plan import MatrixPlan
     from loadgen.matrix.run import Matrix
+    from loadgen.prepare import OnProgress
 
 
 def matrix(

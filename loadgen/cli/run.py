@@ -41,7 +41,7 @@ def drive(
 ) -> NoReturn:
     """Run the plan of these settings as often as it says, here or spread over machines; write and print its results,
     exit as they ask."""
-    from loadgen import api
+    from loadgen import prepare
     from loadgen.plan import plan_of
 
     output = Output(
@@ -53,7 +53,7 @@ def drive(
     )
     asked = plan_of(**settings)
     spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
-    folder = out or api.default_folder(asked)
+    folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
         _run(asked, folder, output, spread)
         raise Exit(finish(output, folder, report=report))
@@ -107,12 +107,12 @@ def repeats_of(asked: Plan) -> list[Plan]:
 
 
 def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Footer:
-    from loadgen import api
+    from loadgen import prepare
 
     command = ["loadgen", *sys.argv[1:]]
     with output.progress(None if asked.of_sessions else asked.n) as display:
         if spread is None:
-            return api.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+            return prepare.run(asked, folder, command=command, say=output.say, on_progress=display.show)
         from loadgen.distributed import master
 
         return master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen import api, host
+from loadgen import host, prepare
 from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.address import Address
@@ -26,9 +26,8 @@ from loadgen.distributed.token import VARIABLE, token_of
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import Share
+from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather
-from loadgen.load import bytes_of, load_of
 from loadgen.plan import Plan
 from loadgen.runfile import Footer, Header, Telemetry
 
@@ -51,26 +50,27 @@ class Asked:
 
 
 def run(
-    plan: Plan, asked: Asked, folder: Path, *, command: list[str], say: api.Say, on_progress: api.OnProgress
+    plan: Plan, asked: Asked, folder: Path, *, command: list[str], say: prepare.Say, on_progress: prepare.OnProgress
 ) -> Footer:
     """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
 
-    Raises DistributedError before anything is sent, and what `api.run` raises.
+    Raises DistributedError before anything is sent, and what `prepare.run` raises.
     """
     links.require()
     bind = asked.bind.numeric
     check_bind(bind, token_of(os.environ))
     total = plan.model_copy(update={"workers": plan.workers * asked.machines})
     with (
-        api.prepared(total, folder, say) as (shares, header),
+        prepare.prepare(total, folder, say) as prepared,
         links.opened("master", bind.host, bind.port) as link,
     ):
-        host.make_folder(folder, bytes_of(plan, load_of(plan)))
+        host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
+        header = prepared.header
         header.command = command
         machines = Machines(link, asked.machines, say, version=version("llm-loadgen"))
-        master = Master(machines, shares, header, folder, say=say, on_progress=on_progress)
+        master = Master(machines, prepared.tasks, header, folder, say=say, on_progress=on_progress)
         with master.interrupts.watched():
-            return master.run(asked, api.sampler_of(total, header))
+            return master.run(asked, prepare.sampler_of(total, header.server, prepared.schedule.due_ns))
 
 
 def check_bind(bind: Address, token: str) -> None:
@@ -88,12 +88,12 @@ class Master:
     def __init__(
         self,
         machines: Machines,
-        shares: Sequence[Share],
+        shares: Sequence[WorkerTask],
         header: Header,
         folder: Path,
         *,
-        say: api.Say,
-        on_progress: api.OnProgress,
+        say: prepare.Say,
+        on_progress: prepare.OnProgress,
     ) -> None:
         self.interrupts = Interrupts()
         self._machines = machines
@@ -187,7 +187,7 @@ class Master:
                 "Its tokenizer, dataset or trace file is not the master's: copy the file, under the same path.",
             )
 
-    def _shares_of(self, machine: Machine) -> Sequence[Share]:
+    def _shares_of(self, machine: Machine) -> Sequence[WorkerTask]:
         assert machine.first is not None
         return self._shares[machine.first : machine.first + self._each]
 
@@ -280,7 +280,7 @@ class Master:
         nobody else sends it."""
         offset = machine.offset(self._header.start_ns)
         shares = self._shares_of(machine)
-        measured = shares[0].due_ns is None or shares[0].conversations is not None
+        measured = shares[0].schedule.due_ns is None or shares[0].prompts.of_sessions
         convert = partial(converted, offset, self._header.start_ns, closed=measured)
         known = machine.due or [0] * len(shares)
         for share, due, exit_ in zip(shares, known, exits(machine, len(shares)), strict=True):
@@ -288,10 +288,11 @@ class Master:
             yield Outcome(share, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
 
 
-def planned(share: Share, due: int) -> int:
+def planned(share: WorkerTask, due: int) -> int:
     """How many requests a worker would have sent in the end; `due` of them where only the clock was to end it."""
-    if share.until_ns is not None:
+    schedule = share.schedule
+    if schedule.until_ns is not None:
         return due
-    if share.due_ns is None or share.conversations is not None:
+    if schedule.due_ns is None or share.prompts.of_sessions:
         return sum(1 for _ in share.requests())
-    return len(share.due_ns)
+    return len(schedule.due_ns)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from loadgen import api, host
+from loadgen import host, prepare
 from loadgen.distributed import link as links
 from loadgen.distributed import messages
 from loadgen.distributed.address import Address
@@ -20,10 +20,9 @@ from loadgen.distributed.token import VARIABLE, token_of
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
 from loadgen.engine.counts import Counts, total
-from loadgen.engine.worker import Share
+from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
-from loadgen.load import bytes_of, load_of
 from loadgen.plan import plan_of
 
 LISTEN_S = 0.05
@@ -116,11 +115,11 @@ class Talk:
             self.interrupts.count += 1
 
 
-def serve(master: Address, folder: Path, *, stay: bool, say: api.Say, on_progress: api.OnProgress) -> int:
+def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_progress: prepare.OnProgress) -> int:
     """Take part in one run, or with `stay` in one after the other; parts lie in a new folder below `folder` until the
     master has them. The exit code.
 
-    Raises DistributedError when this machine was not let in or could not deliver, and what `api.run` raises.
+    Raises DistributedError when this machine was not let in or could not deliver, and what `prepare.run` raises.
     """
     links.require()
     token_of(os.environ)
@@ -139,7 +138,7 @@ def serve(master: Address, folder: Path, *, stay: bool, say: api.Say, on_progres
                 return _left(talk)
 
 
-def _join(talk: Talk, parts: Path, say: api.Say, *, stay: bool) -> None:
+def _join(talk: Talk, parts: Path, say: prepare.Say, *, stay: bool) -> None:
     """Until there is something to do. Returns without when this machine is not needed, and need not wait."""
     talk.until(lambda: talk.joined)
     if not talk.joined:
@@ -160,16 +159,18 @@ def _left(talk: Talk) -> int:
     raise DistributedError(talk.bye.reason if talk.bye is not None else talk.gone)
 
 
-def _take_part(talk: Talk, assign: messages.Assign, parts: Path, say: api.Say, on_progress: api.OnProgress) -> None:
+def _take_part(
+    talk: Talk, assign: messages.Assign, parts: Path, say: prepare.Say, on_progress: prepare.OnProgress
+) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     engine = None
     try:
         plan = plan_of(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
-        with api.prepared(plan, parts, say) as (shares, header):
-            host.make_folder(parts, bytes_of(plan, load_of(plan)) * assign.workers // plan.workers)
-            mine = shares[assign.first : assign.first + assign.workers]
+        with prepare.prepare(plan, parts, say) as prepared:
+            host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
+            mine = prepared.tasks[assign.first : assign.first + assign.workers]
             engine = _Engine(talk, mine, on_progress)
-            talk.link.tell(messages.Prepared([print_of(share) for share in mine], header.server))
+            talk.link.tell(messages.Prepared([print_of(share) for share in mine], prepared.header.server))
             talk.until(lambda: talk.connect)
             outcomes = engine.drive() if talk.connect else []
     except Exception as error:
@@ -187,7 +188,7 @@ def _take_part(talk: Talk, assign: messages.Assign, parts: Path, say: api.Say, o
                 "Copy its part files into the run's folder on the master, then `loadgen report` it.",
             )
     for outcome in outcomes:
-        outcome.share.part.unlink(missing_ok=True)
+        outcome.task.part.unlink(missing_ok=True)
         if outcome.rescued is not None:
             outcome.rescued.unlink(missing_ok=True)
     parts.rmdir()
@@ -197,7 +198,7 @@ def _take_part(talk: Talk, assign: messages.Assign, parts: Path, say: api.Say, o
 class _Engine:
     """The measuring engine, ordered about by the master."""
 
-    def __init__(self, talk: Talk, shares: Sequence[Share], on_progress: api.OnProgress) -> None:
+    def __init__(self, talk: Talk, shares: Sequence[WorkerTask], on_progress: prepare.OnProgress) -> None:
         self.began = False
         self._talk = talk
         self._shares = shares
@@ -214,7 +215,7 @@ class _Engine:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
         for outcome in outcomes:
             if outcome.rescued is not None:
-                self._outgoing.append(outcome.share.worker, outcome.rescued)
+                self._outgoing.append(outcome.task.worker, outcome.rescued)
         while not self._talk.over and not self._outgoing.pump(ended=True):
             self._talk.listen(LISTEN_S)
         ended = messages.Ended(

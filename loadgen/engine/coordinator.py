@@ -20,7 +20,7 @@ import msgspec
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.counts import Counts, total
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import Share, work
+from loadgen.engine.worker import WorkerTask, work
 from loadgen.gather import Outcome, append, gather
 from loadgen.runfile import Footer, Header
 
@@ -33,7 +33,7 @@ POLL_S = 0.1
 class Worker:
     """One worker as the coordinator sees it."""
 
-    share: Share
+    task: WorkerTask
     process: ForkProcess
     pipe: Pipe
     counts: Counts
@@ -64,13 +64,13 @@ class Interrupts:
 
 
 def run(
-    shares: Sequence[Share],
+    tasks: Sequence[WorkerTask],
     header: Header,
     folder: Path,
     on_progress: Callable[[str, Counts], None],
     sampler: Sampler | None = None,
 ) -> Footer:
-    """Drive all shares and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
+    """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
     `sampler` reads the server, the GPUs and the host meanwhile.
 
     The first interrupt ends the run and keeps what came; the second kills the workers too.
@@ -100,9 +100,7 @@ def run(
     with interrupts.watched():
         readings.idle()
         try:
-            outcomes = drive(
-                shares, begin, interrupts, lambda phase, workers: on_progress(phase, _counts(workers)), end
-            )
+            outcomes = drive(tasks, begin, interrupts, lambda phase, workers: on_progress(phase, _counts(workers)), end)
         finally:
             readings.stop()
         main, interrupted = folder / "run.jsonl", interrupts.count > 0
@@ -110,21 +108,21 @@ def run(
 
 
 def drive(
-    shares: Sequence[Share],
+    tasks: Sequence[WorkerTask],
     begin: Callable[[str, Sequence[Worker]], int | None],
     interrupts: Interrupts,
     on_progress: Callable[[str, Sequence[Worker]], None],
     end: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Fork a worker per share, let them connect, start them together, and wait for their ends.
+    """Fork a worker per task, let them connect, start them together, and wait for their ends.
 
     `begin` gets the kind of stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or
     None when there is to be no start. `end` is called as soon as every worker is done.
     """
     workers: list[Worker] = []
     try:
-        for share in shares:
-            workers.append(_fork(share, [worker.pipe for worker in workers]))
+        for task in tasks:
+            workers.append(_fork(task, [worker.pipe for worker in workers]))
         _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
         start_ns = begin("kernel" if all(worker.stamps == "kernel" for worker in workers) else "user", workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
@@ -136,19 +134,19 @@ def drive(
             worker.process.kill()
             worker.process.join()
     on_progress("ended", workers)
-    return [Outcome(worker.share, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
+    return [Outcome(worker.task, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
 
 
-def _fork(share: Share, others: Sequence[Pipe]) -> Worker:
+def _fork(task: WorkerTask, others: Sequence[Pipe]) -> Worker:
     context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     ours, theirs = context.Pipe()
     counts = RawValue(Counts)
     process = context.Process(
-        target=work, args=(share, theirs, counts, [ours, *others]), name=f"loadgen-worker-{share.worker}"
+        target=work, args=(task, theirs, counts, [ours, *others]), name=f"loadgen-worker-{task.worker}"
     )
     process.start()
     theirs.close()
-    return Worker(share, process, ours, counts)
+    return Worker(task, process, ours, counts)
 
 
 def _until(

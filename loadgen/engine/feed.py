@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from servers.wire.transport import Exchange
 from workloads.request import Request
 from workloads.sessions import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a plan's arrivals come to: when, how many, how many at once. Of a run, or of one worker's part of it."""
+
+    due_ns: Sequence[int] | None
+    """Open loop: every due offset, in order, of requests or sessions. None: a closed loop."""
+    count: int | None
+    """How many in all; None for a closed loop that only its duration ends."""
+    clients: int
+    think_ns: int
+    until_ns: int | None
+    """Closed loop: clients, their think time, and the offset from which on nothing more is due."""
+    in_flight: int
+    """Requests sent and not ended; past it a request that is due is dropped."""
+    spare: int
+    """Connections to open before they are needed."""
+
+    @property
+    def at_once(self) -> int:
+        """Requests that are certainly under way together: all of a burst, every client of a closed loop."""
+        if self.due_ns is None:
+            return self.clients
+        return len(self.due_ns) if self.due_ns and self.due_ns[0] == self.due_ns[-1] else 1
+
+    def dealt(self, worker: int, workers: int) -> Schedule:
+        """One worker's part, dealt out in turn."""
+
+        def part(whole: int) -> int:
+            return whole // workers + (worker < whole % workers)
+
+        return replace(
+            self,
+            due_ns=None if self.due_ns is None else self.due_ns[worker::workers],
+            count=None if self.count is None else part(self.count),
+            clients=part(self.clients),
+            in_flight=part(self.in_flight),
+            spare=part(self.spare),
+        )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""One worker process: opens its share of the connections, waits for the common start, drives, and writes its part.
+"""One worker process: opens its task of the connections, waits for the common start, drives, and writes its part.
 
 worker                          coordinator
 connect ... ── ("ready", failed) ──>
@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from msgspec import structs
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.counts import Counts
 from loadgen.engine.driver import Driver, Limits, Wire
-from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Sessions, Slot
+from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
 from loadgen.engine.part import Held, Part, PartFile
 from loadgen.record import Record, shifted
 from servers.kinds.base import Dialect
@@ -41,6 +41,7 @@ from servers.wire.poller import Poller
 from servers.wire.pool import Pool
 from servers.wire.stamps import hold_stamps
 from servers.wire.transport import Exchange
+from workloads.material import Prompts
 from workloads.request import Request
 from workloads.sessions import Conversation
 
@@ -49,25 +50,14 @@ CONNECT_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one worker is given."""
+class WorkerTask:
+    """What one worker process is given: its part of the prompts, of the schedule and of the Run."""
 
     worker: int
-    requests: Callable[[], Iterator[Request]]
-    """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
-    conversations: Callable[[], Iterator[Conversation]] | None
-    """Draws this worker's sessions, where the workload is of sessions."""
-    due_ns: Sequence[int] | None
-    """Open loop: the due offsets of these requests or sessions. None: a closed loop."""
-    clients: int
-    think_ns: int
-    until_ns: int | None
-    """Closed loop: clients, their think time, and the offset from which on nothing more is due."""
-    warmup: Sequence[Request]
-    """Sent before the clock starts; their Records are marked."""
-    spare: int
-    """Connections to open before they are needed."""
-    limits: Limits
+    workers: int
+    prompts: Prompts
+    schedule: Schedule
+    timeout_s: float
     target: Target
     dialect: Dialect
     model: str
@@ -75,19 +65,56 @@ class Share:
     kernel_stamps: bool
     part: Path
 
+    def requests(self) -> Iterator[Request]:
+        """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
+        if self.prompts.of_sessions:
+            return chain.from_iterable(session.planned() for session in self.conversations())
+        return islice(self.prompts.requests(), self.worker, None, self.workers)
 
-def work(share: Share, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) -> None:
+    def conversations(self) -> Iterator[Conversation]:
+        """Draws this worker's sessions, where the workload is of sessions."""
+        return islice(self.prompts.conversations(), self.worker, None, self.workers)
+
+    def warmup(self) -> Sequence[Request]:
+        """What it sends before the clock starts; their Records are marked."""
+        return self.prompts.warmup()[self.worker :: self.workers]
+
+    def slot(self, request: Request, due_ns: int, conversation: Conversation | None = None) -> Slot:
+        """A request's turn, with every byte that will be sent."""
+        headers = {**self.headers, "X-Request-Id": str(request.id)}
+        body = self.dialect.encode(request, self.model)
+        payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
+        return Slot(request, payload, due_ns, conversation=conversation)
+
+    def turn(self, conversation: Conversation, due_ns: int) -> Slot:
+        """The present turn of a session."""
+        return self.slot(conversation.request(), due_ns, conversation)
+
+    def feed(self) -> Feed:
+        """This worker's slots, encoded as they are drawn."""
+        schedule, sessions = self.schedule, self.prompts.of_sessions
+        due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
+        slots = map(self.turn, self.conversations(), due_ns) if sessions else map(self.slot, self.requests(), due_ns)
+        feed: OpenLoop | ClosedLoop = (
+            ClosedLoop(slots, schedule.clients, schedule.think_ns, schedule.until_ns)
+            if schedule.due_ns is None
+            else OpenLoop(slots)
+        )
+        return Sessions(feed, self.turn) if sessions else feed
+
+
+def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) -> None:
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stamps = hold_stamps() if share.kernel_stamps else None
-    part = PartFile(share.part)
+    stamps = hold_stamps() if task.kernel_stamps else None
+    part = PartFile(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(share, part, pipe, counts, "kernel" if stamps else "user"))
+        runner.run(_work(task, part, pipe, counts, "kernel" if stamps else "user"))
     with contextlib.suppress(BrokenPipeError):
-        pipe.send(("done", _closed(part, share.part)))
+        pipe.send(("done", _closed(part, task.part)))
 
 
 def _closed(part: PartFile, path: Path) -> Path | None:
@@ -100,37 +127,16 @@ def _closed(part: PartFile, path: Path) -> Path | None:
         return rescue
 
 
-def slots_of(share: Share) -> Iterator[Slot]:
-    """This worker's slots, encoded as they are drawn: every byte that will be sent."""
-    due_ns = share.due_ns if share.due_ns is not None else repeat(0)
-    if share.conversations is not None:
-        return map(partial(_turn, share), share.conversations(), due_ns)
-    return map(partial(_slot, share), share.requests(), due_ns)
-
-
-def _turn(share: Share, conversation: Conversation, due_ns: int) -> Slot:
-    slot = _slot(share, conversation.request(), due_ns)
-    slot.conversation = conversation
-    return slot
-
-
-def _slot(share: Share, request: Request, due_ns: int) -> Slot:
-    target, dialect = share.target, share.dialect
-    headers = {**share.headers, "X-Request-Id": str(request.id)}
-    body = dialect.encode(request, share.model)
-    return Slot(request, post(target.path + dialect.path, target.host_field, headers, body), due_ns)
-
-
-async def _work(share: Share, part: PartFile, pipe: Pipe, counts: Counts, stamps: str) -> None:
+async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, stamps: str) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     clock = SystemClock(loop)
     started: asyncio.Future[int] = loop.create_future()
     net = Poller(loop), clock
-    driver = _driver(share, _feed(share), part, net, counts, share.spare)
+    driver = _driver(task, task.feed(), part, net, counts, task.schedule.spare)
     drivers = [driver]
     loop.add_reader(pipe.fileno(), _obey, pipe, drivers, started)
-    warmed = await _warm_up(share, net, drivers)
+    warmed = await _warm_up(task, net, drivers)
     await driver.open()
     gc.collect()
     gc.freeze()
@@ -143,41 +149,31 @@ async def _work(share: Share, part: PartFile, pipe: Pipe, counts: Counts, stamps
     loop.remove_reader(pipe.fileno())
 
 
-def _feed(share: Share) -> Feed:
-    feed: OpenLoop | ClosedLoop = (
-        ClosedLoop(slots_of(share), share.clients, share.think_ns, share.until_ns)
-        if share.due_ns is None
-        else OpenLoop(slots_of(share))
-    )
-    return feed if share.conversations is None else Sessions(feed, partial(_turn, share))
-
-
 def _driver(
-    share: Share, feed: Feed, part: Part, net: tuple[Poller, SystemClock], counts: Counts, spare: int
+    task: WorkerTask, feed: Feed, part: Part, net: tuple[Poller, SystemClock], counts: Counts, spare: int
 ) -> Driver:
     poller, clock = net
-    pool = Pool(
-        share.target, spare=spare, timeout_s=min(share.limits.timeout_s, CONNECT_LIMIT_S), stamped=share.kernel_stamps
-    )
+    pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamped=task.kernel_stamps)
     return Driver(
         feed,
         Wire(pool, partial(Exchange, poller)),
-        share.dialect,
+        task.dialect,
         part,
         clock=clock,
-        limits=share.limits,
-        worker=share.worker,
+        limits=Limits(task.timeout_s, task.schedule.in_flight),
+        worker=task.worker,
         counts=counts,
     )
 
 
-async def _warm_up(share: Share, net: tuple[Poller, SystemClock], drivers: list[Driver]) -> list[Record]:
+async def _warm_up(task: WorkerTask, net: tuple[Poller, SystemClock], drivers: list[Driver]) -> list[Record]:
     """Send the warm-up requests and wait for their ends. Their Records, on the monotonic clock itself."""
-    if not share.warmup:
+    requests = task.warmup()
+    if not requests:
         return []
     held = Held()
-    feed = OpenLoop(_slot(share, request, 0) for request in share.warmup)
-    driver = _driver(share, feed, held, net, Counts(), len(share.warmup))
+    feed = OpenLoop(task.slot(request, 0) for request in requests)
+    driver = _driver(task, feed, held, net, Counts(), len(requests))
     drivers.append(driver)
     await driver.open()
     now_ns = time.monotonic_ns()

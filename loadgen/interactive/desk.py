@@ -22,15 +22,14 @@ import gevent
 from locust import events
 
 from loadgen import host
-from loadgen.api import default_folder
 from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import setting as settings
 from loadgen.interactive.beside import Beside
 from loadgen.interactive.ledger import Ledger
 from loadgen.interactive.setting import Setting
 from loadgen.interactive.wire import HubPoller, Turns
-from loadgen.load import longest_of
 from loadgen.plan import Plan
+from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
 from servers.simulated.errors import SimulatedError
 from servers.wire.stamps import hold_stamps

@@ -13,18 +13,16 @@ the process that ran the users has gone, and this one goes too.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgen.engine import sources
 from loadgen.engine.counts import Counts
 from loadgen.engine.sampler import Sampler
 from loadgen.errors import LoadgenError
 from loadgen.plan import Plan
-from servers.wire.connection import tls_context
+from loadgen.prepare import sampler_of
 
 
 def main() -> None:
@@ -56,11 +54,7 @@ def _say(answer: Mapping[str, Any]) -> None:
 
 def _sampler(told: Mapping[str, Any]) -> Sampler:
     """Of an interactive run, whose load nobody knows before it comes. Raises PlanError."""
-    plan = Plan(**told["plan"])
-    api_key = os.environ.get(plan.api_key_env) or None
-    return sources.sampler_of(
-        plan, told["server"], None, api_key=api_key, verify=tls_context(plan.ca_file, plan.insecure)
-    )
+    return sampler_of(Plan(**told["plan"]), told["server"], None)
 
 
 if __name__ == "__main__":

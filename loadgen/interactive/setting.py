@@ -10,17 +10,16 @@ from itertools import count
 from typing import Any
 
 from loadgen import host
-from loadgen.api import of_version
-from loadgen.asking import Asked, asked_of
 from loadgen.errors import PlanError
-from loadgen.load import load_of, longest_of
 from loadgen.plan import Plan, plan_of
+from loadgen.prepare import longest_of, of_version, prompts_of, schedule_of
 from servers.count import connect as tokenizer_of
 from servers.find import ServerFacts
 from servers.kinds import DIALECTS, NATIVE
 from servers.kinds.base import Dialect
 from servers.wire.connection import Target, target_of, tls_context
 from workloads import workload
+from workloads.material import Prompts
 from workloads.request import Request
 
 TEXTS = 2_000
@@ -39,10 +38,10 @@ def interactive_plan(options: Mapping[str, Any]) -> Plan:
 
 
 @dataclass(slots=True)
-class Prompts:
+class EndpointPrompts:
     """The Requests for one endpoint, without end."""
 
-    asked: Asked
+    asked: Prompts
     draw: Iterator[Request]
     how: str
 
@@ -57,7 +56,7 @@ class Setting:
     headers: Mapping[str, str]
     say: Callable[[str], None]
     dialects: dict[str, Dialect] = field(default_factory=dict)
-    prompts: dict[str, Prompts] = field(default_factory=dict)
+    prompts: dict[str, EndpointPrompts] = field(default_factory=dict)
     ids: Iterator[int] = field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
@@ -84,7 +83,7 @@ class Setting:
         """The same Request with an id of its own."""
         return replace(request, id=next(self.ids))
 
-    def prompts_for(self, dialect: Dialect) -> Prompts:
+    def prompts_for(self, dialect: Dialect) -> EndpointPrompts:
         """Built at first use, which asks the server to count. Raises PromptError, PlanError, WorkloadError."""
         if dialect.endpoint not in self.prompts:
             self.prompts[dialect.endpoint] = self._built(dialect)
@@ -99,7 +98,7 @@ class Setting:
         prompts = {name: replace(each, draw=_endless(each.asked)) for name, each in self.prompts.items()}
         return replace(self, prompts=prompts, ids=count())
 
-    def _built(self, dialect: Dialect) -> Prompts:
+    def _built(self, dialect: Dialect) -> EndpointPrompts:
         own_texts = workload.parse(self.plan.workload)
         ids = dialect.token_ids and not isinstance(own_texts, workload.Dataset)
         plan = self.plan
@@ -110,12 +109,12 @@ class Setting:
             "verify": tls_context(plan.ca_file, plan.insecure),
         }
         with tokenizer_of(self.facts, dialect.endpoint, **access) as server:  # type: ignore[arg-type]
-            asked = asked_of(plan, load_of(plan), dialect, server)
+            asked = prompts_of(plan, schedule_of(plan), dialect, server)
         how = asked.how if ids else f"{asked.how}; repeated from the first after the last"
-        return Prompts(asked, _endless(asked), how)
+        return EndpointPrompts(asked, _endless(asked), how)
 
 
-def _endless(asked: Asked) -> Iterator[Request]:
+def _endless(asked: Prompts) -> Iterator[Request]:
     while True:
         empty = True
         for request in asked.requests():

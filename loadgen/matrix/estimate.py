@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from loadgen.load import load_of
 from loadgen.matrix.cells import Cell, Repeat, Start
 from loadgen.matrix.plan import MatrixPlan, run_settings
 from loadgen.matrix.state import Line, took_s
 from loadgen.plan import Plan
+from loadgen.prepare import schedule_of
+from workloads import arrivals
 
 START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
 """Until a server answers: loading the weights is most of it."""
@@ -81,9 +82,9 @@ def in_words(seconds: float) -> str:
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
-    if run.duration_s is not None and run.arrivals != "burst":
+    if run.duration_s is not None and not arrivals.parse(run.arrivals).burst:
         return Estimate(run.duration_s + PREPARED_S, MODELLED)
-    due_ns = load_of(run).due_ns
+    due_ns = schedule_of(run).due_ns
     last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
     modelled = _modelled_s(start, run)
     if modelled is not None:

@@ -20,8 +20,8 @@ from loadgen.matrix.plan import MatrixPlan, hosts_of, run_settings
 from loadgen.matrix.state import Journal, Line, finished, key_of, make_way
 
 if TYPE_CHECKING:
-    from loadgen.api import OnProgress
     from loadgen.plan import Plan
+    from loadgen.prepare import OnProgress
     from servers.launch import Launched, Wanted
     from servers.launch.hosts import Host
 
@@ -190,7 +190,7 @@ class Serving:
 
     def _measure(self, repeat: Repeat, plan: Plan, server: Launched, place: int) -> bool:
         """One run; whether it was interrupted."""
-        from loadgen import api
+        from loadgen import prepare
 
         matrix, key = self._matrix, {"cell": key_of(repeat.cell), "repeat": repeat.number}
         folder = matrix.folder / repeat.folder
@@ -199,7 +199,7 @@ class Serving:
         began_s = time.monotonic()
         try:
             with self._watcher.progress(None if plan.of_sessions else plan.n) as on_progress:
-                footer = api.run(
+                footer = prepare.run(
                     plan.model_copy(update={"url": server.url, "server_pid": _watched(server.pids)}),
                     folder,
                     command=matrix.command,

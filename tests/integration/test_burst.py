@@ -62,12 +62,11 @@ DIGEST = """
 import hashlib, sys
 from pathlib import Path
 from urllib.request import urlopen
-from loadgen import api
+from loadgen import prepare
 from loadgen.plan import plan_of
-from loadgen.engine.worker import slots_of
 plan = plan_of(server="tgi", url=sys.argv[1], n=20, seed=int(sys.argv[2]))
-with api.prepared(plan, Path("."), lambda line: None) as (shares, header):
-    sent = b"".join(slot.payload for share in shares for slot in slots_of(share))
+with prepare.prepare(plan, Path("."), lambda line: None) as prepared:
+    sent = b"".join(slot.payload for task in prepared.tasks for slot in task.feed().group())
 print(hashlib.sha256(sent).hexdigest(), len(sent))
 """
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from workloads.arrivals import Concurrency, Constant, OpenLoop, Ramp, Steps, parse
+from workloads.arrivals import Arrivals, Constant, Ramp, Steps, parse
 
 S = 1_000_000_000
 GAPS = 100_000
@@ -198,7 +198,7 @@ def _steps_area(steps: list[tuple[Fraction, int]], instant_ns: Fraction) -> Frac
     return area
 
 
-def _open(text: str) -> OpenLoop:
+def _open(text: str) -> Arrivals:
     arrivals = parse(text)
-    assert not isinstance(arrivals, Concurrency)
+    assert arrivals.open_loop
     return arrivals

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workloads import datasets
+from workloads.arrivals import Trace
 from workloads.lengths import Empirical
 from workloads.syntax import WorkloadError
-from workloads.traces import Trace
 
 DATA = Path(__file__).parent.parent / "data"
 SAMPLES = sorted(file.read_bytes() for file in DATA.glob("*/*"))

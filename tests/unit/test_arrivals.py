@@ -14,15 +14,14 @@ from workloads.arrivals import (
     Concurrency,
     Constant,
     Gamma,
-    OpenLoop,
     Poisson,
     Ramp,
     Steps,
+    Trace,
     due_instants,
     parse,
 )
 from workloads.syntax import WorkloadError
-from workloads.traces import Trace
 
 S = 1_000_000_000
 
@@ -170,7 +169,7 @@ def test_endless_arrivals_need_an_end(text: str, until_ns: int | None) -> None:
         due_instants(_open(text), 0, until_ns=until_ns)
 
 
-def _open(text: str) -> OpenLoop:
+def _open(text: str) -> Arrivals:
     arrivals = parse(text)
-    assert not isinstance(arrivals, Concurrency)
+    assert arrivals.open_loop
     return arrivals

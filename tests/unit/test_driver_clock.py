@@ -152,7 +152,7 @@ async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10
 @pytest.mark.parametrize("answer_ns", [1_000, 30_000_000_000])
 async def test_every_send_is_at_its_due_instant_however_slow_the_server(text: str, answer_ns: int) -> None:
     """Each arrival process: each request goes out exactly when it is due; a slow server shifts nothing."""
-    due_ns = list(arrivals.due_instants(arrivals.parse(text), 3, n=100))  # type: ignore[arg-type]
+    due_ns = list(arrivals.due_instants(arrivals.parse(text), 3, n=100))
     net, held, counts = await drive(OpenLoop(iter(slots(due_ns))), FakeClock(), answer_ns)
     assert net.sends == list(enumerate(due_ns))
     assert sorted(record.due_ns for record in held.records) == due_ns

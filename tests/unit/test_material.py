@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from workloads import lengths, workload
+from workloads.arrivals import Trace
 from workloads.material import Order, conversations, material, requests, warm_up
 from workloads.prompts import PromptError
 from workloads.request import Request
 from workloads.syntax import WorkloadError
-from workloads.traces import BLOCK_TOKENS, Trace
+from workloads.traces import BLOCK_TOKENS
 from workloads.words import COMMON_WORDS
 
 DATA = Path(__file__).parent.parent / "data"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from workloads import traces
-from workloads.arrivals import parse
+from workloads.arrivals import Trace, parse
 from workloads.syntax import WorkloadError
-from workloads.traces import Entry, Survey, Trace, survey
+from workloads.traces import Entry
 
 SAMPLES = Path(__file__).parent.parent / "data/traces"
 MS = 1_000_000
@@ -82,22 +81,6 @@ def test_a_part_of_a_trace_can_be_replayed_at_another_speed(
     assert [entry.input_tokens for entry in trace.entries()] == input_tokens
 
 
-@pytest.mark.parametrize(
-    ("trace", "expected"),
-    [
-        (Trace(SAMPLES / "mooncake.jsonl"), Survey("mooncake", 4, 0, 6000 * MS, 2743, 379)),
-        (Trace(SAMPLES / "azure-2024.csv"), Survey("azure", 3, 0, 2_750_125_000, 2898, 413)),
-        (Trace(SAMPLES / "burstgpt.csv"), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
-        (Trace(SAMPLES / "burstgpt.csv", limit=2), Survey("burstgpt", 2, 0, 40 * S, 1420, 248)),
-        (Trace(SAMPLES / "burstgpt.csv", limit=3), Survey("burstgpt", 3, 1, 115 * S, 1837, 524)),
-        (Trace(SAMPLES / "burstgpt.csv", Fraction(9), 40 * S), Survey("burstgpt", 2, 1, 75 * S, 1427, 506)),
-    ],
-)
-def test_a_survey_tells_what_would_be_replayed(trace: Trace, expected: Survey) -> None:
-    """Layout, counts, rows left out, span and tokens are known before anything is sent."""
-    assert survey(trace) == expected
-
-
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
@@ -133,7 +116,7 @@ def test_damage_is_an_error_with_its_line(tmp_path: Path, content: str, problem:
     file = tmp_path / "trace"
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(WorkloadError) as caught:
-        survey(Trace(file))
+        list(Trace(file).entries())
     assert problem in str(caught.value)
     assert str(file) in str(caught.value)
 
@@ -141,13 +124,13 @@ def test_damage_is_an_error_with_its_line(tmp_path: Path, content: str, problem:
 def test_a_missing_trace_is_an_error(tmp_path: Path) -> None:
     """A file that cannot be read is named together with the system's reason."""
     with pytest.raises(WorkloadError, match=r"cannot read the trace .*nowhere: No such file"):
-        survey(Trace(tmp_path / "nowhere"))
+        list(Trace(tmp_path / "nowhere").entries())
 
 
 def test_a_start_behind_the_end_is_an_error() -> None:
     """Nothing to replay is said before the run, with its likely cause."""
     with pytest.raises(WorkloadError, match="no request to replay") as caught:
-        survey(Trace(SAMPLES / "mooncake.jsonl", start_ns=3600 * S))
+        list(Trace(SAMPLES / "mooncake.jsonl", start_ns=3600 * S).entries())
     assert "start=" in caught.value.hint
 
 
@@ -155,7 +138,7 @@ def test_a_trace_is_read_no_further_than_needed(tmp_path: Path) -> None:
     """With a limit, what comes behind it is not looked at, so the head of a huge file replays at once."""
     file = tmp_path / "trace.csv"
     file.write_text(AZURE + "2023-11-16 18:15:46,374,5\ndamage\n", "utf-8")
-    assert survey(Trace(file, limit=1)).requests == 1
+    assert len(list(Trace(file, limit=1).entries())) == 1
 
 
 def test_zones_are_taken_into_account(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from workloads import lengths
+from workloads.arrivals import Trace
 from workloads.prompts import Prompt, Stretch
 from workloads.request import Request
 from workloads.syntax import WorkloadError
-from workloads.traces import BLOCK_TOKENS, Trace
+from workloads.traces import BLOCK_TOKENS
 from workloads.workload import Dataset, Material, MultiTurn, SharedPrefix, Synthetic, Workload, parse, replay
 
 DATA = Path(__file__).parent.parent / "data"

@@ -1,0 +1,420 @@
+"""From a Plan to its run: which server, its facts, the due instants, the prompts, each worker's task, the Run's header.
+
+    Plan ─ schedule_of ─> Schedule    when, how many, how many at once
+         ─ prompts_of ──> Prompts     what is asked, exact by the server's own count
+         ─ prepare ─────> Prepared    these, a WorkerTask per process, and the header
+         ─ run ─────────> Footer      with loadgen.engine.coordinator
+
+What loads the measuring engine is imported where it is used: the interactive part prepares in a process without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgen import calibration, host
+from loadgen.errors import PlanError
+from loadgen.plan import ANSWERS, Plan
+from workloads import arrivals, lengths, workload
+from workloads.material import Order, Prompts, prompts_for
+
+if TYPE_CHECKING:
+    from loadgen.engine.counts import Counts
+    from loadgen.engine.feed import Schedule
+    from loadgen.engine.sampler import Sampler
+    from loadgen.engine.worker import WorkerTask
+    from loadgen.runfile import Footer, Header
+    from servers.count import ServerTokenizer
+    from servers.find import ServerFacts
+    from servers.kinds.base import Dialect
+    from servers.telemetry.source import Source
+
+IN_FLIGHT_DEFAULT = 10_000
+"""Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
+SPARE_LEAST = 8
+SESSION_TOKENS = 1 << 15
+"""What a simulated server has room for where there are sessions."""
+TURN_TOKENS = 16
+"""What a line break or a chat template may add to each thing said."""
+BYTES_PER_RECORD = 600
+BYTES_PER_CHUNK = 16
+NS_PER_S = 1_000_000_000
+ELSEWHERE = "the server is not on this machine"
+
+Say = Callable[[str], None]
+"""Gets one line per step."""
+OnProgress = Callable[[str, "Counts"], None]
+"""Gets a phase and the counts, ten times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to get at the server besides its address: never written to the Run."""
+
+    api_key: str | None
+    tls: ssl.SSLContext
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request carries."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that is known before the first connection is opened."""
+
+    schedule: Schedule
+    prompts: Prompts
+    tasks: list[WorkerTask]
+    """What each worker process is given."""
+    header: Header
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: Say,
+    on_progress: OnProgress,
+    launch: Mapping[str, Any] | None = None,
+) -> Footer:
+    """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
+    `launch` is what is known of how the server was started.
+
+    Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
+    """
+    from loadgen.engine import coordinator
+
+    with prepare(plan, folder, say) as prepared:
+        header = prepared.header
+        sampler = sampler_of(plan, header.server, prepared.schedule.due_ns)
+        host.make_folder(folder, bytes_of(plan, prepared.schedule))
+        header.command = command
+        header.server |= {"launch": dict(launch)} if launch else {}
+        header.client["calibration"] = calibration.recall(header.host, say)
+        return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
+
+
+def default_folder(plan: Plan) -> Path:
+    """runs/<UTC time>-<server>-<label>."""
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
+
+
+@contextlib.contextmanager
+def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
+    """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
+
+    Raises as `run` does.
+    """
+    from servers.count import connect
+
+    access = access_of(plan)
+    dialect = dialect_of(plan, plan.endpoint)
+    schedule = schedule_of(plan)
+    host.allow_open_files(-(-schedule.in_flight // plan.workers))
+    with _server(plan, schedule, access, say) as found:
+        facts = replace(found, model=plan.model or found.model)
+        dialect = of_version(dialect, facts, say, force=plan.force)
+        with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+            prompts = prompts_of(plan, schedule, dialect, tokenizer)
+        count = "" if schedule.count is None else f"{schedule.count} "
+        what = (
+            f"sessions, {plan.lengths[0]} tokens a turn" if plan.of_sessions else f"prompts of {plan.lengths[0]} tokens"
+        )
+        say(f"{count}{what} ({prompts.how}) for {facts.model}")
+        tasks = _tasks(plan, schedule, folder, facts, dialect, prompts, access)
+        yield Prepared(schedule, prompts, tasks, _header(plan, facts, dialect, prompts))
+
+
+def access_of(plan: Plan) -> Access:
+    """The API key from its environment variable, and how certificates are checked."""
+    from servers.wire.connection import tls_context
+
+    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+
+
+# When.
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The due instants or clients of a plan. Raises workloads.syntax.WorkloadError for a trace that cannot be read."""
+    from loadgen.engine.feed import Schedule
+
+    named = arrivals.parse(plan.arrivals)
+    until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
+    if isinstance(named, arrivals.Concurrency):
+        clients = named.clients if plan.n is None else min(named.clients, plan.n)
+        return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
+    due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))
+    most = first = 0  # requests that are due within one second, at most
+    for last, due in enumerate(due_ns):
+        while due - due_ns[first] >= NS_PER_S:
+            first += 1
+        most = max(most, last - first + 1)
+    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, most))
+    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
+
+
+def bytes_of(plan: Plan, schedule: Schedule) -> int:
+    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
+    per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+    return (schedule.count or schedule.clients) * per_request
+
+
+# What.
+
+
+def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
+    """The Requests of a plan; everything that needs the server's tokenizer happens here.
+
+    Raises PlanError when a file holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError.
+    """
+    from workloads.tokenizer import load as load_tokenizer
+
+    asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
+    order = Order(
+        asked,
+        lengths.parse(str(plan.input_tokens)),
+        None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens)),
+        plan.seed,
+        n=schedule.count,
+        warmup=plan.warmup,
+        trace=named if isinstance(named, arrivals.Trace) else None,
+    )
+    local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
+    prompts = prompts_for(
+        order, token_ids=dialect.token_ids, chat=dialect.endpoint == "chat", local=local, server=server
+    )
+    path = getattr(asked, "path", None)
+    if path is not None and schedule.count is not None:
+        what, drawn = ("sessions", prompts.conversations()) if prompts.of_sessions else ("prompts", prompts.requests())
+        there = sum(1 for _ in islice(drawn, schedule.count))
+        if there < schedule.count:
+            raise PlanError(
+                f"{path} holds {there} {what}, and {schedule.count} are to be sent", f"Ask for fewer: --n {there}"
+            )
+    return prompts
+
+
+def longest_of(tokens: int | str) -> int:
+    """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
+    if tokens == ANSWERS:
+        return 1
+    named = lengths.parse(str(tokens))
+    if isinstance(named, lengths.Fixed):
+        return named.length
+    return named.high if isinstance(named, lengths.Uniform) else 1
+
+
+def longest_prompt_of(plan: Plan) -> int:
+    """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
+    asked, answered = longest_of(plan.input_tokens), longest_of(plan.output_tokens)
+    named = workload.parse(plan.workload)
+    if not isinstance(named, workload.MultiTurn):
+        return asked
+    if named.turns is None:
+        return 1
+    return named.turns * (asked + TURN_TOKENS) + (named.turns - 1) * (answered + TURN_TOKENS)
+
+
+# Of whom.
+
+
+@contextlib.contextmanager
+def _server(plan: Plan, schedule: Schedule, access: Access, say: Say) -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
+    from servers.find import check_limits
+    from servers.resolve import resolve
+
+    longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
+    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
+    if facts is None:
+        with _simulated(plan, schedule, max(SESSION_TOKENS if plan.of_sessions else 4096, sum(longest)), say) as facts:
+            yield facts
+        return
+    title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+    say(f"{title} at {facts.url}: {_words(plan)}")
+    check_limits(facts, schedule.at_once, *longest)
+    yield facts
+
+
+@contextlib.contextmanager
+def _simulated(plan: Plan, schedule: Schedule, max_model_len: int, say: Say) -> Iterator[ServerFacts]:
+    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
+    from servers.find import probe
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.server import spawn_process
+
+    host.allow_open_files(schedule.in_flight)  # the child inherits the limit
+    config = SimulatedConfig(
+        server=plan.server,
+        clock="batching",
+        speed=plan.speed,
+        max_concurrent_requests=schedule.in_flight,
+        max_model_len=max_model_len,
+        seed=plan.seed,
+    )
+    with spawn_process(config) as (url, pid):
+        yield replace(probe(url, plan.server), pids=(pid,))
+
+
+def _words(plan: Plan) -> str:
+    """The plan in one line."""
+    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
+    how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
+    named = arrivals.parse(plan.arrivals)
+    when = named.text if named.burst else plan.arrivals
+    tokens_in, tokens_out = plan.lengths
+    return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
+
+
+def dialect_of(plan: Plan, endpoint: str | None) -> Dialect:
+    """The server's dialect on an endpoint, by default its native one. Raises PlanError where it has none."""
+    from servers.kinds import DIALECTS, NATIVE
+
+    endpoint = endpoint or NATIVE[plan.server]
+    if (plan.server, endpoint) not in DIALECTS:
+        has = ", ".join(name for server, name in DIALECTS if server == plan.server)
+        raise PlanError(f"--endpoint {endpoint}: {plan.server} has no such endpoint", f"It has: {has}.")
+    return DIALECTS[plan.server, endpoint]
+
+
+def of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
+    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
+    from servers.errors import VersionError
+    from servers.kinds import NATIVE
+    from servers.kinds.versions import misleads, variant
+
+    if why := misleads(dialect, facts.version):
+        if not force:
+            instead = f"use its native endpoint (--endpoint {NATIVE[dialect.server]})"
+            raise VersionError(
+                f"{facts.url} misleads on {dialect.endpoint}: {why}", f"{instead}, or measure it anyway: --force"
+            )
+        say(f"FORCED: {why}")
+    return variant(dialect, facts.version)
+
+
+# By whom.
+
+
+def _tasks(
+    plan: Plan,
+    schedule: Schedule,
+    folder: Path,
+    facts: ServerFacts,
+    dialect: Dialect,
+    prompts: Prompts,
+    access: Access,
+) -> list[WorkerTask]:
+    """Requests, or whole sessions, are dealt to the workers in turn, so that each has the same mix."""
+    from loadgen.engine.worker import WorkerTask
+    from servers.wire.connection import target_of
+
+    target = target_of(facts.url, access.tls)
+    return [
+        WorkerTask(
+            worker=worker,
+            workers=plan.workers,
+            prompts=prompts,
+            schedule=schedule.dealt(worker, plan.workers),
+            timeout_s=plan.timeout_s,
+            target=target,
+            dialect=dialect,
+            model=facts.model,
+            headers=access.headers,
+            kernel_stamps=plan.stamps == "kernel",
+            part=folder / f"part-{worker}.jsonl",
+        )
+        for worker in range(plan.workers)
+    ]
+
+
+def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
+    from loadgen.runfile import Header
+    from servers.kinds.versions import misleads
+
+    why = misleads(dialect, facts.version)  # who did not force it did not get here
+    return Header(
+        version=version("llm-loadgen"),
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        start_ns=0,
+        plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
+        server={name: getattr(facts, name) for name in type(facts).__slots__},
+        host=host.facts(),
+        client={"prompts": prompts.how, **({"forced": why} if why else {})},
+    )
+
+
+# Beside it.
+
+
+def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
+    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load.
+
+    What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
+    """
+    from loadgen.engine.sampler import Sampler, bursts_of
+    from servers.telemetry.host import HostMemory, on_this_machine
+    from servers.telemetry.prometheus import ServerMetrics
+    from servers.telemetry.source import NotMeasuredError
+
+    if not plan.metrics_every_s:
+        return Sampler(
+            {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
+        )
+    access, here = access_of(plan), on_this_machine(server["url"])
+    pids = (*server.get("pids", ()), *plan.server_pid)
+    openings: dict[str, Callable[[], Source]] = {
+        "server": partial(ServerMetrics, server["url"], server["name"], api_key=access.api_key, verify=access.tls),
+        "gpu": _gpu(plan, access.tls, here=here, simulated=server["simulated"]),
+        "host": partial(HostMemory, pids) if plan.server_pid or here else partial(_missing, ELSEWHERE),
+    }
+    sources: dict[str, Source] = {}
+    missing: dict[str, str] = {}
+    for name, opening in openings.items():
+        try:
+            sources[name] = opening()
+        except NotMeasuredError as error:
+            missing[name] = str(error)
+    named = {"gpu": "--dcgm-url" if plan.dcgm_url else "--gpu" if plan.gpu else "", "host": "--server-pid"}
+    named["host"] *= bool(plan.server_pid)
+    lines = [f"{option}: {missing[name]}" for name, option in named.items() if option and name in missing]
+    if lines:  # what was asked for by name must be there
+        raise PlanError(
+            "\n".join(lines), "Nothing was sent. Without these options the run goes on without the figures."
+        )
+    return Sampler(sources, plan.metrics_every_s, bursts_of(due_ns), missing)
+
+
+def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], Source]:
+    from servers.telemetry.dcgm import Dcgm
+    from servers.telemetry.gpu import Nvml
+
+    if plan.dcgm_url:
+        return partial(Dcgm, plan.dcgm_url, verify=verify)
+    if plan.gpu or (plan.gpu is None and here and not simulated):
+        return Nvml
+    if plan.gpu is False:
+        return partial(_missing, "switched off: --no-gpu")
+    why = "the server is simulated and uses none" if simulated else f"{ELSEWHERE}: --dcgm-url reads its GPUs"
+    return partial(_missing, why)
+
+
+def _missing(why: str) -> Source:
+    from servers.telemetry.source import NotMeasuredError
+
+    raise NotMeasuredError(why)

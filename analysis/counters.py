@@ -17,8 +17,6 @@ COMPARED = ("prompt_tokens", "output_tokens", "requests_finished")
 """Words that the client counts too."""
 ALONE = ("cached_prompt_tokens", "preemptions", "rejections", "requests_failed")
 """Words that only the server knows."""
-PIECE_TOKENS = 1024
-"""TGI runs a longer answer in pieces, each with a prompt of its own (router/src/infer, DEFAULT_GENERATION_LENGTH)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +123,16 @@ def _sum(values: Floats, rows: Booleans) -> int:
 
 def _why(run: Run, frame: Frame, difference: int) -> str:
     """What a disagreement most likely comes from."""
-    server = run.header.server.get("name")
+    title, notes = run.header.server_title, run.header.server_notes
     if not difference:
         return ""
-    if server == "tgi" and np.nanmax(frame.output_asked, initial=0) > PIECE_TOKENS:
-        return f"TGI runs answers of more than {PIECE_TOKENS} tokens in pieces and counts the prompt of each"
+    piece = notes.get("prompt_piece_tokens")
+    if piece and np.nanmax(frame.output_asked, initial=0) > piece:
+        return f"{title} runs answers of more than {piece} tokens in pieces and counts the prompt of each"
     if difference > 0:
         return "somebody else was using the server, or it counts otherwise"
-    return "LightLLM drops counts under load" if server == "lightllm" else "it had not booked everything, or lost some"
+    return (
+        f"{title} drops counts under load"
+        if notes.get("drops_counts")
+        else "it had not booked everything, or lost some"
+    )

@@ -17,13 +17,6 @@ from loadgen.runfile import Run
 SHARE_DECIMALS = 4
 GPUS_NAMED = 4
 """More GPUs than this are counted, not listed."""
-TAKES = {
-    "vllm": "vLLM takes {} of each card when it starts (--gpu-memory-utilization) and keeps it",
-    "tgi": "TGI takes all that is left of each card when it starts (--cuda-memory-fraction) and keeps it",
-    "lightllm": "LightLLM takes {} of each card when it starts (--mem_fraction) and keeps it",
-}
-TAKES_BY_DEFAULT = {"vllm": "90 to 92 % by default", "lightllm": "80 to 90 % by default"}
-"""vLLM: 0.90 up to 0.10.2, 0.92 since. LightLLM: 0.9 in 1.0 and 1.1, 0.8 since."""
 
 
 def memory(run: Run) -> dict[str, Any]:
@@ -132,13 +125,14 @@ def _kv_cache(run: Run, found: Sequence[Sample]) -> dict[str, Any] | None:
 
 def _taken(run: Run, found: Sequence[Sample]) -> dict[str, Any] | None:
     """How much of a card the engine takes whatever the load: by its own word, or its default."""
-    server = str(run.header.server.get("name") or run.header.plan.get("server"))
-    if server not in TAKES or run.header.server.get("simulated"):
+    told = run.header.server_notes
+    if "memory_option" not in told or run.header.server.get("simulated"):
         return None
     last = last_of(found, ("idle", "start", "run", *AFTER))
     share = number(last.values, "taken_share") if last else None
-    said = f"{share * 100:g} %" if share is not None else TAKES_BY_DEFAULT.get(server, "")
-    return {"share": share, "note": TAKES[server].format(said)}
+    said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
+    note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"
+    return {"share": share, "note": note}
 
 
 def _gaps(found: Sequence[Sample]) -> dict[str, int]:

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from servers.kinds import DIALECTS
+from servers.kinds import KINDS
 from servers.wire.sse import split
 
 VLLM = (
@@ -50,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for key, event in EVENTS.items():
         body = event * events
         payloads = split(body)[0]
-        assert sum(DIALECTS[key].decode(payloads).tokens) >= 1
+        dialect = KINDS[key[0]].dialects[key[1]]
+        assert sum(dialect.decode(payloads).tokens) >= 1
         usual = _us_per_event(lambda body=body: split(body), events, passes)
         exact = _us_per_event(lambda body=b":\n\n" + body: split(body), events, passes)
-        decode = _us_per_event(lambda key=key, payloads=payloads: DIALECTS[key].decode(payloads), events, passes)
+        decode = _us_per_event(lambda dialect=dialect, payloads=payloads: dialect.decode(payloads), events, passes)
         print(f"{'/'.join(key):<20} {usual:>7.2f} {exact:>17.2f} {decode:>7.2f}")
 
 

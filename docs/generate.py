@@ -60,21 +60,23 @@ def telemetry() -> str:
     """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
     from analysis.telemetry import CURVES
     from servers.telemetry.dcgm import DCGM
-    from servers.telemetry.prometheus import COUNTERS, SERVERS
+    from servers.telemetry.prometheus import COUNTERS, tables
 
-    words = list(dict.fromkeys(word for names in SERVERS.values() for word in names))
+    servers = {name: metrics.names for name, metrics in tables().items()}
+
+    words = list(dict.fromkeys(word for names in servers.values() for word in names))
     names = {
         server: {word: "<br>".join(f"`{_code(each)}`" for each in names.get(word, ())) for word in words}
-        for server, names in SERVERS.items()
+        for server, names in servers.items()
     }
     rows = {
         "{words}": [
             f"| `{word}` | {'counter' if word in COUNTERS else 'gauge'} | "
-            + " | ".join(names[server][word] or "–" for server in SERVERS)  # noqa: RUF001 - a dash in a table cell
+            + " | ".join(names[server][word] or "–" for server in servers)  # noqa: RUF001 - a dash in a table cell
             + " |"
             for word in words
         ],
-        "{servers}": [" | ".join(["| word", "kind", *SERVERS]) + " |", "| --- " * (len(SERVERS) + 2) + "|"],
+        "{servers}": [" | ".join(["| word", "kind", *servers]) + " |", "| --- " * (len(servers) + 2) + "|"],
         "{gpus}": [f"| `{word}` | `{name}` | {factor:,.12g} |" for word, (name, factor) in DCGM.items()],
         "{curves}": [f"| `{each.name}` | {each.title} | {each.unit} | {each.source} |" for each in CURVES],
     }

@@ -7,13 +7,25 @@ generated documentation: loadgen.cli.options makes the options of `loadgen burst
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
+from servers.kinds import KINDS, any_of
 from workloads import arrivals, lengths, workload
 from workloads.syntax import WorkloadError
 
@@ -35,18 +47,34 @@ class RunOption:
     """Whether `loadgen ui` has it: its web form may change it between runs, or it is fixed when `loadgen ui` starts."""
 
 
+def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Like a Literal, of names that are looked up when they are needed."""
+
+    def check(name: str) -> str:
+        if name not in (names := [*known()]):
+            raise PydanticCustomError("literal_error", "unknown", {"expected": any_of(map(repr, names))})
+        return name
+
+    return AfterValidator(check)
+
+
+def _endpoints() -> Iterable[str]:
+    return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
+
+
+ServerName = Annotated[str, _one_of(lambda: KINDS)]
+EndpointName = Annotated[str, _one_of(_endpoints)]
+
+
 class Plan(BaseModel):
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    server: Annotated[
-        Literal["vllm", "tgi", "lightllm", "openai"],
-        RunOption("Which server answers: vllm, tgi, lightllm or openai.", "Server", "start"),
-    ]
+    server: Annotated[ServerName, RunOption(f"Which server answers: {any_of(KINDS)}.", "Server", "start")]
     endpoint: Annotated[
-        Literal["completions", "chat", "generate"] | None,
-        RunOption("completions, chat or generate; the server's native one by default.", "Server", "start"),
+        EndpointName | None,
+        RunOption(f"{any_of(_endpoints())}; the server's native one by default.", "Server", "start"),
     ] = None
     url: Annotated[
         str | None,

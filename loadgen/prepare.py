@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
     from servers.count import ServerTokenizer
-    from servers.find import ServerFacts
-    from servers.kinds.base import Dialect
+    from servers.kinds.base import Dialect, ServerFacts
     from servers.telemetry.source import Source
 
 IN_FLIGHT_DEFAULT = 10_000
@@ -120,9 +119,10 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     Raises as `run` does.
     """
     from servers.count import connect
+    from servers.find import dialect_on, of_version
 
     access = access_of(plan)
-    dialect = dialect_of(plan, plan.endpoint)
+    dialect = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     with _server(plan, schedule, access, say) as found:
@@ -236,8 +236,7 @@ def longest_prompt_of(plan: Plan) -> int:
 @contextlib.contextmanager
 def _server(plan: Plan, schedule: Schedule, access: Access, say: Say) -> Iterator[ServerFacts]:
     """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
-    from servers.find import check_limits
-    from servers.resolve import resolve
+    from servers.find import check_limits, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
@@ -281,33 +280,6 @@ def _words(plan: Plan) -> str:
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 
 
-def dialect_of(plan: Plan, endpoint: str | None) -> Dialect:
-    """The server's dialect on an endpoint, by default its native one. Raises PlanError where it has none."""
-    from servers.kinds import DIALECTS, NATIVE
-
-    endpoint = endpoint or NATIVE[plan.server]
-    if (plan.server, endpoint) not in DIALECTS:
-        has = ", ".join(name for server, name in DIALECTS if server == plan.server)
-        raise PlanError(f"--endpoint {endpoint}: {plan.server} has no such endpoint", f"It has: {has}.")
-    return DIALECTS[plan.server, endpoint]
-
-
-def of_version(dialect: Dialect, facts: ServerFacts, say: Say, *, force: bool) -> Dialect:
-    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
-    from servers.errors import VersionError
-    from servers.kinds import NATIVE
-    from servers.kinds.versions import misleads, variant
-
-    if why := misleads(dialect, facts.version):
-        if not force:
-            instead = f"use its native endpoint (--endpoint {NATIVE[dialect.server]})"
-            raise VersionError(
-                f"{facts.url} misleads on {dialect.endpoint}: {why}", f"{instead}, or measure it anyway: --force"
-            )
-        say(f"FORCED: {why}")
-    return variant(dialect, facts.version)
-
-
 # By whom.
 
 
@@ -345,9 +317,8 @@ def _tasks(
 
 def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
     from loadgen.runfile import Header
-    from servers.kinds.versions import misleads
 
-    why = misleads(dialect, facts.version)  # who did not force it did not get here
+    why = dialect.misleads(facts.version)  # who did not force it did not get here
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),

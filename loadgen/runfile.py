@@ -12,14 +12,17 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgen.record import Record
+
+if TYPE_CHECKING:
+    from servers.kinds.base import ServerKind
 
 FORMAT = 1
 
@@ -103,7 +106,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     load: LoadFacts = LoadFacts()
     """What the plan's arrivals are. Of runs from before this field it comes from the plan as they are read."""
     server: dict[str, Any]
-    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}."""
+    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
+    notes of its kind."""
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
@@ -117,6 +121,28 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
         """Of a run from before `load`, or one made without."""
         if not self.load.kind:
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
+
+    @property
+    def server_title(self) -> str:
+        """What people call this kind of server; its name where nobody knows the kind."""
+        known = self._kind()
+        return str(self.server.get("title") or (known.title if known else self._server_name))
+
+    @property
+    def server_notes(self) -> Mapping[str, Any]:
+        """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
+        known = self._kind()
+        return self.server.get("notes") or (known.notes if known else {})
+
+    @property
+    def _server_name(self) -> str:
+        return str(self.server.get("name") or self.plan.get("server") or "")
+
+    def _kind(self) -> ServerKind | None:
+        """The kind as it is known today, for runs that were written before the header said it."""
+        from servers.kinds import KINDS
+
+        return KINDS.get(self._server_name)
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):

@@ -4,6 +4,7 @@ ServerError
 ├── UnreachableError    nothing answers: refused, timed out, unknown name, bad certificate
 ├── WrongServerError    something answers, but not the server that was named
 ├── UnauthorizedError   it wants an API key, or refuses the one it got
+├── EndpointError       it has no endpoint of that name
 ├── LimitError          it would refuse or shorten what the plan asks
 ├── VersionError        this version of it says what is not so
 ├── UncountableError    it does not say how many tokens a prompt has
@@ -29,15 +30,13 @@ class UnreachableError(ServerError):
 class WrongServerError(ServerError):
     """Something answers at the URL, but it is not the server that was named."""
 
-    def __init__(self, message: str, hint: str, *, named: str, found: str) -> None:
-        super().__init__(message, hint)
-        self.named = named
-        self.found = found
-        """The name of the server that was recognised; empty when none was."""
-
 
 class UnauthorizedError(ServerError):
     """The server wants an API key, or refuses the one it got."""
+
+
+class EndpointError(ServerError):
+    """The server has no endpoint of the name asked for."""
 
 
 class LimitError(ServerError):

@@ -118,13 +118,13 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import HostsError, LimitError, ServerError, VersionError
+    from servers.errors import EndpointError, HostsError, LimitError, ServerError, VersionError
     from servers.simulated.errors import SimulatedError
     from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
-    if isinstance(error, ours | HostsError | LimitError | VersionError):
+    if isinstance(error, ours | EndpointError | HostsError | LimitError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

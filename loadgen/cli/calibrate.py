@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from loadgen.cli.options import seconds
+from servers.kinds import any_of, simulated_kinds
 
 if TYPE_CHECKING:
     from analysis.calibration import Comparison
@@ -21,7 +22,7 @@ SEARCH_S = 45.0
 
 
 def calibrate(
-    server: Annotated[str, Option(help="Whose protocol: vllm, tgi or lightllm.")] = "vllm",
+    server: Annotated[str, Option(help=f"Whose protocol: {any_of(simulated_kinds())}.")] = "vllm",
     n: Annotated[int, Option("--n", help="Streams, all at once.")] = 1000,
     itl_s: Annotated[
         float, Option("--itl", parser=seconds, metavar="T", help="Time between two tokens of a stream.")

@@ -11,19 +11,19 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_SERVER
+from servers.kinds import any_of, launchable
 
 if TYPE_CHECKING:
     from servers.launch import Wanted
     from servers.launch.hosts import Host
     from servers.launch.state import State
 
-SERVERS = ("vllm", "tgi", "lightllm")
 WAYS = ("compose", "process", "simulated")
 
 servers = Typer(no_args_is_help=True, help="Start, look at and end real servers, on this machine or on a GPU host.")
 
-_Server = Annotated[str, Option(help="vllm, tgi or lightllm.")]
-_AnyServer = Annotated[str | None, Option(help="vllm, tgi or lightllm; all of them by default.")]
+_Server = Annotated[str, Option(help=f"{any_of(launchable())}.")]
+_AnyServer = Annotated[str | None, Option(help=f"{any_of(launchable())}; all of them by default.")]
 _HostName = Annotated[str, Option(help="A host of the hosts file; local is this machine.")]
 _Hosts = Annotated[Path | None, Option(help="The hosts file. Default: hosts.toml in this folder, if there is one.")]
 _File = Annotated[Path | None, Option(help="compose: another docker-compose.yml.")]
@@ -154,9 +154,9 @@ def logs(
 
 
 def _named(server: str | None) -> tuple[str, ...]:
-    if server is not None and server not in SERVERS:
-        raise BadParameter(f"--server {server}: unknown; choose {', '.join(SERVERS)}")
-    return (server,) if server else SERVERS
+    if server is not None and server not in launchable():
+        raise BadParameter(f"--server {server}: unknown; choose {', '.join(launchable())}")
+    return (server,) if server else launchable()
 
 
 def _host(name: str, file: Path | None) -> Host:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import BadParameter, Exit, Option
 
 from loadgen.errors import EXIT_USAGE
+from servers.kinds import any_of, simulated_kinds
 
 if TYPE_CHECKING:
     from servers.simulated.config import SimulatedConfig
@@ -24,7 +25,7 @@ SAME_NAME = (
 
 
 def sim(
-    server: Annotated[str, Option(help="Which server to be: vllm, tgi or lightllm.")],
+    server: Annotated[str, Option(help=f"Which server to be: {any_of(simulated_kinds())}.")],
     host: Annotated[
         str, Option(help="Address to listen on; other machines reach only what is not loopback.")
     ] = "127.0.0.1",

@@ -11,6 +11,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
 from loadgen.record import Record, State
 from servers.kinds.base import Answer, Dialect
+from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError
 from servers.wire.sse import split
@@ -48,7 +49,7 @@ def record_of(
         _decode(record, exchange, dialect, body, spans, [arrival - start_ns for arrival in arrivals])
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        record.error_detail = dialect.error_text(exchange.framing.status, body)
+        record.error_detail = error_text(exchange.framing.status, body)
     health.reads(late, len(late), record.coalesced_reads)
     health.connection(_full_reads(exchange.sizes), *exchange.losses)
     return record
@@ -116,7 +117,7 @@ def _decode(
         record.end_ns = arrivals[reads[answer.end_event]]
     if not payloads and rest.strip() and not answer.error_kind:
         answer.error_kind = "protocol"
-        answer.error_detail = f"a 200 that is not an event stream: {dialect.error_text(200, body)}"
+        answer.error_detail = f"a 200 that is not an event stream: {error_text(200, body)}"
     record.state, record.error_kind, record.error_detail = _verdict(record, answer, dialect)
 
 

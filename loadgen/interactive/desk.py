@@ -31,6 +31,7 @@ from loadgen.interactive.wire import HubPoller, Turns
 from loadgen.plan import Plan
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
+from servers.kinds import KINDS, any_of
 from servers.simulated.errors import SimulatedError
 from servers.wire.stamps import hold_stamps
 from workloads.prompts import PromptError
@@ -50,7 +51,7 @@ FORM: tuple[tuple[str, str | None, str], ...] = (
 )
 """Fields of the start form."""
 HIDDEN: tuple[tuple[str, str | None, str], ...] = (
-    ("--server", "vllm", "Which server answers: vllm, tgi, lightllm or openai"),
+    ("--server", "vllm", f"Which server answers: {any_of(KINDS)}"),
     ("--url", None, "Where it is; found as `loadgen burst` does otherwise"),
     ("--endpoint", None, "completions, chat or generate"),
     ("--model", None, "Model name to ask for"),

@@ -12,11 +12,10 @@ from typing import Any
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, plan_of
-from loadgen.prepare import longest_of, of_version, prompts_of, schedule_of
+from loadgen.prepare import longest_of, prompts_of, schedule_of
 from servers.count import connect as tokenizer_of
-from servers.find import ServerFacts
-from servers.kinds import DIALECTS, NATIVE
-from servers.kinds.base import Dialect
+from servers.find import dialect_on, of_version
+from servers.kinds.base import Dialect, ServerFacts
 from servers.wire.connection import Target, target_of, tls_context
 from workloads import workload
 from workloads.material import Prompts
@@ -62,16 +61,12 @@ class Setting:
     def dialect(self, endpoint: str | None) -> Dialect:
         """The server's dialect on an endpoint, as its version speaks it.
 
-        Raises PlanError where it has none, VersionError where it is known to mislead there and nobody forced it.
+        Raises EndpointError where it has none, VersionError where it is known to mislead there and nobody forced it.
         """
-        name = endpoint or self.plan.endpoint or NATIVE[self.plan.server]
-        if (self.plan.server, name) not in DIALECTS:
-            has = ", ".join(known for server, known in DIALECTS if server == self.plan.server)
-            raise PlanError(f"endpoint {name}: {self.plan.server} has no such endpoint", f"It has: {has}.")
-        if name not in self.dialects:
-            found = DIALECTS[self.plan.server, name]
-            self.dialects[name] = of_version(found, self.facts, self.say, force=self.plan.force)
-        return self.dialects[name]
+        found = dialect_on(self.plan.server, endpoint or self.plan.endpoint)
+        if found.endpoint not in self.dialects:
+            self.dialects[found.endpoint] = of_version(found, self.facts, self.say, force=self.plan.force)
+        return self.dialects[found.endpoint]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
@@ -129,8 +124,7 @@ def find(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Setting:
 
     Raises servers.errors.ServerError.
     """
-    from servers.find import check_limits
-    from servers.resolve import resolve
+    from servers.find import check_limits, resolve
 
     access = tls_context(plan.ca_file, plan.insecure)
     api_key = os.environ.get(plan.api_key_env) or None

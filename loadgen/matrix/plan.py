@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
-from loadgen.plan import Plan, from_catalog, plan_of, read_plan
+from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, plan_of, read_plan
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Server(_Strict):
     """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
 
     name: str = Field(pattern=WORD)
-    server: Literal["vllm", "tgi", "lightllm", "openai"] = "openai"
+    server: ServerName = "openai"
     """Which kind it is; the name by default."""
     launch: Launch | None = None
     """How it is started; as the whole matrix by default."""
-    endpoint: Literal["completions", "chat", "generate"] | None = None
+    endpoint: EndpointName | None = None
     options: dict[str, Any] = {}
 
     @model_validator(mode="before")

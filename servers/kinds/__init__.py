@@ -1,19 +1,27 @@
-"""Every dialect by (server, endpoint), and each server's native endpoint: the one it is measured on unless asked."""
+"""Every kind of server that loadgen knows. To add one: a module beside this file, and its line in KINDS."""
 
-from servers.kinds import lightllm, openai, tgi, vllm
-from servers.kinds.base import Dialect
+from collections.abc import Iterable
 
-DIALECTS: dict[tuple[str, str], Dialect] = {
-    ("vllm", "completions"): vllm.COMPLETIONS,
-    ("vllm", "chat"): vllm.CHAT,
-    ("tgi", "generate"): tgi.GENERATE,
-    ("tgi", "completions"): tgi.COMPLETIONS,
-    ("tgi", "chat"): tgi.CHAT,
-    ("lightllm", "generate"): lightllm.GENERATE,
-    ("lightllm", "completions"): lightllm.COMPLETIONS,
-    ("lightllm", "chat"): lightllm.CHAT,
-    ("openai", "completions"): openai.COMPLETIONS,
-    ("openai", "chat"): openai.CHAT,
-}
+from servers.kinds.base import ServerKind
+from servers.kinds.lightllm import LIGHTLLM
+from servers.kinds.openai import OPENAI
+from servers.kinds.tgi import TGI
+from servers.kinds.vllm import VLLM
 
-NATIVE: dict[str, str] = {"vllm": "completions", "tgi": "generate", "lightllm": "generate", "openai": "completions"}
+KINDS: dict[str, ServerKind] = {kind.name: kind for kind in (VLLM, TGI, LIGHTLLM, OPENAI)}
+
+
+def launchable() -> tuple[str, ...]:
+    """The kinds that can be started; the generic OpenAI one is a protocol, not a program."""
+    return tuple(kind.name for kind in KINDS.values() if kind.port)
+
+
+def simulated_kinds() -> tuple[str, ...]:
+    """The kinds that have a simulated server."""
+    return tuple(kind.name for kind in KINDS.values() if kind.simulated)
+
+
+def any_of(names: Iterable[str]) -> str:
+    """Names as a choice in a sentence: `vllm, tgi or lightllm`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,15 +1,21 @@
-"""The shape every dialect has: a Request becomes a body, and an event stream becomes an Answer.
+"""What a server kind is: one `ServerKind`, with a `Dialect` for each of its endpoints.
 
-Dialects do no I/O. The asyncio driver, the interactive users and the tests call the same functions.
+All of it is data and pure functions, without I/O: the asyncio driver, the interactive users and the tests call the same
+ones, and `servers.find`, `servers.count`, `servers.launch` and `servers.telemetry` read the same entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from workloads.request import Request
+
+Told = TypeVar("Told")
+Ask = Callable[[str], tuple[int, Any]]
+"""GET a path: HTTP status, and JSON or None."""
 
 
 @dataclass(slots=True)
@@ -38,6 +44,30 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Route(Generic[Told]):
+    """One question about a text: where to POST what, and how to read the answer."""
+
+    path: str
+    body: Callable[[str, str], dict[str, Any]]
+    """(text, model) to the body of the POST."""
+    read: Callable[[Any], Told]
+    """The answer's JSON to what was asked: how many tokens, or their ids."""
+    generates: bool = False
+    """The server runs the text, for one token, and so keeps it in its prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRule:
+    """What some versions of a server do otherwise on one endpoint, and do not show in the answer itself."""
+
+    holds: Callable[[str], bool]
+    """Of a version as in ServerFacts."""
+    decode: Callable[[Sequence[bytes]], Answer] | None = None
+    misleads: str = ""
+    """Why figures taken so would not mean what they say; `{version}` is filled in."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """One server's protocol on one endpoint, as pure functions."""
 
@@ -45,10 +75,6 @@ class Dialect:
     endpoint: str
     """`completions`, `chat` or `generate`."""
     path: str
-    token_ids: bool
-    """The prompt may be token ids."""
-    fixed_output: bool
-    """The server can be made to generate exactly the length asked. Where it cannot, a shorter answer is complete."""
     encode: Callable[[Request, str], bytes]
     """(request, model) to the JSON body of the POST."""
     decode: Callable[[Sequence[bytes]], Answer]
@@ -56,5 +82,181 @@ class Dialect:
     text: Callable[[Sequence[bytes]], str]
     """The `data` payloads of a complete answer to the text that a next turn quotes: no reasoning, no special tokens.
     Payloads that cannot be read add nothing."""
-    error_text: Callable[[int, bytes], str]
-    """(HTTP status, body) of an answer that is not a stream to one line that says what the server said."""
+    count_by_running: Route[int]
+    """A request for one token whose answer tells the length of the prompt."""
+    count: Route[int] | None = None
+    """The route that counts a prompt without running it."""
+    count_text: Route[int] | None = None
+    """Where there is no such route: the one that counts text alone, without the chat template."""
+    token_ids: bool = False
+    """The prompt may be token ids."""
+    fixed_output: bool = False
+    """The server can be made to generate exactly the length asked. Where it cannot, a shorter answer is complete."""
+    versions: tuple[VersionRule, ...] = ()
+
+    def misleads(self, version: str) -> str | None:
+        """Why figures taken on this version would not mean what they say; None where they do."""
+        rules = (rule for rule in self.versions if rule.misleads and rule.holds(version))
+        return next((rule.misleads.format(version=version) for rule in rules), None)
+
+    def variant(self, version: str) -> Dialect:
+        """The dialect as this version speaks it; as it is where the version says nothing."""
+        rules = (rule for rule in self.versions if rule.decode and rule.holds(version))
+        return next((replace(self, decode=rule.decode) for rule in rules if rule.decode), self)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit that a server states."""
+
+    flag: str
+    """The option that raises it."""
+    bounds: Literal["total", "prompt", "requests", ""] = ""
+    """`total`: prompt and output together, in tokens. Empty: nothing that a single plan can be held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """How a server's /metrics name what telemetry reads."""
+
+    prefix: str
+    """All its names begin so."""
+    names: Mapping[str, tuple[str, ...]]
+    """Word of servers.telemetry to the names a server has had for it, newest first. `name{label=a|b}` takes only
+    samples with such a label."""
+    of: str = ""
+    """Whose names they are, if not the kind's own."""
+    labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
+    """A name whose labels tell something, and the words and figures that follow from them."""
+    kv_used: tuple[str, Callable[[Any], float]] | None = None
+    """Where the page has no gauge of the KV cache: the route whose JSON has it, and how to read that. May raise
+    LookupError, TypeError or ValueError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCommand:
+    """How a server that is a Python package is started. `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}`
+    are filled in."""
+
+    module: tuple[str, ...]
+    """What follows `python -m`."""
+    arguments: tuple[str, ...]
+    program: tuple[str, ...] = ()
+    """A program of the environment that does the same, with its first arguments; taken where it is there."""
+    parallel: tuple[str, ...] = ()
+    """More arguments where several GPUs share the model."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class KnownFault(NamedTuple):
+    """A failure that is known by what was printed."""
+
+    pattern: str
+    """Regular expression, small and capital letters alike."""
+    what: str
+    """What it means; `{0}` is the first group of the pattern that matched."""
+    hint: str
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says about itself."""
+
+    name: str
+    """A key of servers.kinds.KINDS."""
+    url: str
+    """Base of all its paths: no slash at the end, no `/v1`."""
+    version: str = ""
+    """As the server states it. LightLLM states none: concluded from its routes. Empty when unknown."""
+    model: str = ""
+    """The name to ask for, which is the first one it lists; empty when it does not say."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Under the server's own names: max_model_len, max_input_tokens, max_total_tokens, max_concurrent_requests, ..."""
+    count_routes: tuple[str, ...] = ()
+    """Its routes that count the tokens of a text without running it."""
+    simulated: bool = False
+    speed: float | None = None
+    """How many times faster than life a simulated server's clock runs."""
+    pids: tuple[int, ...] = ()
+    """Its processes on this machine, where we started it."""
+    title: str = ""
+    """What reports call its kind."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """ServerKind.notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """All that a kind of server is. `servers.kinds.KINDS` holds them by name; nobody else keeps a table of servers."""
+
+    name: str
+    """`--server NAME`; also its service in docker-compose.yml, and in capitals its variables (LOADGEN_NAME_URL)."""
+    title: str
+    """What people call it."""
+    dialects: Mapping[str, Dialect]
+    """By endpoint."""
+    native: str
+    """The endpoint it is measured on unless another is asked for."""
+    recognise: Callable[[Ask, str], ServerFacts | None]
+    """(ask, url) to what it says about itself, or None when it is another server."""
+    limits: Mapping[str, Limit]
+    """By its own names for them."""
+    port: int | None = None
+    """The port that docker-compose.yml publishes. None: nothing is started under this name."""
+    ids: Route[list[int]] | None = None
+    """The route that tells the token ids of a text, without special tokens."""
+    metrics: MetricNames | None = None
+    process: ProcessCommand | None = None
+    """How it is started without a container, where it can be."""
+    faults: tuple[KnownFault, ...] = ()
+    """What it prints into its log when it does not come up, beside what all servers print (servers.launch.diagnose)."""
+    simulated: str = ""
+    """`module:attribute` of the simulated one; empty: there is none."""
+    phrase: str = ""
+    """What a sentence calls it where the title alone reads badly."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card
+    it takes at its start, and what sets that. `prompt_piece_tokens`: a longer answer is run in pieces, each of which
+    counts the prompt again. `drops_counts`: its counters lose some under load."""
+
+    @property
+    def called(self) -> str:
+        """What a sentence calls it."""
+        return self.phrase or self.title
+
+    @property
+    def url_variable(self) -> str:
+        """The environment variable that says where it is."""
+        return f"LOADGEN_{self.name.upper()}_URL"
+
+
+def at_least(*numbers: int) -> Callable[[str], bool]:
+    """Whether the first X.Y.Z in a version is this or later; one without numbers is not."""
+
+    def holds(version: str) -> bool:
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+        return found is not None and tuple(map(int, found.groups())) >= numbers
+
+    return holds
+
+
+def exists(ask: Ask, path: str) -> bool:
+    """Whether a route that takes POST is there: then GET is answered with another error than 404."""
+    return ask(path)[0] != 404
+
+
+def first_card(models: object) -> dict[str, Any]:
+    """The first model of an answer to /v1/models; empty when there is none."""
+    cards = as_dict(models).get("data")
+    return as_dict(cards[0]) if isinstance(cards, list) and cards else {}
+
+
+def as_dict(answer: object) -> dict[str, Any]:
+    """The answer where it is a JSON object, else an empty one."""
+    return answer if isinstance(answer, dict) else {}
+
+
+def stated(limits: Mapping[str, Limit], facts: Mapping[str, Any]) -> dict[str, int]:
+    """Those of these limits that the server's facts hold."""
+    return {name: facts[name] for name in limits if isinstance(facts.get(name), int)}

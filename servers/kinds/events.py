@@ -1,19 +1,35 @@
-"""What every dialect does alike: payloads to typed events, and the facts of an Answer that follow the same way."""
+"""What every dialect does alike: payloads to typed events, the facts of an Answer that follow the same way, and what a
+server says when it refuses, in whatever form, as one line.
+
+{"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams
+{"object":"error","message":..,"type":..}        vLLM up to 0.6.6
+{"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}
+{"message":".."}                                 LightLLM up to 1.1
+{"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI
+plain text, HTML                                 axum, uvicorn, proxies
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from servers.kinds.base import Answer
-from servers.kinds.errors import NOT_READABLE, error_in, one_line
 
 Event = TypeVar("Event")
 
 DONE = b"[DONE]"
 """The end marker of OpenAI streams, the one payload that is not JSON."""
+LIMIT_CHARACTERS = 300
+NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
+
+_LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
+_HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 
 def decode_events(payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event]) -> tuple[list[Event], str]:
@@ -59,3 +75,66 @@ def note_broken(answer: Answer, detail: str) -> None:
         answer.end_event = None
         if answer.error_kind == "":
             answer.error_kind, answer.error_detail = "protocol", detail
+
+
+def error_text(status: int, body: bytes) -> str:
+    """One line of at most 300 characters that says what the server said, whatever the form of its body."""
+    try:
+        said = _said(msgspec.json.decode(body))
+    except NOT_READABLE:
+        said = _plain(body[:_LIMIT_BYTES].decode("utf-8", "replace"))
+    return one_line(said) or f"HTTP {status} with nothing readable in the body"
+
+
+def error_in(payload: bytes) -> str:
+    """What the error in this event says, as one line; "" when the event is no error. The payload may be anything."""
+    try:
+        event = msgspec.json.decode(payload)
+        if isinstance(event, dict) and (event.get("error") not in (None, "", False) or event.get("object") == "error"):
+            return one_line(_said(event)) or "an error without a message"
+    except NOT_READABLE:
+        pass
+    return ""
+
+
+def one_line(text: str) -> str:
+    """Runs of white space and control characters become one space; cut to 300 characters."""
+    printable = "".join(character if character.isprintable() else " " for character in text[: 4 * LIMIT_CHARACTERS])
+    line = " ".join(printable.split())
+    return line if len(line) <= LIMIT_CHARACTERS else line[: LIMIT_CHARACTERS - 1] + "…"
+
+
+def _said(answer: Any) -> str:
+    if isinstance(answer, dict):
+        return _said_in(answer)
+    if isinstance(answer, list):
+        return "; ".join(_said(item) for item in answer[:3])
+    return str(answer)
+
+
+def _said_in(answer: dict[str, Any]) -> str:
+    inner = answer.get("error")
+    if isinstance(inner, dict):
+        return _said_in(inner)
+    if isinstance(inner, str):
+        return _with(inner, [answer.get("error_type")])
+    if "message" in answer:
+        return _with(str(answer["message"]), [answer.get("type"), answer.get("code")])
+    if "msg" in answer:  # one mistake of a FastAPI schema check
+        return _with(str(answer["msg"]), [".".join(map(str, answer.get("loc") or []))])
+    if "detail" in answer:
+        return _said(answer["detail"])
+    return msgspec.json.encode(answer).decode()
+
+
+def _with(message: str, kinds: Iterable[object]) -> str:
+    known = ", ".join(str(kind) for kind in kinds if kind)
+    return f"{message} ({known})" if known else message
+
+
+def _plain(text: str) -> str:
+    title = _TITLE.search(text)
+    if not title and "<html" not in text.lower():
+        return text
+    shown = _HIDDEN.sub(" ", text)
+    return f"{title[1]}: {shown}" if title else shown

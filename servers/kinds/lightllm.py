@@ -12,19 +12,24 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds.base import Answer, Dialect
-from servers.kinds.errors import error_text
-from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
-from servers.kinds.openai import (
-    Choice,
-    always,
-    chat_fields,
-    completions_fields,
-    decode,
-    has_role,
-    text,
-    unless_marker,
+from servers.kinds.base import (
+    Answer,
+    Ask,
+    Dialect,
+    Limit,
+    MetricNames,
+    ProcessCommand,
+    Route,
+    ServerFacts,
+    ServerKind,
+    VersionRule,
+    as_dict,
+    exists,
+    first_card,
+    stated,
 )
+from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
 from workloads.request import Request
 
 
@@ -93,14 +98,6 @@ def _text(payloads: Sequence[bytes]) -> str:
     return "".join(event.token.text or "" for event in events if event.token and not event.token.special)
 
 
-def _encode_completions(request: Request, model: str) -> bytes:
-    return msgspec.json.encode(completions_fields(request, model) | _exact(request))
-
-
-def _encode_chat(request: Request, model: str) -> bytes:
-    return msgspec.json.encode(chat_fields(request, model) | _exact(request))
-
-
 def _exact(request: Request) -> dict[str, Any]:
     # 1.1.0 always samples in chat, whatever `do_sample` says; there the temperature of 0 makes it greedy.
     return {"ignore_eos": True, "do_sample": request.temperature > 0}
@@ -112,36 +109,119 @@ def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -
     return every_role or unless_marker(choices, index, missing)
 
 
-GENERATE = Dialect(
-    server="lightllm",
-    endpoint="generate",
-    path="/generate_stream",
-    token_ids=False,  # 1.0.1 and later take them, earlier versions answer 417
-    fixed_output=True,
-    encode=_encode_generate,
-    decode=_decode_generate,
-    text=_text,
-    error_text=error_text,
+def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+    name = as_dict(ask("/get_model_name")[1])
+    if "model_name" not in name and "logical_max_load" not in as_dict(ask("/token_load")[1]):
+        return None
+    card = first_card(ask("/v1/models")[1])
+    # Both came with 1.0. Asking /tokens itself, without a text, would count as a failed request in its metrics.
+    routes = ("/tokens",) if "model_name" in name else ()
+    model = str(card.get("id") or name.get("model_name", ""))
+    limits = stated(LIGHTLLM.limits, as_dict(ask("/get_server_info")[1]) | card)
+    return ServerFacts("lightllm", url, _version(ask, bool(card), bool(routes)), model, limits, routes)
+
+
+def _version(ask: Ask, lists_models: bool, names_model: bool) -> str:
+    """It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models."""
+    if lists_models:
+        return "1.2.0 or later"
+    if exists(ask, "/v1/completions"):
+        return "1.1.0"
+    return "1.0" if names_model else "before 1.0"
+
+
+def _token_load(answer: Any) -> float:
+    """One share, or a list of them where it runs several data-parallel copies."""
+    load = answer["current_load"]
+    each = load if isinstance(load, list) else [load]
+    if not each or not all(isinstance(share, int | float) for share in each):
+        raise ValueError("no current_load")
+    return float(sum(each) / len(each))
+
+
+_WITHOUT_DONE = VersionRule(
+    lambda version: version in ("before 1.0", "1.0", "1.1.0"),
+    decode=partial(decode, empty_is_token=always, always_done=False),
+    misleads="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that one cut "
+    "short cannot be told from a whole one",
 )
-COMPLETIONS = Dialect(
-    server="lightllm",
-    endpoint="completions",
-    path="/v1/completions",
-    token_ids=True,
-    fixed_output=True,
-    encode=_encode_completions,
-    decode=partial(decode, empty_is_token=always, always_done=True),
-    text=text,
-    error_text=error_text,
+
+# Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
+_COUNT_GENERATE = Route(
+    "/tokens", lambda text, _: {"text": text, "parameters": {}}, lambda answer: int(answer["ntokens"])
 )
-CHAT = Dialect(
-    server="lightllm",
-    endpoint="chat",
-    path="/v1/chat/completions",
-    token_ids=False,
-    fixed_output=True,
-    encode=_encode_chat,
-    decode=partial(decode, empty_is_token=_chat_empty_is_token, always_done=False),  # 1.1.0 never sends [DONE]
-    text=text,
-    error_text=error_text,
+_COUNT_TEXT = Route(
+    "/tokens",
+    lambda text, _: {"text": text, "parameters": {"add_special_tokens": False}},
+    lambda answer: int(answer["ntokens"]),
+)
+
+LIGHTLLM = ServerKind(
+    name="lightllm",
+    title="LightLLM",
+    native="generate",
+    dialects={
+        "generate": Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
+            *("lightllm", "generate", "/generate_stream"),
+            encode=_encode_generate,
+            decode=_decode_generate,
+            text=_text,
+            count=_COUNT_GENERATE,
+            count_by_running=Route(  # before 1.0 only the details of a token tell the length of the prompt
+                "/generate",
+                lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},
+                lambda answer: int(answer["tokens"][0]["prompt_tokens"]),
+                generates=True,
+            ),
+            fixed_output=True,
+        ),
+        "completions": dialect(
+            *("lightllm", "completions", _exact),
+            rule=always,
+            always_done=True,
+            count=_COUNT_TEXT,
+            token_ids=True,
+            fixed_output=True,
+        ),
+        "chat": dialect(
+            *("lightllm", "chat", _exact),
+            rule=_chat_empty_is_token,
+            always_done=False,  # 1.1.0 never sends [DONE]
+            count_text=_COUNT_TEXT,
+            fixed_output=True,
+            versions=(_WITHOUT_DONE,),
+        ),
+    },
+    recognise=_recognise,
+    limits={
+        "max_model_len": Limit("--max_req_total_len", "total"),
+        "max_total_token_num": Limit("--max_total_token_num"),  # KV cache in tokens
+        "max_req_total_len": Limit("--max_req_total_len"),
+        "running_max_req_size": Limit("--running_max_req_size"),  # beyond it requests wait without order
+    },
+    port=8003,
+    metrics=MetricNames(
+        prefix="lightllm_",
+        names={
+            "running": ("lightllm_batch_current_size", "lightllm_num_running_reqs"),
+            "waiting": ("lightllm_queue_size",),
+            "paused": ("lightllm_batch_pause_size",),
+            "prompt_tokens": ("lightllm_prompt_tokens_total", "lightllm_request_input_length_sum"),
+            "output_tokens": ("lightllm_generation_tokens_total", "lightllm_request_generated_tokens_sum"),
+            "requests_finished": ("lightllm_request_success_total",),
+            "requests_failed": ("lightllm_request_failure_total",),
+        },
+        kv_used=("/token_load", _token_load),
+    ),
+    # The limit admits a burst of 1000.
+    process=ProcessCommand(
+        module=("lightllm.server.api_server",),
+        arguments=(
+            *("--model_dir", "{model}", "--model_name", "{name}", "--host", "{host}", "--port", "{port}"),
+            *("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache", "--tp", "{tensor_parallel}"),
+        ),
+    ),
+    simulated="servers.simulated.lightllm:WIRE",
+    # 0.9 in 1.0 and 1.1, 0.8 since.
+    notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
 )

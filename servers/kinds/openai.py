@@ -14,8 +14,19 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds.base import Answer, Dialect
-from servers.kinds.errors import error_text
+from servers.kinds.base import (
+    Answer,
+    Ask,
+    Dialect,
+    Limit,
+    MetricNames,
+    Route,
+    ServerFacts,
+    ServerKind,
+    as_dict,
+    first_card,
+    stated,
+)
 from servers.kinds.events import DONE, decode_events, note_broken, note_error, note_finish, settle_count
 from workloads.request import Request
 
@@ -58,6 +69,9 @@ EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
 """(choices, index, missing): does choice `index` of the answer, which has no text, stand for a generated token?
 `missing` is true when the server's total is larger than what the other choices hold."""
 
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
 
@@ -97,6 +111,34 @@ def text(payloads: Sequence[bytes]) -> str:
     """What was said. Reasoning and tool calls are left out, as chat templates leave them out of a history."""
     chunks, _ = decode_events(payloads, _CHUNKS)
     return "".join(_said(chunk.choices[0]) for chunk in chunks if chunk.choices)
+
+
+def dialect(
+    server: str,
+    endpoint: str,
+    more: Callable[[Request], dict[str, Any]],
+    *,
+    rule: EmptyRule,
+    always_done: bool,
+    **others: Any,
+) -> Dialect:
+    """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place."""
+    fields = chat_fields if endpoint == "chat" else completions_fields
+    return Dialect(
+        server,
+        endpoint,
+        PATHS[endpoint],
+        encode=lambda request, model: msgspec.json.encode(fields(request, model) | more(request)),
+        decode=partial(decode, empty_is_token=rule, always_done=always_done),
+        text=text,
+        count_by_running=COUNT_BY_RUNNING[endpoint],
+        **others,
+    )
+
+
+def messages(text: str) -> list[dict[str, str]]:
+    """A chat of one message."""
+    return [{"role": "user", "content": text}]
 
 
 def completions_fields(request: Request, model: str) -> dict[str, Any]:
@@ -179,37 +221,52 @@ def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int
     return True
 
 
-def _encode_completions(request: Request, model: str) -> bytes:
-    fields = completions_fields(request, model)
-    return msgspec.json.encode({**fields, "stream_options": {"include_usage": True}})
+def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+    status, models = ask("/v1/models")
+    if status != 200 or not isinstance(as_dict(models).get("data"), list):
+        return None
+    card = first_card(models)
+    return ServerFacts("openai", url, "", str(card.get("id", "")), stated(OPENAI.limits, card))
 
 
-def _encode_chat(request: Request, model: str) -> bytes:
-    fields = chat_fields(request, model)
-    return msgspec.json.encode({**fields, "stream_options": {"include_usage": True}})
+COUNT_BY_RUNNING = {
+    "chat": Route(
+        PATHS["chat"],
+        lambda text, model: {"model": model, "messages": messages(text), "max_tokens": 1, "temperature": 0},
+        lambda answer: int(answer["usage"]["prompt_tokens"]),
+        generates=True,
+    ),
+    "completions": Route(
+        PATHS["completions"],
+        lambda text, model: {"model": model, "prompt": text, "max_tokens": 1, "temperature": 0},
+        lambda answer: int(answer["usage"]["prompt_tokens"]),
+        generates=True,
+    ),
+}
+"""A request for one token, in the form that all servers with OpenAI's routes understand."""
 
-
-_decode = partial(decode, empty_is_token=never, always_done=False)
-
-COMPLETIONS = Dialect(
-    server="openai",
-    endpoint="completions",
-    path="/v1/completions",
-    token_ids=False,
-    fixed_output=False,
-    encode=_encode_completions,
-    decode=_decode,
-    text=text,
-    error_text=error_text,
-)
-CHAT = Dialect(
-    server="openai",
-    endpoint="chat",
-    path="/v1/chat/completions",
-    token_ids=False,
-    fixed_output=False,
-    encode=_encode_chat,
-    decode=_decode,
-    text=text,
-    error_text=error_text,
+OPENAI = ServerKind(
+    name="openai",
+    title="OpenAI-style",
+    phrase="an OpenAI-style server",
+    native="completions",
+    dialects={
+        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=never, always_done=False)
+        for endpoint in ("completions", "chat")
+    },
+    recognise=_recognise,
+    limits={"max_model_len": Limit("--max-model-len", "total")},
+    # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
+    metrics=MetricNames(
+        prefix="sglang:",
+        of="sglang",
+        names={
+            "running": ("sglang:num_running_reqs",),
+            "waiting": ("sglang:num_queue_reqs",),
+            "kv_used": ("sglang:token_usage",),
+            "prompt_tokens": ("sglang:prompt_tokens_total",),
+            "output_tokens": ("sglang:generation_tokens_total",),
+            "cached_prompt_tokens": ("sglang:cached_tokens_total",),
+        },
+    ),
 )

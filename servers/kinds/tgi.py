@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from servers.kinds.base import Answer, Dialect
-from servers.kinds.errors import error_text
+from servers.kinds.base import (
+    Answer,
+    Ask,
+    Dialect,
+    Limit,
+    MetricNames,
+    Route,
+    ServerFacts,
+    ServerKind,
+    VersionRule,
+    as_dict,
+    at_least,
+    exists,
+    stated,
+)
 from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
-from servers.kinds.openai import always, chat_fields, completions_fields, decode, text
+from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
 from workloads.request import Request
 
 
@@ -74,52 +86,95 @@ def _text(payloads: Sequence[bytes]) -> str:
     return "".join(event.generated_text or "" for event in events)
 
 
-def _encode_completions(request: Request, _model: str) -> bytes:
-    assert isinstance(request.prompt, str), "TGI takes text"
-    return msgspec.json.encode(completions_fields(request, _BASE_MODEL))
+def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+    status, answer = ask("/info")
+    info = as_dict(answer)
+    if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
+        return None
+    # The version of a release can read like a development one (3.3.7 says 3.3.6-dev0); the label tells the build.
+    label = info.get("docker_label")
+    version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
+    renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
+    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if exists(ask, path))
+    return ServerFacts("tgi", url, version, str(info["model_id"]), stated(TGI.limits, renamed | info), routes)
 
 
-def _encode_chat(request: Request, _model: str) -> bytes:
-    fields: dict[str, Any] = chat_fields(request, _BASE_MODEL)
-    return msgspec.json.encode({**fields, "stream_options": {"include_usage": True}})
-
-
-_BASE_MODEL = "tgi"
+_BASE_MODEL = {"model": "tgi"}
 """Any other name in `model` is taken for a LoRA adapter's."""
 
-# Before 2.2.0 the OpenAI routes ended without [DONE].
-_decode = partial(decode, empty_is_token=always, always_done=False)
+# From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
+# OpenAI routes ended without it.
+_DONE_CAME = VersionRule(at_least(2, 2, 0), decode=partial(decode, empty_is_token=always, always_done=True))
 
-GENERATE = Dialect(
-    server="tgi",
-    endpoint="generate",
-    path="/generate_stream",
-    token_ids=False,
-    fixed_output=False,
-    encode=_encode_generate,
-    decode=_decode_generate,
-    text=_text,
-    error_text=error_text,
+# Tokenised just as for generation, special tokens included (router/src/validation.rs).
+_COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
+_COUNT_CHAT = Route(
+    "/chat_tokenize",
+    lambda text, model: {"model": model, "messages": messages(text)},
+    lambda answer: len(answer["tokenize_response"]),
 )
-COMPLETIONS = Dialect(
-    server="tgi",
-    endpoint="completions",
-    path="/v1/completions",
-    token_ids=False,
-    fixed_output=False,
-    encode=_encode_completions,
-    decode=_decode,
-    text=text,
-    error_text=error_text,
-)
-CHAT = Dialect(
-    server="tgi",
-    endpoint="chat",
-    path="/v1/chat/completions",
-    token_ids=False,
-    fixed_output=False,
-    encode=_encode_chat,
-    decode=_decode,
-    text=text,
-    error_text=error_text,
+
+TGI = ServerKind(
+    name="tgi",
+    title="TGI",
+    native="generate",
+    dialects={
+        "generate": Dialect(
+            *("tgi", "generate", "/generate_stream"),
+            encode=_encode_generate,
+            decode=_decode_generate,
+            text=_text,
+            count=_COUNT_TEXT,
+            count_by_running=Route(  # before 1.4.0; one entry per prompt token
+                "/generate",
+                lambda text, _: {
+                    "inputs": text,
+                    "parameters": {"max_new_tokens": 1, "details": True, "decoder_input_details": True},
+                },
+                lambda answer: len(answer["details"]["prefill"]),
+                generates=True,
+            ),
+        ),
+        "completions": dialect(
+            *("tgi", "completions", lambda _: _BASE_MODEL),
+            rule=always,
+            always_done=False,
+            count=_COUNT_TEXT,
+            versions=(_DONE_CAME,),
+        ),
+        "chat": dialect(
+            *("tgi", "chat", lambda _: _BASE_MODEL | INCLUDE_USAGE),
+            rule=always,
+            always_done=False,
+            count=_COUNT_CHAT,
+            versions=(_DONE_CAME,),
+        ),
+    },
+    recognise=_recognise,
+    limits={
+        "max_input_tokens": Limit("--max-input-tokens", "prompt"),
+        "max_total_tokens": Limit("--max-total-tokens", "total"),
+        "max_concurrent_requests": Limit("--max-concurrent-requests", "requests"),  # refuses what is beyond
+        "max_batch_total_tokens": Limit("--max-batch-total-tokens"),  # 1.x and 2.x
+    },
+    port=8002,
+    metrics=MetricNames(
+        prefix="tgi_",
+        names={
+            "running": ("tgi_batch_current_size",),
+            "waiting": ("tgi_queue_size",),
+            "prompt_tokens": ("tgi_request_input_length_sum",),
+            "output_tokens": ("tgi_request_generated_tokens_sum",),
+            "rejections": ("tgi_request_failure{err=overloaded}",),
+            "requests_finished": ("tgi_request_success",),
+            "requests_failed": ("tgi_request_failure{err=validation|generation|incomplete|dropped|template}",),
+        },
+    ),
+    simulated="servers.simulated.tgi:WIRE",
+    # The pieces: router/src/infer, DEFAULT_GENERATION_LENGTH.
+    notes={
+        "memory_option": "--cuda-memory-fraction",
+        "memory_taken": "all that is left",
+        "prompt_piece_tokens": 1024,
+    },
 )

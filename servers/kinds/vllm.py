@@ -7,55 +7,149 @@ Stop strings are never sent: they make the server hold text back. `[DONE]` ends 
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from servers.kinds.base import Dialect
-from servers.kinds.errors import error_text
-from servers.kinds.openai import chat_fields, completions_fields, decode, text, unless_marker
+from servers.kinds.base import (
+    Ask,
+    KnownFault,
+    Limit,
+    MetricNames,
+    ProcessCommand,
+    Route,
+    ServerFacts,
+    ServerKind,
+    VersionRule,
+    as_dict,
+    exists,
+    first_card,
+    stated,
+)
+from servers.kinds.openai import INCLUDE_USAGE, dialect, messages, unless_marker
 from workloads.request import Request
 
 
-def _encode_completions(request: Request, model: str) -> bytes:
-    return msgspec.json.encode(completions_fields(request, model) | _exact(request))
-
-
-def _encode_chat(request: Request, model: str) -> bytes:
-    return msgspec.json.encode(chat_fields(request, model) | _exact(request))
-
-
 def _exact(request: Request) -> dict[str, Any]:
-    return {
-        "min_tokens": request.output_tokens,
-        "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-    }
+    return {"min_tokens": request.output_tokens, "ignore_eos": True, **INCLUDE_USAGE, "return_token_ids": True}
 
 
-_decode = partial(decode, empty_is_token=unless_marker, always_done=True)
+def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+    # 0.2.0 has no /version, but names itself as the owner of its models.
+    status, models = ask("/v1/models")
+    card = first_card(models)
+    if status != 200 or card.get("owned_by") != "vllm":
+        return None
+    version = str(as_dict(ask("/version")[1]).get("version", ""))
+    routes = ("/tokenize",) if exists(ask, "/tokenize") else ()
+    return ServerFacts("vllm", url, version, str(card.get("id", "")), stated(VLLM.limits, card), routes)
 
-COMPLETIONS = Dialect(
-    server="vllm",
-    endpoint="completions",
-    path="/v1/completions",
-    token_ids=True,
-    fixed_output=True,
-    encode=_encode_completions,
-    decode=_decode,
-    text=text,
-    error_text=error_text,
+
+def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    """The tokens that fit into the KV cache, over all engines, and the share of each card taken at the start."""
+    found: dict[str, float] = {}
+    for labels in samples:
+        size = _number(labels, "kv_cache_size_tokens")
+        blocks, block = _number(labels, "num_gpu_blocks"), _number(labels, "block_size")
+        if size is None and blocks is not None and block is not None:
+            size = blocks * block
+        if size is not None:
+            found["kv_tokens"] = found.get("kv_tokens", 0.0) + size
+        if (share := _number(labels, "gpu_memory_utilization")) is not None:
+            found["taken_share"] = share
+    return found
+
+
+def _number(labels: Mapping[str, str], name: str) -> float | None:
+    """vLLM writes Python's words into labels: `16384`, `0.92` or `None`."""
+    try:
+        return float(labels[name])
+    except (KeyError, ValueError):
+        return None
+
+
+# A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
+_COUNT_TEXT = Route(
+    "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
 )
-CHAT = Dialect(
-    server="vllm",
-    endpoint="chat",
-    path="/v1/chat/completions",
-    token_ids=False,
-    fixed_output=True,
-    encode=_encode_chat,
-    decode=_decode,
-    text=text,
-    error_text=error_text,
+_COUNT_CHAT = Route(
+    "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
+)
+_OPENING_EVENT = VersionRule(
+    lambda version: not version,
+    misleads="it states no version, as vLLM before 0.6 does, whose chat streams open with an event that is sent before "
+    "the engine has begun, and give no token counts",
+)
+
+VLLM = ServerKind(
+    name="vllm",
+    title="vLLM",
+    native="completions",
+    dialects={
+        "completions": dialect(
+            *("vllm", "completions", _exact),
+            rule=unless_marker,
+            always_done=True,
+            count=_COUNT_TEXT,
+            token_ids=True,
+            fixed_output=True,
+        ),
+        "chat": dialect(
+            *("vllm", "chat", _exact),
+            rule=unless_marker,
+            always_done=True,
+            count=_COUNT_CHAT,
+            fixed_output=True,
+            versions=(_OPENING_EVENT,),
+        ),
+    },
+    recognise=_recognise,
+    limits={"max_model_len": Limit("--max-model-len", "total")},
+    port=8001,
+    ids=Route(
+        "/tokenize",
+        lambda text, model: {"model": model, "prompt": text, "add_special_tokens": False},
+        lambda answer: [int(number) for number in answer["tokens"]],
+    ),
+    metrics=MetricNames(
+        prefix="vllm:",
+        names={
+            "running": ("vllm:num_requests_running",),
+            "waiting": ("vllm:num_requests_waiting",),
+            "kv_used": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+            "prompt_tokens": ("vllm:prompt_tokens_total",),
+            "output_tokens": ("vllm:generation_tokens_total",),
+            "cached_prompt_tokens": (
+                "vllm:prompt_tokens_cached_total",
+                "vllm:prefix_cache_hits_total",
+                "vllm:gpu_prefix_cache_hits_total",
+            ),
+            "preemptions": ("vllm:num_preemptions_total",),
+            "rejections": ("vllm:admission_rejections_total",),
+            "requests_finished": ("vllm:request_success_total{finished_reason=stop|length|repetition}",),
+            "requests_failed": ("vllm:request_success_total{finished_reason=abort|error}",),
+        },
+        labels=("vllm:cache_config_info", _cache_config),
+    ),
+    # The limits admit a burst of 1000. Every version has the module; the program came with 0.5.
+    process=ProcessCommand(
+        program=("vllm", "serve", "{model}"),
+        module=("vllm.entrypoints.openai.api_server", "--model", "{model}"),
+        arguments=(
+            *("--served-model-name", "{name}", "--host", "{host}", "--port", "{port}"),
+            *("--max-num-seqs", "1024", "--generation-config", "vllm", "--no-enable-prefix-caching"),
+            "--disable-uvicorn-access-log",
+        ),
+        parallel=("--tensor-parallel-size", "{tensor_parallel}"),
+        env={"VLLM_NO_USAGE_STATS": "1"},
+    ),
+    faults=(
+        KnownFault(
+            r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",
+            "the host has not enough free memory for vLLM on its CPU: {0}",
+            "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
+        ),
+    ),
+    simulated="servers.simulated.vllm:WIRE",
+    # 0.90 up to 0.10.2, 0.92 since.
+    notes={"memory_option": "--gpu-memory-utilization", "memory_taken": "90 to 92 % by default"},
 )

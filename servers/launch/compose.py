@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from servers.errors import LaunchError
+from servers.kinds import KINDS
 from servers.launch import inspect, ready, state
 from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options, gpus_of, tensor_parallel
 from servers.launch.diagnose import LOGS, ending, find, tail
 from servers.launch.docker import docker
 from servers.launch.hosts import LOCAL, Host
-from servers.resolve import PORTS
 
 PULL_TIMEOUT_S = 7200.0
 """Images of these servers are 10 to 30 GB."""
@@ -111,7 +111,7 @@ def logs(wanted: Wanted, *, lines: int) -> str:
 def url_of(server: str, host: Host) -> str:
     """Where the server of docker-compose.yml is reached from here. VLLM_PORT and the like in `env` move it."""
     address = f"[{host.address}]" if ":" in host.address else host.address
-    return f"http://{address}:{host.env.get(f'{server.upper()}_PORT', PORTS[server])}"
+    return f"http://{address}:{host.env.get(f'{server.upper()}_PORT', KINDS[server].port)}"
 
 
 def compose_file(named: str | Path | None = None) -> Path:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servers.errors import HostsError
-
-SERVERS = ("vllm", "tgi", "lightllm")
-"""The servers that can be started; the generic OpenAI one is a protocol, not a program."""
+from servers.kinds import launchable
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -100,7 +98,7 @@ def _is_volume(value: Any) -> bool:
 
 def _is_gpus(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        server in SERVERS and isinstance(gpu, str) and all(_GPU.fullmatch(each) for each in gpu.split(","))
+        server in launchable() and isinstance(gpu, str) and all(_GPU.fullmatch(each) for each in gpu.split(","))
         for server, gpu in value.items()
     )
 
@@ -124,7 +122,7 @@ _EXPECTED = {
     "platform": "a text, such as A800",
     "docker": 'the name of a Docker context, or "ssh://user@host", or "" for this machine',
     "address": "a host name or an address, without scheme and port",
-    "gpus": f'one GPU per server ({", ".join(SERVERS)}), by index "0" or UUID "GPU-...", or several: "0,1"',
+    "gpus": f'one GPU per server ({", ".join(launchable())}), by index "0" or UUID "GPU-...", or several: "0,1"',
     "model_dir": "an absolute folder of that machine",
     "model_volume": "the name of a Docker volume",
     "env": "names and texts; secrets come from the environment, never from this file",

@@ -8,7 +8,8 @@ from contextlib import closing
 
 from servers.calls import Caller
 from servers.errors import ServerError
-from servers.find import ServerFacts, probe
+from servers.find import probe
+from servers.kinds.base import ServerFacts
 from servers.launch.base import Say
 
 SAY_EVERY_S = 10.0

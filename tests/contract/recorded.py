@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.kinds import DIALECTS
+from servers.kinds import KINDS
 from servers.kinds.base import Answer, Dialect
 from servers.wire.sse import split
 
@@ -23,7 +23,7 @@ class Stream:
 
     @property
     def dialect(self) -> Dialect:
-        return DIALECTS[self.key]
+        return KINDS[self.key[0]].dialects[self.key[1]]
 
     def body(self) -> bytes:
         return response(self.file)[1]

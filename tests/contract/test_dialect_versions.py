@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds import DIALECTS
 from servers.kinds.base import Dialect
-from servers.kinds.versions import misleads, variant
 from tests.contract.recorded import STREAMS, Stream
+from tests.dialects import DIALECTS
 
 VERSIONS = {
     "tgi-1.1.1": "1.1.1",
@@ -35,7 +34,7 @@ def version_of(stream: Stream) -> str:
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.file.removesuffix(".txt"))
 def test_a_variant_reads_its_own_version_as_the_dialect_does(stream: Stream) -> None:
     """Knowing the version changes nothing about what is whole, or how many tokens it holds."""
-    assert variant(stream.dialect, version_of(stream)).decode(stream.payloads()) == stream.answer
+    assert stream.dialect.variant(version_of(stream)).decode(stream.payloads()) == stream.answer
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
@@ -47,18 +46,18 @@ def test_new_tgi_owes_an_end_marker(endpoint: str) -> None:
     ]
     dialect = DIALECTS["tgi", endpoint]
     ends = {
-        version: variant(dialect, version).decode(payloads).end_event for version in ("2.1.1", "2.2.0", "3.3.6-dev0")
+        version: dialect.variant(version).decode(payloads).end_event for version in ("2.1.1", "2.2.0", "3.3.6-dev0")
     }
     assert ends == {"2.1.1": 1, "2.2.0": None, "3.3.6-dev0": None}
-    assert variant(dialect, "3.3.6-dev0").decode([*payloads, b"[DONE]"]).end_event == 2
+    assert dialect.variant("3.3.6-dev0").decode([*payloads, b"[DONE]"]).end_event == 2
 
 
 def test_old_lightllm_chat_counts_every_chunk() -> None:
     """Up to 1.1.0 each chunk is a token, an empty one with a role too, even where only one came before the cut."""
     payloads = [b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}']
     chat = DIALECTS["lightllm", "chat"]
-    assert variant(chat, "1.1.0").decode(payloads).tokens == [1]
-    assert variant(chat, "1.2.0 or later").decode(payloads).tokens == [0]
+    assert chat.variant("1.1.0").decode(payloads).tokens == [1]
+    assert chat.variant("1.2.0 or later").decode(payloads).tokens == [0]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: f"{dialect.server}-{dialect.endpoint}")
@@ -67,4 +66,4 @@ def test_only_what_is_known_to_mislead_is_refused(dialect: Dialect, version: str
     """vLLM's chat where it states no version, LightLLM's up to 1.1.0; each with its reason."""
     refused = {("vllm", ""), *(("lightllm", old) for old in ("before 1.0", "1.0", "1.1.0"))}
     expected = dialect.endpoint == "chat" and (dialect.server, version) in refused
-    assert bool(misleads(dialect, version)) == expected
+    assert bool(dialect.misleads(version)) == expected

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds import DIALECTS
 from servers.wire.sse import split
 from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
+from tests.dialects import DIALECTS
 
 ERRORS = (
     b'{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}',

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds import DIALECTS
 from tests.contract.recorded import STREAMS, Stream
+from tests.dialects import DIALECTS
 
 SAID = {
     "vllm-0.32.0/completion_stream": "lu gikozupipi vajozupipi vajozupipi vajo",

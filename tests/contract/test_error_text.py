@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds import DIALECTS
-from servers.kinds.errors import error_in, error_text
+from servers.kinds.events import error_in, error_text
 from tests.contract.recorded import response
 
 RECORDED = {
@@ -88,9 +87,3 @@ def test_an_error_without_words_is_still_an_error() -> None:
     """An empty message or none must not let a failed answer pass."""
     assert error_in(b'{"error":{"message":""}}') == "an error without a message"
     assert error_in(b'{"error":{}}') == "{}"
-
-
-def test_every_dialect_can_say_what_a_refusal_said() -> None:
-    """All of them read all the forms, since proxies and old versions answer in any."""
-    for dialect in DIALECTS.values():
-        assert dialect.error_text(503, b'{"message":"busy"}') == "busy"

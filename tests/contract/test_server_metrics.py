@@ -11,10 +11,11 @@ from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
 from servers.telemetry.dcgm import DCGM
 from servers.telemetry.exposition import parse
-from servers.telemetry.prometheus import COUNTERS, PREFIXES, SERVERS, ServerMetrics, values_of
+from servers.telemetry.prometheus import COUNTERS, ServerMetrics, tables, values_of
 from servers.telemetry.source import GapError, NotMeasuredError
 from tests.contract.recorded import response
 
+PREFIXES = tuple(metrics.prefix for metrics in tables().values())
 NOT_DRAWN = {
     *("paused", "cached_prompt_tokens", "requests_failed"),  # figures of the summary
     *("memory_free_bytes", "memory_reserved_bytes", "memory_clock_hz"),
@@ -72,7 +73,7 @@ def test_a_page_in_our_words(file: str, server: str, expected: dict[str, Any]) -
 
 def test_every_word_is_explained() -> None:
     """What a server or a card tells is a curve or a figure of the summary, never neither and never both."""
-    words = {word for names in SERVERS.values() for word in names} | DCGM.keys()
+    words = {word for metrics in tables().values() for word in metrics.names} | DCGM.keys()
     drawn = {curve.figure for curve in CURVES}
     assert words - NOT_DRAWN <= drawn
     assert words >= COUNTERS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadgen import runfile
-from servers.resolve import PORTS
+from servers.kinds import KINDS
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
 from tests.command import FAST, ROOT, accounted, burst, summary_of
@@ -51,7 +51,7 @@ def test_every_server_is_measured_end_to_end(server: str, endpoint: str, tmp_pat
 
 def test_without_a_url_the_built_in_server_answers_and_is_named(tmp_path: Path) -> None:
     """Nothing listens on the usual port: the first line says that the server is simulated."""
-    server = next(name for name, port in PORTS.items() if not _listens(port))
+    server = next(kind.name for kind in KINDS.values() if kind.port and not _listens(kind.port))
     code, out, _ = burst(tmp_path, "--server", server, "--n", "5", "--output-tokens", "8", "--speed", "50")
     assert out.splitlines()[0].startswith(f"SIMULATED {server}")
     assert code in (0, 5)

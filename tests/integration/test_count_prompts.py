@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from servers.count import connect
 from servers.errors import UnauthorizedError, UncountableError
-from servers.find import ServerFacts, probe
+from servers.find import probe
+from servers.kinds.base import ServerFacts
 from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save

@@ -17,12 +17,12 @@ from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.part import PartFile
 from loadgen.record import Record
-from servers.kinds import DIALECTS
 from servers.wire.connection import target_of
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.pool import Pool
 from servers.wire.transport import Exchange
+from tests.dialects import DIALECTS
 from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
 from workloads.request import Request
 

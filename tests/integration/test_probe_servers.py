@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import ssl
 import subprocess
@@ -14,8 +15,9 @@ import pytest
 import trustme
 
 from servers.errors import UnauthorizedError, UnreachableError, WrongServerError
-from servers.find import ServerFacts, probe
-from servers.resolve import resolve
+from servers.find import probe, resolve
+from servers.kinds import KINDS
+from servers.kinds.base import ServerFacts
 from tests.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
@@ -123,7 +125,6 @@ def test_wrong_server(routes: dict[str, Answer], named: str, found: str, words: 
     with answering(routes) as stub, pytest.raises(WrongServerError) as caught:
         probe(stub.url, named)
     assert words in str(caught.value)
-    assert (caught.value.named, caught.value.found) == (named, found)
     assert f"--server {found}" in caught.value.hint or not found
 
 
@@ -187,32 +188,39 @@ def test_tls() -> None:
         probe(stub.url.replace("http:", "https:"), "vllm", verify=trusting)
 
 
-def test_resolve_prefers_the_url() -> None:
+def vllm_on(port: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have vLLM's usual port be this one, or that of this URL."""
+    port = int(str(port).rpartition(":")[2])
+    monkeypatch.setitem(KINDS, "vllm", dataclasses.replace(KINDS["vllm"], port=port))
+
+
+def test_resolve_prefers_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """--url beats the environment, the environment beats the usual port."""
     with answering(VLLM) as first, answering(VLLM_0_2) as second, answering(VLLM | {"GET /version": NEWER}) as third:
-        ports = {"vllm": int(third.url.rsplit(":", 1)[1])}
+        vllm_on(third.url, monkeypatch)
         environ = {"LOADGEN_VLLM_URL": second.url, "LOADGEN_TGI_URL": "http://elsewhere"}
-        assert resolved_url(resolve("vllm", first.url, environ, ports=ports)) == first.url
-        assert resolved_url(resolve("vllm", None, environ, ports=ports)) == second.url
-        assert resolved_url(resolve("vllm", None, {}, ports=ports)) == third.url
+        assert resolved_url(resolve("vllm", first.url, environ)) == first.url
+        assert resolved_url(resolve("vllm", None, environ)) == second.url
+        assert resolved_url(resolve("vllm", None, {})) == third.url
 
 
 def test_resolve_insists_on_what_was_named() -> None:
     """A URL that was given must answer as the server named; it never falls back to the simulated one."""
     with answering(TGI) as stub, pytest.raises(WrongServerError):
-        resolve("vllm", None, {"LOADGEN_VLLM_URL": stub.url}, ports={})
+        resolve("vllm", None, {"LOADGEN_VLLM_URL": stub.url})
 
 
-def test_resolve_to_the_simulated(free_port: int) -> None:
+def test_resolve_to_the_simulated(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, or another server, on the usual port means the simulated one; --real makes that an error."""
-    assert resolve("vllm", None, {}, ports={"vllm": free_port}) is None
+    vllm_on(free_port, monkeypatch)
+    assert resolve("vllm", None, {}) is None
     with pytest.raises(UnreachableError, match=str(free_port)):
-        resolve("vllm", None, {}, real=True, ports={"vllm": free_port})
+        resolve("vllm", None, {}, real=True)
     with answering(TGI) as stub:
-        ports = {"vllm": int(stub.url.rsplit(":", 1)[1])}
-        assert resolve("vllm", None, {}, ports=ports) is None
+        vllm_on(stub.url, monkeypatch)
+        assert resolve("vllm", None, {}) is None
         with pytest.raises(WrongServerError, match="this is TGI"):
-            resolve("vllm", None, {}, real=True, ports=ports)
+            resolve("vllm", None, {}, real=True)
 
 
 def test_resolve_openai_needs_a_url() -> None:
@@ -225,9 +233,11 @@ def test_resolve_openai_needs_a_url() -> None:
 def test_resolve_without_a_server_imports_no_client(free_port: int) -> None:
     """The common case, nothing on the usual port, does not pay for an HTTP client."""
     code = (
-        "import sys; from servers.resolve import resolve\n"
-        f"assert resolve('tgi', None, {{}}, ports={{'tgi': {free_port}}}) is None\n"
-        "assert not {'http.client', 'ssl', 'msgspec'} & set(sys.modules)"
+        "import sys; from dataclasses import replace\n"
+        "from servers.find import resolve; from servers.kinds import KINDS\n"
+        f"KINDS['tgi'] = replace(KINDS['tgi'], port={free_port})\n"
+        "assert resolve('tgi', None, {}) is None\n"
+        "assert not {'http.client', 'ssl'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from benchmarks.simulated import main as measure
-from servers.kinds import DIALECTS
 from servers.simulated.config import SERVERS, SimulatedConfig
 from servers.simulated.errors import ConfigError
 from servers.simulated.server import Running, running
 from servers.wire.sse import split
+from tests.dialects import DIALECTS
 from workloads.request import Request
 
 FAST: dict[str, float] = {"ttft_s": 0.004, "itl_s": 0.0005}

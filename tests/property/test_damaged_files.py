@@ -17,7 +17,7 @@ from workloads.lengths import Empirical
 from workloads.syntax import WorkloadError
 
 DATA = Path(__file__).parent.parent / "data"
-SAMPLES = sorted(file.read_bytes() for file in DATA.glob("*/*"))
+SAMPLES = sorted(file.read_bytes() for file in DATA.glob("*/*") if file.is_file())
 READERS: dict[str, Callable[[Path], Iterator[object]]] = {
     "trace": lambda file: Trace(file).entries(),
     "sharegpt": datasets.sharegpt,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.kinds import DIALECTS
 from servers.kinds.base import Answer
-from servers.kinds.errors import error_text
+from servers.kinds.events import error_text
 from servers.wire.sse import split
 from tests.contract.recorded import STREAMS, Stream
+from tests.dialects import DIALECTS
 
 OPENAI_KEYS = "choices usage delta text finish_reason token_ids completion_tokens prompt_tokens role error message"
 NATIVE_KEYS = "token generated_text details generated_tokens finished count_output_tokens input_length"

@@ -14,7 +14,7 @@ from loadgen.engine.counts import Counts
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
 from loadgen.engine.part import Held
-from servers.kinds import DIALECTS
+from tests.dialects import DIALECTS
 from workloads import arrivals
 from workloads.request import Request
 

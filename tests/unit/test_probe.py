@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from servers.errors import LimitError
-from servers.find import ServerFacts, base_url, check_limits
+from servers.find import base_url, check_limits
+from servers.kinds import KINDS
+from servers.kinds.base import ServerFacts
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,8 @@ def test_base_url(given: str, base: str) -> None:
 )
 def test_check_limits(limits: dict[str, int], n: int, input_tokens: int, output_tokens: int, named: list[str]) -> None:
     """Every limit that the burst exceeds is named with its value; limits that only make requests wait are not."""
-    facts = ServerFacts("tgi", "http://h", limits=limits)
+    kind = next(kind.name for kind in KINDS.values() if limits.keys() <= kind.limits.keys())
+    facts = ServerFacts(kind, "http://h", limits=limits)
     if not named:
         check_limits(facts, n, input_tokens, output_tokens)
         return

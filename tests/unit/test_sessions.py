@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from servers.kinds import DIALECTS
+from tests.dialects import DIALECTS
 from workloads import lengths
 from workloads.prompts import Prompt, Stretch, id_prompts
 from workloads.request import Request

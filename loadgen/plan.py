@@ -302,9 +302,9 @@ class Plan(BaseModel):
         return self
 
 
-def run_options() -> dict[str, RunOption]:
+def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
     """The fields of the Plan that are options of a run, in their order."""
-    found = ((name, each) for name, field in Plan.model_fields.items() for each in field.metadata)
+    found = ((name, each) for name, field in (plan or Plan).model_fields.items() for each in field.metadata)
     return {name: each for name, each in found if isinstance(each, RunOption)}
 
 
@@ -316,9 +316,9 @@ def option_name(field: str) -> str:
 def command_of(plan: Plan) -> list[str]:
     """The command line that runs this plan: what differs from the defaults."""
     words = ["loadgen", "run"]
-    for name in run_options():
+    for name in run_options(type(plan)):
         value = getattr(plan, name)
-        if value == Plan.model_fields[name].default:
+        if value == type(plan).model_fields[name].default:
             continue
         flag = option_name(name)
         if isinstance(value, bool):

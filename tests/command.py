@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from urllib.request import urlopen
 
 from loadgen import runfile
+from loadgen.cli import main
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
@@ -37,6 +40,21 @@ def burst(folder: Path, *arguments: str, command: str = "burst", **environment: 
     out, err = process.communicate(timeout=100)
     assert "Traceback" not in err, err
     return process.returncode, out, err
+
+
+def called(*arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process, for what is messages, exit codes or files; exit code, stdout, stderr."""
+    out, err, told = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["loadgen", *arguments]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = told
+    return code, out.getvalue(), err.getvalue()
 
 
 def summary_of(folder: Path) -> dict[str, dict[str, object]]:

@@ -8,7 +8,7 @@ python -m benchmarks.same_server --scenes repeats     groups of five runs each
 What a method was tuned on cannot judge it: FRESH are other cards, models, limits and kinds of chance, with other seeds,
 that had no part in it. But the last two of them are why single runs have a floor under their errors.
 
-Each run is a real batching engine (servers.simulated.batching) driven through a burst, or Poisson arrivals, under a
+Each run is a real batching engine (servers.simulated.timing) driven through a burst, or Poisson arrivals, under a
 fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a stall now
 and then, so that requests depend on each other as they do on a server: they queue behind each other and share steps.
 """
@@ -31,10 +31,9 @@ from analysis.gather import frame_of_run
 from analysis.metrics import summarise
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run
-from servers.simulated.batching import BatchingClock
-from servers.simulated.policies import POLICIES
-from servers.simulated.roofline import Work, roofline
-from servers.simulated.timing import Job
+from servers.hardware.roofline import Work, roofline
+from servers.simulated.server import protocol_of
+from servers.simulated.timing import BatchingClock, Job
 
 PROMPT, OUTPUT = 512, 64
 
@@ -132,7 +131,7 @@ def alarms(found: Comparison) -> list[str]:
 
 def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Work], int]) -> dict[int, list[int]]:
     """The instants of each job's tokens."""
-    policy = POLICIES[scene.server]
+    policy = protocol_of(scene.server).policy
     if scene.running:
         policy = replace(policy, running_limit=scene.running)
     clock = BatchingClock(policy, roofline(scene.gpu, scene.model).kv_tokens(policy.memory_fraction), step_ns)

@@ -103,8 +103,27 @@ def exported() -> str:
     return "\n".join([head, *parts])
 
 
+def hardware() -> str:
+    """The page of every GPU, model and number format that a model of time can be asked about, from their tables."""
+    from servers.hardware import tables
+
+    parts = []
+    for name, entries in tables().items():
+        head, *_ = entries
+        rows = [f"| {' | '.join(map(_code, map(str, entry.values())))} |" for entry in entries]
+        table = "\n".join([f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *rows])
+        parts.append(f"## {name}\n\n{table}\n")
+    head_lines = f"# Hardware\n\n{NOTE}\n\n{HARDWARE}\n"
+    return "\n".join([head_lines, *parts])
+
+
+HARDWARE = """What `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: data-sheet figures, dense,
+per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs talk over PCIe. How
+they become times: [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
+    "reference/hardware.md": hardware,
     "reference/metrics.md": metrics,
     "reference/export.md": exported,
     "reference/run-file.md": run_file,

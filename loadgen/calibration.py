@@ -80,7 +80,7 @@ SeenT = TypeVar("SeenT", bound=Seen)
 def drive(point: Point, folder: Path) -> tuple[Path, Path]:
     """Run the burst in `folder`, which must exist and be empty. The run's folder and the server's log.
 
-    Raises CalibrationError when the burst did not take place, servers.simulated.errors.StartError.
+    Raises CalibrationError when the burst did not take place, servers.simulated.StartError.
     """
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn

@@ -119,7 +119,7 @@ def _exit_code(error: Exception) -> int | None:
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
     from servers.errors import EndpointError, HostsError, LimitError, ServerError, VersionError
-    from servers.simulated.errors import SimulatedError
+    from servers.simulated import SimulatedError
     from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 

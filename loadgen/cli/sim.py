@@ -5,23 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import BadParameter, Exit, Option
 
+from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_USAGE
 from servers.kinds import any_of, simulated_kinds
-
-if TYPE_CHECKING:
-    from servers.simulated.config import SimulatedConfig
-
-from loadgen.cli.options import seconds
-
-SAME_NAME = (
-    *("server", "host", "port", "model", "clock", "tokens_per_event", "speed", "gpu", "model_shape", "tensor_parallel"),
-    *("max_concurrent_requests", "max_model_len", "eos_mean_tokens", "seed", "log"),
-)
-"""Options that are fields of the config as they are."""
 
 
 def sim(
@@ -41,6 +31,9 @@ def sim(
     speed: Annotated[float, Option(help="How many times faster the clock runs.")] = 1.0,
     gpu: Annotated[str, Option(help="batching: the card.")] = "A800-80GB SXM",
     model_shape: Annotated[str, Option(help="batching: the model's shape.")] = "Llama-2-7B",
+    hardware: Annotated[
+        Path | None, Option(help="batching: a TOML file with more cards and models, as docs/simulated.md says.")
+    ] = None,
     tensor_parallel: Annotated[int, Option(help="batching: so many of these cards hold the model together.")] = 1,
     max_concurrent_requests: Annotated[
         int | None,
@@ -57,37 +50,29 @@ def sim(
     ] = None,
     seed: Annotated[int, Option(help="The same seed gives the same words, jitter and faults.")] = 0,
     log: Annotated[Path | None, Option(help="JSON Lines: every request with the instants of its sends.")] = None,
-    until_stdin_closes: Annotated[bool, Option("--until-stdin-closes", hidden=True)] = False,
 ) -> None:
     """Be a vLLM, TGI or LightLLM server without a model: the same bytes, at times of your choosing.
 
     Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
     """
-    told = locals()
-    from servers.simulated.errors import SimulatedError
+    values = locals()
+    from servers.simulated import SimulatedError
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.faults import parse_rule
+    from servers.simulated.server import run
 
+    times: dict[str, Any] = {f"{name}_s": seconds(values.pop(name)) for name in ("ttft", "itl", "jitter")}
+    key, rules = _api_key(values.pop("api_key_env")), values.pop("fault") or ()
     try:
-        summary = _serve(_config(told), until_stdin_closes=until_stdin_closes)
+        config = SimulatedConfig(**values, **times, api_key=key, faults=tuple(map(parse_rule, rules)))
+        summary = run(config)
     except (SimulatedError, OSError) as problem:
         print(f"loadgen: {problem}", file=sys.stderr)
         raise Exit(EXIT_USAGE) from None
-    _say(summary)
-
-
-def _config(told: dict[str, Any]) -> SimulatedConfig:
-    """The options as a config; most have the same name there."""
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.faults import parse_rule
-
-    values = {name: told[name] for name in SAME_NAME}
-    return SimulatedConfig(
-        **values,
-        ttft_s=seconds(told["ttft"]),
-        itl_s=seconds(told["itl"]),
-        jitter_s=seconds(told["jitter"]),
-        api_key=_api_key(told["api_key_env"]),
-        faults=tuple(map(parse_rule, told["fault"] or ())),
-    )
+    late = ", ".join(f"{name} {late_ns / 1e6:.3f} ms" for name, late_ns in summary["late_ns"].items())
+    print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
+    if summary["falling_behind"]:
+        print("The simulated server did not keep up: its tokens left later than its clock wanted.")
 
 
 def _api_key(name: str | None) -> str:
@@ -97,29 +82,3 @@ def _api_key(name: str | None) -> str:
     if not key:
         raise BadParameter(f"the environment variable {name} is empty or not set")
     return key
-
-
-def _serve(config: SimulatedConfig, *, until_stdin_closes: bool) -> dict[str, Any]:
-    """Runs the server in an event loop of its own until it is told to stop."""
-    import asyncio
-    import contextlib
-    import signal
-
-    from servers.simulated.server import READY, new_loop, serve
-
-    with contextlib.closing(new_loop()) as loop:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        if until_stdin_closes:
-            loop.add_reader(sys.stdin.fileno(), stop.set)
-        ready = lambda url: print(f"{READY}{url}", flush=True)  # noqa: E731
-        return loop.run_until_complete(serve(config, ready=ready, stop=stop))
-
-
-def _say(summary: dict[str, Any]) -> None:
-    late_ms = {name: late_ns / 1e6 for name, late_ns in summary["late_ns"].items()}
-    late = ", ".join(f"{name} {value:.3f} ms" for name, value in late_ms.items())
-    print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
-    if summary["falling_behind"]:
-        print("The simulated server did not keep up: its tokens left later than its clock wanted.")

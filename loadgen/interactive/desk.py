@@ -32,7 +32,7 @@ from loadgen.plan import Plan
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
 from servers.kinds import KINDS, any_of
-from servers.simulated.errors import SimulatedError
+from servers.simulated import SimulatedError
 from servers.wire.stamps import hold_stamps
 from workloads.prompts import PromptError
 from workloads.syntax import WorkloadError

@@ -95,16 +95,16 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
     """The burst on the simulated server's own model of this server and card, without sending anything."""
-    from servers.simulated.batching import BatchingClock
-    from servers.simulated.policies import POLICIES
-    from servers.simulated.roofline import roofline
-    from servers.simulated.timing import Job
+    from servers.hardware.roofline import roofline
+    from servers.kinds import simulated_kinds
+    from servers.simulated.server import protocol_of
+    from servers.simulated.timing import BatchingClock, Job
 
     options: Mapping[str, Any] = start.options
     gpu, shape = start.host.gpu or options.get("gpu"), start.model.shape or options.get("model_shape")
-    if not gpu or not shape or start.server.server not in POLICIES:
+    if not gpu or not shape or start.server.server not in simulated_kinds():
         return None
-    policy = POLICIES[start.server.server]
+    policy = protocol_of(start.server.server).policy
     try:
         hardware = roofline(str(gpu), str(shape), int(options.get("tensor_parallel", 1)))
         clock = BatchingClock(policy, hardware.kv_tokens(policy.memory_fraction), hardware.step_ns)

@@ -55,7 +55,7 @@ class HostChoice(_Strict):
     platform: str = Field("", max_length=60)
     """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
     gpu: str = ""
-    """The card's name in servers/simulated/data/gpu_specs.csv: for the estimate, and what a simulated server models."""
+    """The card's name in servers/hardware/gpus.csv: for the estimate, and what a simulated server models."""
     dcgm_url: str | None = None
     """A DCGM exporter on that host, which tells of its GPUs."""
     options: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Model(_Strict):
     path: str = ""
     """What a server is started with instead, such as a folder of this machine or a name on a hub."""
     shape: str = ""
-    """Its name in servers/simulated/data/model_shapes.csv: likewise."""
+    """Its name in servers/hardware/models.csv: likewise."""
     options: dict[str, Any] = {}
 
     @model_validator(mode="before")

@@ -221,7 +221,7 @@ LIGHTLLM = ServerKind(
             *("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache", "--tp", "{tensor_parallel}"),
         ),
     ),
-    simulated="servers.simulated.lightllm:WIRE",
+    simulated="servers.simulated.lightllm:PROTOCOL",
     # 0.9 in 1.0 and 1.1, 0.8 since.
     notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
 )

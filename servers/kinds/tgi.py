@@ -170,7 +170,7 @@ TGI = ServerKind(
             "requests_failed": ("tgi_request_failure{err=validation|generation|incomplete|dropped|template}",),
         },
     ),
-    simulated="servers.simulated.tgi:WIRE",
+    simulated="servers.simulated.tgi:PROTOCOL",
     # The pieces: router/src/infer, DEFAULT_GENERATION_LENGTH.
     notes={
         "memory_option": "--cuda-memory-fraction",

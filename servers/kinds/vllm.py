@@ -149,7 +149,7 @@ VLLM = ServerKind(
             "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
         ),
     ),
-    simulated="servers.simulated.vllm:WIRE",
+    simulated="servers.simulated.vllm:PROTOCOL",
     # 0.90 up to 0.10.2, 0.92 since.
     notes={"memory_option": "--gpu-memory-utilization", "memory_taken": "90 to 92 % by default"},
 )

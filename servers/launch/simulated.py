@@ -18,8 +18,8 @@ def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
     """
     import time
 
+    from servers.simulated import ConfigError, StartError
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.errors import ConfigError, StartError
     from servers.simulated.server import spawn_process
 
     known = {each.name for each in fields(SimulatedConfig)} - {"server", "model"}

@@ -1,1 +1,18 @@
-"""A simulated server: the wire format of vLLM, TGI or LightLLM, with tokens timed by a clock of our choosing."""
+"""Servers without a model that speak vLLM's, TGI's and LightLLM's protocols: docs/simulated.md.
+
+config ──> faults ──> stream ──> protocol, timing          what one is told, and how its answers leave
+vllm, tgi, lightllm ──> http ──> state, stream, faults     one file per server kind; requests to bytes
+server                                                     starts one, here or in a process of its own
+"""
+
+
+class SimulatedError(ValueError):
+    """A mistake of the person who started the simulated server; the message says what to change."""
+
+
+class ConfigError(SimulatedError):
+    """A config or a fault that no simulated server can work with; lists every mistake."""
+
+
+class StartError(SimulatedError):
+    """A simulated server in a child process did not come up; the message holds its last words."""

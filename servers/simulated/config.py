@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
-from servers.simulated.errors import ConfigError
+import msgspec
+
+from servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
+from servers.kinds import simulated_kinds
+from servers.simulated import ConfigError
 from servers.simulated.faults import FaultRule, problem_of
 
-Server = Literal["vllm", "tgi", "lightllm"]
-ClockName = Literal["script", "batching"]
-
-SERVERS: tuple[str, ...] = get_args(Server)
-CLOCKS: tuple[str, ...] = get_args(ClockName)
+CLOCKS = ("script", "batching")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class SimulatedConfig:
     """
 
     server: str
-    """One of SERVERS."""
+    """One of servers.kinds.simulated_kinds()."""
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free port."""
@@ -38,10 +37,12 @@ class SimulatedConfig:
     tokens_per_event: int = 1
     speed: float = 1.0
     """How many times faster than told the clock runs."""
-    gpu: str = "A800-80GB SXM"
-    """Batching clock: a card of data/gpu_specs.csv."""
-    model_shape: str = "Llama-2-7B"
-    """Batching clock: a model of data/model_shapes.csv."""
+    gpu: str = DEFAULT_GPU
+    """Batching clock: a card that servers.hardware knows, or `hardware` describes."""
+    model_shape: str = DEFAULT_MODEL
+    """Batching clock: a model, likewise."""
+    hardware: Path | None = None
+    """Batching clock: a TOML file with more cards and models."""
     tensor_parallel: int = 1
     """Batching clock: so many of these cards hold the model together."""
     max_concurrent_requests: int | None = None
@@ -64,9 +65,9 @@ class SimulatedConfig:
             raise ConfigError("; ".join(problems))
 
     def _checks(self) -> tuple[tuple[str, bool], ...]:
-        limit = self.max_concurrent_requests
+        limit, kinds = self.max_concurrent_requests, simulated_kinds()
         return (
-            (f"server must be one of {', '.join(SERVERS)}, not {self.server!r}", self.server not in SERVERS),
+            (f"server must be one of {', '.join(kinds)}, not {self.server!r}", self.server not in kinds),
             (f"clock must be one of {', '.join(CLOCKS)}, not {self.clock!r}", self.clock not in CLOCKS),
             (f"port must be 0 to 65535, not {self.port}", not 0 <= self.port <= 65535),
             ("times must not be negative", min(self.ttft_s, self.itl_s, self.jitter_s) < 0),
@@ -79,3 +80,12 @@ class SimulatedConfig:
                 self.eos_mean_tokens is not None and not self.eos_mean_tokens >= 1,
             ),
         )
+
+    def to_json(self) -> bytes:
+        """All of it, the API key too, on one line: what a child process reads from its standard input."""
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> SimulatedConfig:
+        """What `to_json` wrote."""
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(value))

@@ -16,12 +16,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
-from servers.simulated.errors import FaultError
-
-if TYPE_CHECKING:
-    from servers.simulated.stream import Detour, Ending, Stream
+from servers.simulated import ConfigError
+from servers.simulated.stream import Detour, Ending, Stream
 
 HEADER = "X-Simulated-Fault"
 
@@ -63,32 +60,34 @@ class Behaviour:
     """K to a new detour of the stream."""
 
 
+NONE = Behaviour("")
+"""Of a request without a fault."""
+
+
 def parse_rule(text: str) -> FaultRule:
-    """A rule as the command line has it. Raises FaultError."""
-    match = _match(text)
+    """A rule as the command line has it. Raises ConfigError."""
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a fault: write NAME, NAME@K, NAME:3,17 or NAME=0.01")
     fault = Fault(match["name"], int(match["at"]) if match["at"] else None)
     if match["requests"]:
-        return FaultRule(fault, requests=frozenset(map(int, match["requests"].split(","))))
-    return FaultRule(fault, probability=float(match["probability"] or 1))
+        rule = FaultRule(fault, requests=frozenset(map(int, match["requests"].split(","))))
+    else:
+        rule = FaultRule(fault, probability=float(match["probability"] or 1))
+    if problem := problem_of(rule):
+        raise ConfigError(problem)
+    return rule
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault as the header has it. Raises FaultError."""
-    match = _match(text)
-    if match["requests"] or match["probability"]:
-        raise FaultError(f"{text!r}: a request's own fault is NAME or NAME@K")
-    return Fault(match["name"], int(match["at"]) if match["at"] else None)
-
-
-def written(rule: FaultRule) -> str:
-    """The rule as `parse_rule` reads it."""
-    fault = rule.fault.name if rule.fault.at is None else f"{rule.fault.name}@{rule.fault.at}"
-    requests = ",".join(map(str, sorted(rule.requests)))
-    return f"{fault}:{requests}" if requests else f"{fault}={rule.probability:.12f}"
+    """A fault as the header has it. Raises ConfigError."""
+    if ":" in text or "=" in text:
+        raise ConfigError(f"{text!r}: a request's own fault is NAME or NAME@K")
+    return parse_rule(text).fault
 
 
 def problem_of(rule: FaultRule) -> str | None:
-    """What is wrong with a rule that was not parsed but made."""
+    """What is wrong with a rule; None for nothing."""
     if rule.fault.name not in FAULTS:
         return f"there is no fault {rule.fault.name!r}; there are {', '.join(FAULTS)}"
     if not 0 <= rule.probability <= 1:
@@ -105,15 +104,6 @@ def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> Fault | None:
     return None
 
 
-def _match(text: str) -> re.Match[str]:
-    match = _WRITTEN.fullmatch(text.strip())
-    if match is None:
-        raise FaultError(f"{text!r} is not a fault: write NAME, NAME@K, NAME:3,17 or NAME=0.01")
-    if match["name"] not in FAULTS:
-        raise FaultError(f"there is no fault {match['name']!r}; there are {', '.join(FAULTS)}")
-    return match
-
-
 def _ends(ending: Ending) -> Callable[[int], Detour]:
     """Ends the stream after K tokens."""
 
@@ -123,8 +113,8 @@ def _ends(ending: Ending) -> Callable[[int], Detour]:
             if first + tokens >= at:
                 stream.ending = ending
             events = stream.events(first, shown) if shown else []
-            if stream.ending == "failed" and stream.generation.streamed:
-                events += stream.generation.failure
+            if stream.ending == "failed" and stream.completion.streamed:
+                events += stream.encoding.failure
             return events, shown
 
         return detour
@@ -138,7 +128,7 @@ def _malformed(at: int) -> Detour:
     def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
         events = stream.events(first, tokens)
         if events and first < max(1, at) <= first + tokens:
-            place = 0 if first else len(stream.generation.opening)
+            place = 0 if first else len(stream.encoding.opening)
             events[place] = events[place][: len(events[place]) // 2] + b"\n\n"
         return events, tokens
 

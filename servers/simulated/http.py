@@ -6,9 +6,12 @@ head of a response, its order and its spelling are part of a protocol too.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -18,25 +21,97 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
-from servers.simulated.exchange import Exchange, transport_of
-from servers.simulated.ledger import Ledger
-from servers.simulated.stream import Pump
-from servers.simulated.wire import Refused, Reply, Site, Wire
+from servers.simulated import ConfigError
+from servers.simulated.faults import FAULTS, HEADER, NONE, fault_of, parse_fault
+from servers.simulated.protocol import (
+    JSON_TYPE,
+    TEXT_TYPE,
+    CompletionRequest,
+    Encoding,
+    ErrorReply,
+    Headers,
+    Reply,
+    mapping,
+    ok,
+)
+from servers.simulated.state import ServerState
+from servers.simulated.stream import Ending, LogLine, Pump, Stream, reset
+from servers.simulated.timing import Policy
 
 STATUS_PATH = "/simulated/status"
 """The one page that no real server has: this is how our own probe knows."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_WAIT_S, _WAIT_GROWS, _LONGEST_WAIT_S = 0.1, 1.1, 1.0
+"""How LightLLM polls for a free slot (httpserver/manager.py)."""
+_HEAD_PIECES = 20
+_SLOW_HEAD_MS = 1000
+_LIE_BYTES = 1 << 20
+"""So many bytes more than come are promised by the fault `content-length`."""
+
+Generate = Callable[[ServerState, CompletionRequest], Encoding]
+"""Raises ErrorReply."""
+Page = Callable[[ServerState, Mapping[str, Any]], Reply]
+"""From the fields of the body; they are empty where it is no JSON object. Raises ErrorReply."""
 
 
-class Http:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProtocol:
+    """One server kind's side of HTTP, and how its engine batches: all that makes a simulated server that kind."""
+
+    before: str
+    """Head lines of every answer, ahead of its own headers; `{date}` is filled in."""
+    after: str
+    """The same, behind them."""
+    stream_headers: Headers
+    keep_alive_s: float
+    """An idle connection is closed after so long."""
+    body_limit: int
+    """In bytes; a larger body gets `too_large`."""
+    generate: Mapping[str, Generate]
+    """POST routes that make tokens."""
+    pages: Mapping[tuple[str, str], Page]
+    """(method, path) to everything else."""
+    bad_type: Reply | None
+    """Answer to a POST whose content type is not JSON; None: the server does not mind."""
+    bad_json: Callable[[str, int], Reply]
+    """(message, position) of what Python's json module says about a body."""
+    too_large: Reply
+    failure: Callable[[int], Reply]
+    """An answer with status 429, 500 or 503 in the server's own words."""
+    overloaded: Callable[[Encoding], Reply] | None
+    """Refusal past the limit on concurrent requests; None: the server lets them wait."""
+    guarded: Callable[[str], bool]
+    """Paths that want the API key."""
+    unauthorized: Reply
+    default_limit: int | None
+    """Concurrent requests, where nothing else is said."""
+    not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))
+    """As FastAPI says it, and the next likewise."""
+    not_allowed: Callable[[str], Reply] = lambda methods: Reply(
+        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
+    )
+    """The methods that the path has, to an answer for one that it has not."""
+    limits_batch: bool = False
+    """That limit is the engine's running limit too: one option of the real server is both."""
+    policy: Policy
+    """Of the batching clock."""
+    buckets: Callable[[int], Mapping[str, Any]]
+    """The longest prompt plus output to the bucket bounds of every histogram on the metrics page."""
+
+
+def fixed(reply: Reply) -> Page:
+    """A page that always says the same."""
+    return lambda _state, _fields: reply
+
+
+class HttpServer:
     """Answers requests in the manner of one server."""
 
-    def __init__(self, site: Site, wire: Wire, pump: Pump, ledger: Ledger) -> None:
-        self._site = site
-        self._wire = wire
-        self._pump = pump
-        self._ledger = ledger
+    def __init__(self, state: ServerState, protocol: ServerProtocol, pump: Pump) -> None:
+        self.state = state
+        self.protocol = protocol
+        self.pump = pump
         self._exchanges = 0
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
         self._dated = (0, b"", b"")
@@ -44,31 +119,27 @@ class Http:
     async def answer(self, request: BaseRequest) -> web.StreamResponse:
         """The handler of aiohttp's low-level server."""
         received_ns = time.monotonic_ns()
-        makes_tokens = request.method == "POST" and request.path in self._wire.generate
+        makes_tokens = request.method == "POST" and request.path in self.protocol.generate
         try:
             body = await self._body(request)
-            asked = self._json(request, body) if request.method == "POST" and (body or makes_tokens) else None
+            checked = request.method == "POST" and (body or makes_tokens)
+            told = self._json(request, body) if checked else mapping(body)
+            fields = told if isinstance(told, dict) else {}
             if not makes_tokens:
-                return self.write(request, self._page(request, body))
-            exchange = Exchange(self._site, self._wire, self._pump, self._ledger, request, received_ns, self.head)
+                return self._write(request, self._page(request, fields))
             self._exchanges += 1
-            ended = await exchange.run(self._exchanges - 1, asked if isinstance(asked, dict) else {})
-            return self.write(request, ended) if isinstance(ended, Reply) else self.done(request, alive=ended)
-        except Refused as refused:
-            return self.write(request, refused.reply)
-
-    def write(self, request: BaseRequest, reply: Reply) -> web.StreamResponse:
-        """Writes a whole answer."""
-        body = reply.body if request.method != "HEAD" else b""
-        if reply.chunked:
-            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        transport_of(request).write(self.head(request, reply, len(reply.body)) + body)
-        return self.done(request, alive=True)
+            ended = await Exchange(self, request, received_ns, self._exchanges - 1).run(fields)
+            if isinstance(ended, Reply):
+                return self._write(request, ended)
+            return self._keep if ended and request.keep_alive else self._close
+        except ErrorReply as refused:
+            return self._write(request, refused.reply)
 
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
         """Status line and headers, in the server's own order. A chunked answer has no length."""
         before, after = self._date_lines()
-        lines = [b"HTTP/1.1 %d %b\r\n" % (reply.status, _phrase(reply.status)), before]
+        phrase = HTTPStatus(reply.status).phrase.encode()
+        lines = [b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase), before]
         measured = reply.chunked
         for name, value in reply.headers:
             if name == "content-type" and not measured:
@@ -84,59 +155,205 @@ class Http:
             lines.append(b"connection: close\r\n")
         return b"".join([*lines, b"\r\n"])
 
-    def done(self, request: BaseRequest, *, alive: bool) -> web.StreamResponse:
-        """What aiohttp gets when the answer is on its way already."""
-        return self._keep if alive and request.keep_alive else self._close
+    def _write(self, request: BaseRequest, reply: Reply) -> web.StreamResponse:
+        body = reply.body if request.method != "HEAD" else b""
+        if reply.chunked:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        transport_of(request).write(self.head(request, reply, len(reply.body)) + body)
+        return self._keep if request.keep_alive else self._close
 
     async def _body(self, request: BaseRequest) -> bytes:
-        """The request's body, after all that is checked before reading it. Raises Refused."""
-        wire = self._wire
-        if self._site.config.api_key and wire.guarded(request.path) and not self._authorized(request):
-            raise Refused(wire.unauthorized)
-        if (request.content_length or 0) > wire.body_limit:
-            raise Refused(wire.too_large)
+        """The request's body, after all that is checked before reading it. Raises ErrorReply."""
+        protocol, key = self.protocol, self.state.config.api_key
+        if key and protocol.guarded(request.path):
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
+                raise ErrorReply(protocol.unauthorized)
+        if (request.content_length or 0) > protocol.body_limit:
+            raise ErrorReply(protocol.too_large)
         if request.headers.get("Expect", "").lower() == "100-continue":
             transport_of(request).write(_CONTINUE)
         pieces: list[bytes] = []
         while piece := await request.content.readany():
             pieces.append(piece)
-            if sum(map(len, pieces)) > wire.body_limit:
-                raise Refused(wire.too_large)
+            if sum(map(len, pieces)) > protocol.body_limit:
+                raise ErrorReply(protocol.too_large)
         return b"".join(pieces)
 
-    def _authorized(self, request: BaseRequest) -> bool:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._site.config.api_key.encode())
-
     def _json(self, request: BaseRequest, body: bytes) -> Any:
-        bad_type = self._wire.bad_type
+        """Raises ErrorReply, with the words and the place that Python's own parser has for a broken body."""
+        bad_type = self.protocol.bad_type
         if bad_type is not None and not request.content_type.endswith("json"):
-            raise Refused(bad_type)
+            raise ErrorReply(bad_type)
         try:
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Refused(self._wire.bad_json(*_json_problem(body))) from None
+            pass
+        words, position = "not JSON", 0
+        try:
+            json.loads(body)
+        except json.JSONDecodeError as problem:
+            words, position = problem.msg, problem.pos
+        except ValueError as problem:
+            words = str(problem)
+        raise ErrorReply(self.protocol.bad_json(words, position))
 
-    def _page(self, request: BaseRequest, body: bytes) -> Reply:
-        method, path, pages = request.method, request.path, self._wire.pages
-        self._ledger.settle()
+    def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
+        method, path, pages = request.method, request.path, self.protocol.pages
+        self.state.settle()
         if (method, path) == ("GET", STATUS_PATH):
-            return Reply(msgspec.json.encode(status(self._site, self._pump)))
-        page = pages.get((method, path))
-        if page is not None:
-            return page(self._site, body)
-        others = [known for known, known_path in pages if known_path == path]
-        others += ["POST"] if path in self._wire.generate else []
-        return self._wire.not_allowed(", ".join(sorted(set(others)))) if others else self._wire.not_found
+            return ok(status(self.state, self.pump))
+        if page := pages.get((method, path)):
+            return page(self.state, fields)
+        others = {known for known, known_path in pages if known_path == path}
+        others |= {"POST"} if path in self.protocol.generate else set()
+        return self.protocol.not_allowed(", ".join(sorted(others))) if others else self.protocol.not_found
 
     def _date_lines(self) -> tuple[bytes, bytes]:
         """The lines that every answer has, remade once a second."""
         now_s = int(time.time())
         if now_s != self._dated[0]:
             date = formatdate(now_s, usegmt=True)
-            before, after = self._wire.before.format(date=date), self._wire.after.format(date=date)
+            before, after = self.protocol.before.format(date=date), self.protocol.after.format(date=date)
             self._dated = (now_s, before.encode(), after.encode())
         return self._dated[1:]
+
+
+class Exchange:
+    """One request for tokens, from its body, which has been read, to the line in the log."""
+
+    def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int, index: int) -> None:
+        self._server = server
+        self._state, self._protocol = server.state, server.protocol
+        self._request = request
+        self._transport = transport_of(request)
+        self._index = index
+        request_id = request.headers.get("X-Request-Id", "").encode("utf-8", "replace").decode()
+        self._line = LogLine(request_id, received_ns)
+        self._behaviour = NONE
+        self._at: int | None = None
+        """K of the fault."""
+
+    async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
+        """The whole exchange. Returns an answer that is still to be written, or whether the connection can go on."""
+        self._choose_fault()
+        behaviour = self._behaviour
+        if behaviour.refuses:
+            self._refuse("refused")
+            reset(self._transport)
+            return False
+        if behaviour.status is not None:
+            self._refuse("failed")
+            return self._protocol.failure(behaviour.status)
+        encoding = self._encoding(fields)
+        stream = Stream(encoding, self._transport, self._line, await self._admission(encoding))
+        if behaviour.detour is not None:
+            stream.detour = behaviour.detour(stream.total // 2 if self._at is None else self._at)
+        return await self._answer(stream)
+
+    def _choose_fault(self) -> None:
+        """The client's own wish, or what the rules say."""
+        wish, config = self._request.headers.get(HEADER), self._state.config
+        try:
+            fault = parse_fault(wish) if wish is not None else fault_of(config.faults, config.seed, self._index)
+        except ConfigError as problem:
+            raise ErrorReply(Reply(str(problem).encode(), 400, TEXT_TYPE)) from None
+        if fault is not None:
+            self._line.fault, self._behaviour, self._at = fault.name, FAULTS[fault.name], fault.at
+
+    def _encoding(self, fields: Mapping[str, Any]) -> Encoding:
+        """Raises ErrorReply with the server's own words when the request is not one it would take."""
+        make = self._protocol.generate[self._request.path]
+        request = CompletionRequest(self._index, fields, int(time.time()), stop_after=None)
+        try:
+            encoding = make(self._state, request)
+        except ErrorReply:
+            self._refuse("validation")
+            raise
+        if self._behaviour.stops_early:
+            at = self._at or max(1, encoding.completion.asked_tokens // 2)
+            return make(self._state, replace(request, stop_after=at))
+        return replace(encoding, opening=()) if self._behaviour.role_first else encoding
+
+    async def _admission(self, encoding: Encoding) -> int:
+        """Waits for a place or raises ErrorReply, as the server does. Returns the instant from which tokens count."""
+        limit = self._state.config.max_concurrent_requests or self._protocol.default_limit
+        arrived_ns, wait_s = self._line.received_ns, _FIRST_WAIT_S
+        while limit is not None and len(self._state.streams) >= limit:
+            if self._protocol.overloaded is not None:
+                self._refuse("overloaded")
+                raise ErrorReply(self._protocol.overloaded(encoding))
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * _WAIT_GROWS, _LONGEST_WAIT_S)
+            arrived_ns = time.monotonic_ns()
+        return arrived_ns
+
+    async def _answer(self, stream: Stream) -> Reply | bool:
+        state, streamed = self._state, stream.completion.streamed
+        state.metrics.requests += 1
+        state.streams.add(stream)
+        try:
+            if streamed:
+                await self._begin(stream)
+            self._server.pump.submit(stream)
+            ending = await stream.finished
+            if not streamed:
+                return await self._whole(stream, ending)
+            if self._behaviour.lying_length:
+                self._transport.close()
+            return not self._behaviour.lying_length and ending in ("complete", "truncated", "failed")
+        except OSError:  # the client has gone before its answer began
+            return False
+        finally:
+            state.streams.discard(stream)
+            self._server.pump.cancel(stream)
+            state.end(self._line, stream)
+
+    async def _begin(self, stream: Stream) -> None:
+        """Sends the response's head. Real servers send it at once, long before the first token."""
+        stream.chunked = not self._behaviour.lying_length
+        headers = self._protocol.stream_headers + stream.encoding.head
+        await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
+        if self._behaviour.role_first and stream.encoding.role_only:
+            stream.send(stream.framed(list(stream.encoding.role_only)))
+
+    async def _send_head(self, stream: Stream, reply: Reply, length: int) -> None:
+        head = self._server.head(self._request, reply, length)
+        if not self._behaviour.slow_head:
+            stream.send(head)
+            return
+        whole_ms = _SLOW_HEAD_MS if self._at is None else self._at
+        step = -(-len(head) // _HEAD_PIECES)
+        for start in range(0, len(head), step):
+            stream.send(head[start : start + step])
+            await asyncio.sleep(whole_ms / 1e3 / _HEAD_PIECES)
+        stream.job.arrived_ns = time.monotonic_ns()
+
+    async def _whole(self, stream: Stream, ending: Ending) -> Reply | bool:
+        """The answer of a request that is not streamed, once its last token is due."""
+        if ending in ("reset", "cut", "stall"):
+            return False
+        if ending == "failed":
+            return self._protocol.failure(500)
+        reply = stream.encoding.answer((time.monotonic_ns() - self._line.received_ns) / 1e9)
+        length, body = len(reply.body), reply.body
+        if self._behaviour.breaks_json:
+            length, body = length // 2, body[: length // 2]
+        elif self._behaviour.lying_length:
+            length += _LIE_BYTES
+        elif ending == "truncated":
+            body = body[: length // 2]
+        await self._send_head(stream, reply, length)
+        self._server.pump.send(stream, body, stream.count, stream.held_due_ns)
+        if len(body) < length:
+            self._transport.close()
+            return False
+        return True
+
+    def _refuse(self, kind: str) -> None:
+        self._state.metrics.requests += 1
+        self._state.metrics.refused[kind] += 1
+        self._state.end(self._line)
 
 
 class Written(web.StreamResponse):
@@ -157,16 +374,16 @@ class Written(web.StreamResponse):
         pass
 
 
-def status(site: Site, pump: Pump) -> dict[str, Any]:
+def status(state: ServerState, pump: Pump) -> dict[str, Any]:
     """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
-    late, config = pump.lateness, site.config
+    late, config = pump.lateness, state.config
     return {
         "server": config.server,
         "model": config.model,
         "clock": config.clock,
         "speed": config.speed,
-        "requests": site.metrics.requests,
-        "active": len(site.streams),
+        "requests": state.metrics.requests,
+        "active": len(state.streams),
         "events": late.events(),
         "late_ns": {"p50": late.percentile_ns(50), "p99": late.percentile_ns(99), "max": late.max_ns},
         "late_events": late.late_events(),
@@ -174,16 +391,8 @@ def status(site: Site, pump: Pump) -> dict[str, Any]:
     }
 
 
-def _json_problem(body: bytes) -> tuple[str, int]:
-    """The words and the place that Python's own parser has for a broken body."""
-    try:
-        json.loads(body)
-    except json.JSONDecodeError as problem:
-        return problem.msg, problem.pos
-    except ValueError as problem:
-        return str(problem), 0
-    return "not JSON", 0
-
-
-def _phrase(status_code: int) -> bytes:
-    return HTTPStatus(status_code).phrase.encode()
+def transport_of(request: BaseRequest) -> asyncio.Transport:
+    """The request's connection. Raises ConnectionResetError when it is gone."""
+    if request.transport is None:
+        raise ConnectionResetError
+    return request.transport

@@ -1,54 +1,128 @@
-"""LightLLM's side of the wire, as 1.2.0 speaks it (lightllm/server/api_*.py at that tag)."""
+"""A simulated LightLLM, as 1.2.0 speaks (lightllm/server/api_*.py at that tag) and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from servers.simulated import lightllm_answers, metrics_pages, tokenizer
-from servers.simulated.bodies import chat_text, dumps, integer, mapping, number, ok
-from servers.simulated.lightllm_answers import Said
-from servers.simulated.wire import EVENT_STREAM_TYPE, Generation, Question, Refused, Reply, Site, Wire, events_reply
+from servers.simulated import tokenizer
+from servers.simulated.http import ServerProtocol, fixed
+from servers.simulated.protocol import (
+    DONE,
+    EVENT_STREAM_TYPE,
+    TEXT,
+    Completion,
+    CompletionRequest,
+    Encoding,
+    ErrorReply,
+    Reply,
+    chat_text,
+    dumps,
+    events_reply,
+    integer,
+    json_event,
+    number,
+    ok,
+    text_events,
+)
+from servers.simulated.state import ServerState, exposition, steps_of_half
+from servers.simulated.timing import Policy
 
+_DEFAULT_LIMIT = 256
 _NATIVE_TOKENS = 65_535
 _OPENAI_TOKENS = 65_536
 """Output length where nothing is asked (core/objs/sampling_params.py, api_models.py)."""
 _TOKEN_CHARACTERS = 8
 """A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`)."""
+_FAILURE = (json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),)
+"""An error after the stream has begun, and the last there is (api_openai.py, `_safe_stream_wrapper`)."""
 
 
-def generate(site: Site, question: Question) -> Generation:
-    """POST /generate."""
-    return _native(site, question, streamed=False)
+def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
+    """POST /generate, /generate_stream, and / where the body says whether to stream.
+
+    Events have no blank after `data:`, and there is no [DONE]. A whole answer has no content type, and its text is a
+    list.
+    """
+    body = request.body
+    for name in ("inputs", "parameters"):
+        if name not in body:
+            raise ErrorReply(error_reply(417, f"'{name}'"))
+    parameters = body["parameters"]
+    if not isinstance(parameters, Mapping):
+        raise ErrorReply(error_reply(417, "'parameters' must be an object"))
+    _check_values(parameters)
+    asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
+    streamed = bool(body.get("stream")) if streamed is None else streamed
+    completion = _completion(state, request, body["inputs"], asked, streamed=streamed, add_bos=add_bos)
+    ids, texts, prompt_tokens = completion.ids, completion.texts, completion.prompt_tokens
+    used = {"input_text_tokens": prompt_tokens, "input_audio_tokens": 0, "input_image_tokens": 0}
+    reason = completion.finish_reason
+    counts = b'"prompt_tokens":%d,"logprobs":{}},"generated_text":null,' % prompt_tokens
+    usage = b'"details":null,"input_usage":%b}\n\n' % dumps(used)
+    inner = b'%b"finished":false,"finish_reason":null,%b' % (counts, usage)
+    final = b'%b"finished":true,"finish_reason":"%b",%b' % (counts, reason.encode(), usage)
+
+    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+        begin = b'data:{"token":{"id":%d,"text":"%b","logprob":-1.5,"special":false,"count_output_tokens":%d,'
+        return begin % (ids[first], texts[first], first + 1) + (final if last else inner)
+
+    def answer(_: float) -> Reply:
+        output = completion.output_tokens
+        whole: dict[str, Any] = {"generated_text": [completion.text], "count_output_tokens": output}
+        whole |= {"finish_reason": reason, "prompt_tokens": prompt_tokens}
+        if parameters.get("return_details"):
+            fixed_part = {"logprob": -1.5, "special": False}
+            whole["tokens"] = [
+                {"id": token, **fixed_part, "count_output_tokens": place, "prompt_tokens": prompt_tokens, "text": text}
+                for place, (token, text) in enumerate(zip(ids, map(bytes.decode, texts), strict=True), 1)
+            ]
+        return ok(whole | {"logprobs": [{} for _ in range(output)], "input_usage": used}, headers=())
+
+    return Encoding(completion, encode, answer, _FAILURE)
 
 
-def generate_stream(site: Site, question: Question) -> Generation:
-    """POST /generate_stream."""
-    return _native(site, question, streamed=True)
-
-
-def compatible(site: Site, question: Question) -> Generation:
-    """POST /: the body says whether to stream."""
-    return _native(site, question, streamed=bool(question.body.get("stream")))
-
-
-def chat(site: Site, question: Question) -> Generation:
-    """POST /v1/chat/completions."""
-    body = question.body
+def chat(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /v1/chat/completions. The role comes first in an event of its own, together with the first token."""
+    body = request.body
     if not isinstance(body.get("messages"), list):
         raise _schema_error(body, "messages")
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    _check_values(_openai_values(body, asked))
-    streamed = bool(body.get("stream"))
-    return lightllm_answers.chat(
-        _said(site, question, chat_text(body["messages"]), asked, streamed=streamed, add_bos=True)
+    completion = _openai(state, request, chat_text(body["messages"]), asked, add_bos=True)
+    identity = _identity(state, request, f"chatcmpl-{_request_number(request):032x}", "chat.completion.chunk")
+    reason = completion.finish_reason
+
+    def chunk(delta: Mapping[str, Any], more: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
+        return {**identity, "choices": [{"index": 0, "delta": delta, **more}], **rest}
+
+    def answer(_: float) -> Reply:
+        message = {"role": "assistant", "content": completion.text, "reasoning": "", "reasoning_content": None}
+        choice = {"index": 0, "message": message | {"tool_calls": None}, "finish_reason": reason}
+        made = _identity(state, request, str(_request_number(request)), "chat.completion")
+        return ok({**made, "choices": [choice], "usage": _usage(completion)})
+
+    text, nothing = {"content": TEXT}, {"logprobs": None, "token_ids": None}
+    inner = chunk(text, {**nothing, "finish_reason": None})
+    final = chunk(text, {"finish_reason": reason, **nothing, "stop_reason": None})
+    role = {"role": "assistant", "content": ""}
+    opening = json_event(chunk(role, {"logprobs": None, "finish_reason": None}, prompt_token_ids=None))
+    usage = json_event({**identity, "choices": [], "usage": _usage(completion)})
+    return Encoding(
+        completion,
+        text_events(completion.texts, inner, final),
+        answer,
+        _FAILURE,
+        opening=(opening,),
+        closing=(usage, DONE),
+        role_only=(opening,),
     )
 
 
-def completions(site: Site, question: Question) -> Generation:
-    """POST /v1/completions. No special tokens are added here."""
-    body = question.body
+def completions(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /v1/completions. No special tokens are added here; usage comes in a chunk of its own before [DONE]."""
+    body = request.body
     for name in ("model", "prompt"):
         if name not in body:
             raise _schema_error(body, name)
@@ -60,51 +134,56 @@ def completions(site: Site, question: Question) -> Generation:
         if len(prompt) > 1:
             raise _bad("The simulated server takes one prompt per request")
         prompt = prompt[0]
-    _check_values(_openai_values(body, body.get("max_tokens")))
-    streamed = bool(body.get("stream"))
-    said = _said(site, question, prompt, body.get("max_tokens"), streamed=streamed, add_bos=False)
-    return lightllm_answers.completions(said)
+    completion = _openai(state, request, prompt, body.get("max_tokens"), add_bos=False)
+    identity = _identity(state, request, str(_request_number(request)), "text_completion")
+
+    def chunk(text: str, reason: str | None, usage: object = None) -> dict[str, Any]:
+        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
+        return {**identity, "choices": [choice], "usage": usage}
+
+    reason, usage = completion.finish_reason, _usage(completion)
+    name = f"cmpl-{_request_number(request):08x}"
+    return Encoding(
+        completion,
+        text_events(completion.texts, chunk(TEXT, None), chunk(TEXT, reason)),
+        lambda _: ok(chunk(completion.text, reason, usage) | {"id": name}),
+        _FAILURE,
+        closing=(json_event({**identity, "choices": [], "usage": usage}), DONE),
+    )
 
 
-def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
-    body = question.body
-    for name in ("inputs", "parameters"):
-        if name not in body:
-            raise Refused(error_reply(417, f"'{name}'"))
-    parameters = body["parameters"]
-    if not isinstance(parameters, Mapping):
-        raise Refused(error_reply(417, "'parameters' must be an object"))
-    _check_values(parameters)
-    asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
-    return lightllm_answers.native(_said(site, question, body["inputs"], asked, streamed=streamed, add_bos=add_bos))
+def _openai(state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, add_bos: bool) -> Completion:
+    """With the native parameters that the OpenAI routes make."""
+    body = request.body
+    names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
+    values = {name: body[name] for name in (*names, "best_of") if body.get(name) is not None}
+    _check_values(values if asked is None else values | {"max_new_tokens": asked})
+    return _completion(state, request, prompt, asked, streamed=bool(body.get("stream")), add_bos=add_bos)
 
 
-def longest(site: Site) -> int:
-    """Prompt and output together. /v1/models says it as `max_model_len`."""
-    return site.config.max_model_len
-
-
-def _said(site: Site, question: Question, prompt: Any, asked: Any, *, streamed: bool, add_bos: bool) -> Said:
+def _completion(
+    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, streamed: bool, add_bos: bool
+) -> Completion:
     """Length checks happen when the body is first read: a stream has its 200 by then, and gets an event."""
     try:
-        prompt_tokens = _prompt_tokens(site, prompt, add_bos=add_bos)
+        prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)
         wanted = integer(asked) or _OPENAI_TOKENS
-        room = longest(site) - prompt_tokens
+        room = state.longest - prompt_tokens
         if room <= 0:
-            raise ValueError(f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {longest(site)}")
+            raise ValueError(f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {state.longest}")
     except ValueError as problem:
         if not streamed:
             raise _bad(str(problem)) from None
-        raise Refused(_error_event(str(problem))) from None
-    wanted = min(wanted, room)
-    output = min(wanted, question.stop_after or wanted)
-    return Said(site, question, streamed, prompt_tokens, wanted, output, "length" if output == wanted else "stop")
+        # A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`).
+        said = dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
+        raise ErrorReply(events_reply(said)) from None
+    return state.complete(request, prompt_tokens, min(wanted, room), streamed=streamed)
 
 
-def _prompt_tokens(site: Site, prompt: Any, *, add_bos: bool) -> int:
+def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
     """Raises ValueError with LightLLM's words."""
     if isinstance(prompt, str):
-        most = longest(site) * _TOKEN_CHARACTERS
+        most = state.longest * _TOKEN_CHARACTERS
         if len(prompt) > most:
             raise ValueError(
                 f"prompt text length {len(prompt)} exceeds the character limit {most}, "
@@ -144,12 +223,6 @@ def _check_values(parameters: Mapping[str, Any]) -> None:
             raise _bad(message.format(parameters[name]))
 
 
-def _openai_values(body: Mapping[str, Any], asked: Any) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
-    values = {name: body[name] for name in (*names, "best_of") if body.get(name) is not None}
-    return values if asked is None else values | {"max_new_tokens": asked}
-
-
 def error_reply(status: int, message: str) -> Reply:
     """`create_error_response` (api_errors.py)."""
     kinds = {404: "NotFoundError", 429: "RateLimitError"}
@@ -157,71 +230,111 @@ def error_reply(status: int, message: str) -> Reply:
     return Reply(dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}), status)
 
 
-def _bad(message: str) -> Refused:
-    return Refused(error_reply(400, message))
+def _bad(message: str) -> ErrorReply:
+    return ErrorReply(error_reply(400, message))
 
 
-def _schema_error(body: Mapping[str, Any], name: str) -> Refused:
+def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
     """FastAPI's words for a body that does not fit the schema."""
     detail = [{"type": "missing", "loc": ["body", name], "msg": "Field required", "input": dict(body)}]
-    return Refused(Reply(dumps({"detail": detail}), 422))
+    return ErrorReply(Reply(dumps({"detail": detail}), 422))
 
 
-def _error_event(message: str) -> Reply:
-    """A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`)."""
-    return events_reply(dumps({"error": {"message": message, "type": "invalid_request_error"}}))
+def _usage(completion: Completion) -> dict[str, Any]:
+    prompt, output = completion.prompt_tokens, completion.output_tokens
+    usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
-def _page(value: Mapping[str, Any]) -> Any:
-    return lambda _site, _body: ok(value)
+def _identity(state: ServerState, request: CompletionRequest, name: str, kind: str) -> dict[str, Any]:
+    model = request.body.get("model", state.config.model)
+    return {"id": name, "object": kind, "created": request.created_s, "model": model}
 
 
-def _model_name(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return ok({"model_name": site.config.model})
+def _request_number(request: CompletionRequest) -> int:
+    """Request ids count up in steps of eight (`req_id_generator.py`)."""
+    return 8 * (request.index + 1)
 
 
-def _server_info(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    config = site.config
-    limit = config.max_concurrent_requests or WIRE.default_limit
+def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    config = state.config
+    limit = config.max_concurrent_requests or _DEFAULT_LIMIT
     names = {"run_mode": "normal", "host": config.host, "port": config.port, "model_name": config.model}
-    return ok(names | {"max_req_total_len": longest(site), "running_max_req_size": limit, "tp": 1, "dp": 1})
+    return ok(names | {"max_req_total_len": state.longest, "running_max_req_size": limit, "tp": 1, "dp": 1})
 
 
-def _models(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    card = {"id": site.config.model, "object": "model", "created": site.started_s, "owned_by": "lightllm"}
-    return ok({"object": "list", "data": [card | {"max_model_len": longest(site)}]})
+def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    card = {"id": state.config.model, "object": "model", "created": state.started_s, "owned_by": "lightllm"}
+    return ok({"object": "list", "data": [card | {"max_model_len": state.longest}]})
 
 
-def _tokens(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    asked = mapping(body)
-    if not isinstance(asked.get("text"), str):
-        raise Refused(error_reply(417, "error: 'text'"))
-    parameters = asked.get("parameters") or {}
-    return ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(asked["text"])})
+def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
+    if not isinstance(fields.get("text"), str):
+        raise ErrorReply(error_reply(417, "error: 'text'"))
+    parameters = fields.get("parameters") or {}
+    return ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
 
 
-def _token_load(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    load = site.gauges().kv_usage
-    return ok({"current_load": load, "logical_max_load": load, "dynamic_max_load": load})
+def _token_load(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    return ok(dict.fromkeys(("current_load", "logical_max_load", "dynamic_max_load"), state.gauges().kv_usage))
 
 
-def _metrics(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return Reply(metrics_pages.lightllm(site).encode(), headers=())
+def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    """server/metrics/metrics.py. What we do not know is left out."""
+    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
+    failed = sum(metrics.refused.values())
+    rows = (
+        ("request_count_total", "counter", "The total number of requests", metrics.requests),
+        ("request_success_total", "counter", "The number of successful requests", metrics.finished),
+        ("request_failure_total", "counter", "The number of failed requests", failed),
+        ("queue_size", "gauge", "Queue size", gauges.waiting),
+        ("batch_current_size", "gauge", "Current batch size", gauges.running),
+        ("num_running_reqs", "gauge", "Number of running requests", gauges.running),
+        ("batch_pause_size", "gauge", "The number of pause requests", 0),
+        ("prompt_tokens_total", "counter", "Total number of prefill tokens processed", metrics.prompt_tokens),
+        ("generation_tokens_total", "counter", "Total number of generation tokens processed", metrics.output_tokens),
+        ("request_first_token_duration", "histogram", "First token time of the request", seen["ttft_s"]),
+        ("request_inference_duration", "histogram", "Inference time of the request", seen["e2e_s"]),
+        ("request_mean_time_per_token_duration", "histogram", "Per token time of the request", seen["tpot_s"]),
+        ("request_input_length", "histogram", "Length of the input tokens", seen["prompt_tokens"]),
+        ("request_generated_tokens", "histogram", "Number of generated tokens", seen["output_tokens"]),
+        ("request_max_new_tokens", "histogram", "Max new token", seen["asked_tokens"]),
+    )
+    page = exposition("lightllm_", {"model_name": state.config.model}, rows)
+    return Reply(page.encode(), headers=())
 
 
-_STATUS_OK = _page({"status": "ok"})
-_HEALTHY = _page({"message": "Ok"})
+# running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
+# of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
+# lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
+# reach; here the whole output is reserved, which admits somewhat less and never has to pause.
+_POLICY = Policy(
+    running_limit=_DEFAULT_LIMIT,
+    step_tokens=8192,
+    prefill="mixed",
+    reserve_output=True,
+    block_tokens=1,
+    memory_fraction=0.8,
+)
 
-WIRE = Wire(
+
+def _model_name(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    return ok({"model_name": state.config.model})
+
+
+_STATUS_OK = fixed(ok({"status": "ok"}))
+_HEALTHY = fixed(ok({"message": "Ok"}))
+
+PROTOCOL = ServerProtocol(
     before="",
     after="date: {date}\r\nserver: hypercorn-h11\r\n",
     stream_headers=EVENT_STREAM_TYPE,
     keep_alive_s=10,
     body_limit=64 << 20,
     generate={
-        "/": compatible,
-        "/generate": generate,
-        "/generate_stream": generate_stream,
+        "/": native,
+        "/generate": partial(native, streamed=False),
+        "/generate_stream": partial(native, streamed=True),
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
     },
@@ -246,13 +359,12 @@ WIRE = Wire(
     bad_type=None,
     bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),
     too_large=error_reply(400, "body too large"),
-    not_found=Reply(b'{"detail":"Not Found"}', 404),
-    not_allowed=lambda methods: Reply(
-        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), ("content-type", "application/json"))
-    ),
     failure=lambda status: error_reply(status, HTTPStatus(status).phrase),
     overloaded=None,
     guarded=lambda _path: False,
     unauthorized=Reply(status=401),
-    default_limit=256,
+    default_limit=_DEFAULT_LIMIT,
+    limits_batch=True,  # `--running_max_req_size` is both
+    policy=_POLICY,
+    buckets=partial(steps_of_half, 0.001),
 )

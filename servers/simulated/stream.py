@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from servers.simulated.lateness import Lateness
+import msgspec
+
+from servers.simulated.protocol import Encoding
 from servers.simulated.timing import Job, TokenClock
-from servers.simulated.wire import Generation
 from servers.wire.timer import timer
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
@@ -28,6 +29,30 @@ Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 the connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
 
 TERMINATOR = b"0\r\n\r\n"
+
+
+class LogLine(msgspec.Struct):
+    """The account of one request for tokens, filled while it lasts: a line of the log, and what the metrics count.
+
+    Instants are in nanoseconds, of CLOCK_MONOTONIC until the request is settled and of CLOCK_REALTIME, as the kernel's
+    receive stamps are, from then on.
+    """
+
+    request_id: str
+    """The client's X-Request-Id; empty when it sent none."""
+    received_ns: int
+    """When the request's head had been read."""
+    due_ns: list[int] = []
+    """When the clock wanted each send to happen."""
+    sent_ns: list[int] = []
+    """Read immediately before the call that sent it."""
+    tokens: list[int] = []
+    """How many tokens left with it."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """Tokens that left."""
+    fault: str = ""
+    """The fault this request was given; empty for none."""
 
 
 class Stream:
@@ -38,56 +63,38 @@ class Stream:
     """
 
     __slots__ = (
-        "backlogged",
-        "chunked",
-        "count",
-        "detour",
-        "due_ns",
-        "ending",
-        "event",
-        "fd",
-        "finished",
-        "generation",
-        "held_due_ns",
-        "job",
-        "prompt_tokens",
-        "sent_ns",
-        "tokens",
-        "total",
-        "transport",
+        *("backlogged", "chunked", "completion", "count", "detour", "encoding", "ending", "event", "fd", "finished"),
+        *("held_due_ns", "job", "line", "total", "transport"),
     )
 
-    def __init__(self, generation: Generation, transport: asyncio.Transport, arrived_ns: int) -> None:
-        self.generation = generation
-        self.event = generation.event
-        self.total = generation.output_tokens
-        self.prompt_tokens = generation.prompt_tokens
+    def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:
+        self.encoding = encoding
+        self.completion = completion = encoding.completion
+        self.event = encoding.event
+        self.total = completion.output_tokens
         self.transport = transport
+        self.line = line
         self.fd: int = transport.get_extra_info("socket").fileno()
         self.finished: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self.job = Job(generation.prompt_tokens, generation.output_tokens, arrived_ns, owner=self)
-        self.detour: Detour | None = None if generation.streamed else collect
+        self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self)
+        self.detour: Detour | None = None if completion.streamed else collect
         self.ending: Ending = ""
         self.chunked = True
         self.backlogged = True  # the transport may still hold bytes of the answer before
         self.count = 0
         self.held_due_ns = 0  # when the last emission was due that sent nothing
-        self.due_ns: list[int] = []
-        self.sent_ns: list[int] = []
-        self.tokens: list[int] = []
 
     def events(self, first: int, tokens: int) -> list[bytes]:
         """The events that carry tokens `first` to `first + tokens - 1`, with what goes before and behind them."""
-        generation = self.generation
-        if not generation.streamed:
+        if not self.completion.streamed:
             return []
-        step = tokens if generation.merges else 1
+        step = tokens if self.encoding.merges else 1
         end = first + tokens
         found = [self.event(at, step, at + step == self.total) for at in range(first, end, step)]
         if first == 0:
-            found[:0] = generation.opening
+            found[:0] = self.encoding.opening
         if end == self.total:
-            found += generation.closing
+            found += self.encoding.closing
         return found
 
     def framed(self, events: list[bytes]) -> bytes:
@@ -126,6 +133,52 @@ def collect(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
     return [], 0
 
 
+LATE_NS = 5_000_000
+"""The server falls behind when more than one send in a hundred is later than this: a quarter of the 20 ms between two
+tokens of a stream at 50 tokens/s, so that no stream's pace is what was asked any more."""
+
+_BIN_NS = 1_000
+_BINS = 100_000
+
+
+class Lateness:
+    """Sends counted by their delay, in bins of a microsecond; those above 100 ms share the last bin."""
+
+    __slots__ = ("bins", "max_ns")
+
+    def __init__(self) -> None:
+        self.bins = [0] * (_BINS + 1)
+        self.max_ns = 0
+
+    def add(self, late_ns: int) -> None:
+        """Counts one send. Hot path."""
+        if late_ns > self.max_ns:  # noqa: PLR1730 - max() costs four times as much
+            self.max_ns = late_ns
+        self.bins[late_ns // _BIN_NS if late_ns < _BINS * _BIN_NS else _BINS] += 1
+
+    def events(self) -> int:
+        """All sends."""
+        return sum(self.bins)
+
+    def percentile_ns(self, percent: float) -> int:
+        """The upper edge of the bin that holds this percentile, at most the maximum; 0 when nothing was sent."""
+        rank = self.events() * percent / 100
+        seen = 0
+        for place, number in enumerate(self.bins):
+            seen += number
+            if number and seen >= rank:
+                return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
+        return 0
+
+    def late_events(self) -> int:
+        """Sends later than LATE_NS."""
+        return sum(self.bins[LATE_NS // _BIN_NS :])
+
+    def falling_behind(self) -> bool:
+        """See LATE_NS."""
+        return self.late_events() > self.events() / 100
+
+
 class Pump:
     """Sends what the clock says is due."""
 
@@ -147,6 +200,16 @@ class Pump:
         stream.detour = collect  # emissions already handed out for this stream are dropped
         self._clock.cancel(stream.job, time.monotonic_ns())
 
+    def send(self, stream: Stream, data: bytes, tokens: int, due_ns: int) -> None:
+        """Sends what holds so many tokens and was due at this instant. Raises OSError when the client has gone."""
+        sent_ns = time.monotonic_ns()
+        stream.send(data)
+        line = stream.line
+        line.due_ns.append(due_ns)
+        line.sent_ns.append(sent_ns)
+        line.tokens.append(tokens)
+        self.lateness.add(sent_ns - due_ns)
+
     def close(self) -> None:
         """Nothing more is sent."""
         self._timer.close()
@@ -157,8 +220,7 @@ class Pump:
 
     def _run(self) -> None:
         """Sends everything due by now. What comes due meanwhile waits for the next wake-up, so that reading goes on."""
-        late, now = self.lateness.add, time.monotonic_ns
-        for job, tokens, due_ns in self._clock.emissions(now()):
+        for job, tokens, due_ns in self._clock.emissions(time.monotonic_ns()):
             stream: Stream = job.owner
             first = stream.count
             if tokens == 1 and first and first + 1 < stream.total and stream.detour is None and stream.chunked:
@@ -168,16 +230,11 @@ class Pump:
             else:
                 data, tokens = self._compose(stream, tokens)  # noqa: PLW2901
             if data:
-                sent_ns = now()
                 try:
-                    stream.send(data)
+                    self.send(stream, data, tokens, due_ns)
                 except OSError:  # the client has gone, in one way or another
                     self.cancel(stream)
                     continue
-                stream.due_ns.append(due_ns)
-                stream.sent_ns.append(sent_ns)
-                stream.tokens.append(tokens)
-                late(sent_ns - due_ns)
             else:
                 stream.held_due_ns = due_ns
             if stream.ending:
@@ -195,7 +252,7 @@ class Pump:
         if stream.count == stream.total and not stream.ending:
             stream.ending = "complete"
         data = stream.framed(events)
-        if stream.chunked and stream.generation.streamed and stream.ending in ("complete", "truncated", "failed"):
+        if stream.chunked and stream.completion.streamed and stream.ending in ("complete", "truncated", "failed"):
             data += TERMINATOR
         return data, shown
 

@@ -1,97 +1,181 @@
-"""TGI's side of the wire, as 3.3.7 speaks it (router/src/server.rs and validation.rs at that tag)."""
+"""A simulated TGI, as 3.3.7 speaks (router/src/server.rs and validation.rs at that tag) and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil, log
 from random import Random
 from typing import Any
 
-from servers.simulated import tgi_answers, tokenizer
-from servers.simulated.bodies import chat_text, number
-from servers.simulated.tgi_answers import Said, flat_error, openai_error
-from servers.simulated.tgi_pages import DEFAULT_LIMIT, MOST_PROMPTS, MOST_STOPS, PAGES, max_input_tokens, untyped
-from servers.simulated.wire import TEXT_TYPE, Generation, Headers, Question, Refused, Reply, Site, Wire, events_reply
+from servers.simulated import tokenizer
+from servers.simulated.http import ServerProtocol, fixed
+from servers.simulated.protocol import (
+    DONE,
+    JSON_TYPE,
+    TEXT,
+    TEXT_TYPE,
+    Completion,
+    CompletionRequest,
+    Encoding,
+    ErrorReply,
+    EventEncoder,
+    Events,
+    Headers,
+    Reply,
+    chat_text,
+    dumps,
+    event,
+    events_reply,
+    json_event,
+    number,
+    ok,
+    text_events,
+)
+from servers.simulated.state import ServerState, exposition, steps_of_half
+from servers.simulated.timing import UNLIMITED, Policy
 
+VERSION = "3.3.6-dev0"
+"""What the tag v3.3.7 calls itself."""
+DOCKER_LABEL = "sha-dfb3fbe"
+FINGERPRINT = f"{VERSION}-{DOCKER_LABEL}"
+
+_DEFAULT_LIMIT = 128
+"""--max-concurrent-requests (launcher/src/main.rs)."""
+_MOST_STOPS = 4
+_MOST_PROMPTS = 4
 _STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _OVERLOADED = ("Model is overloaded", "overloaded")
+_FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
+_EOS_TEXT = tokenizer.EOS_TEXT.encode()
+
+Refuse = Callable[[str], ErrorReply]
 
 
-def generate(site: Site, question: Question) -> Generation:
-    """POST /generate."""
-    return _native(site, question, streamed=False)
-
-
-def generate_stream(site: Site, question: Question) -> Generation:
-    """POST /generate_stream."""
-    return _native(site, question, streamed=True)
-
-
-def compatible(site: Site, question: Question) -> Generation:
-    """POST /: the body says whether to stream, and without streaming the answer is a list of one."""
-    streamed = bool(question.body.get("stream"))
-    generation = _native(site, question, streamed=streamed)
-    if streamed:
-        return generation
-
-    def listed(total_s: float) -> Reply:
-        reply = generation.answer(total_s)
-        return replace(reply, body=b"[%b]" % reply.body)
-
-    return replace(generation, answer=listed)
-
-
-def chat(site: Site, question: Question) -> Generation:
-    """POST /v1/chat/completions."""
-    body = question.body
-    refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
-    if not isinstance(body.get("messages"), list):
-        raise untyped("missing field `messages`")
-    if not isinstance(body.get("stream_options", {}), Mapping):  # null is refused too, since v3.2.0
-        raise untyped("stream_options: invalid type, expected struct StreamOptions")
-    asked = body.get("max_tokens", body.get("max_completion_tokens"))
-    parameters = _openai_parameters(body, asked)
-    return tgi_answers.chat(_said(site, question, chat_text(body["messages"]), parameters, refuse))
-
-
-def completions(site: Site, question: Question) -> Generation:
-    """POST /v1/completions."""
-    body = question.body
-    refuse = _refuser(streamed=bool(body.get("stream")), openai=True)
-    if body.get("suffix") is not None:
-        message = "Suffix is not supported and can be achieved by preprocessing the prompt."
-        raise Refused(Reply(flat_error(message, "suffix not supported"), 422))
-    prompt = body.get("prompt")
-    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
-    if not prompts or not all(isinstance(text, str) for text in prompts):
-        raise untyped("prompt: data did not match any variant of untagged enum PromptInput")
-    if len(prompts) > 1:
-        most = 1 if len(prompts) <= MOST_PROMPTS else MOST_PROMPTS  # one is our limit, not TGI's
-        message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
-        raise Refused(Reply(flat_error(message, "batch size exceeded"), 422))
-    parameters = _openai_parameters(body, body.get("max_tokens"))
-    return tgi_answers.completions(_said(site, question, prompts[0], parameters, refuse))
-
-
-def _native(site: Site, question: Question, *, streamed: bool) -> Generation:
-    body = question.body
+def native(state: ServerState, request: CompletionRequest, *, streamed: bool) -> Encoding:
+    """POST /generate and /generate_stream."""
+    body = request.body
     if not isinstance(body.get("inputs"), str):
-        raise untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
+        raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
     parameters = body.get("parameters") or {}
     if not isinstance(parameters, Mapping):
-        raise untyped("parameters: invalid type, expected struct GenerateParameters")
+        raise _untyped("parameters: invalid type, expected struct GenerateParameters")
     refuse = _refuser(streamed=streamed, openai=False)
     if streamed and parameters.get("decoder_input_details"):
         raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
-    question = replace(question, body={**body, "stream": streamed})
-    return tgi_answers.native(_said(site, question, body["inputs"], parameters, refuse))
+    prompt = body["inputs"]
+    completion = _completion(state, request, prompt, parameters, refuse, streamed=streamed)
+    full = f"{prompt}{completion.text}" if parameters.get("return_full_text") else completion.text
+    details = {
+        "finish_reason": completion.finish_reason,
+        "generated_tokens": completion.output_tokens,
+        "seed": parameters.get("seed") if parameters.get("do_sample") else None,
+    }
+    shown = {**details, "input_length": completion.prompt_tokens} if parameters.get("details") else None
+    final = dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
+    ids, texts = completion.ids, completion.texts
+
+    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+        token = ids[first]
+        special = b"true" if token == tokenizer.EOS_ID else b"false"
+        begin = b'data: {"index":%d,"token":{"id":%d,"text":"%b","logprob":-1.5,"special":%b},'
+        end = final if last else b'"generated_text":null,"details":null}\n\n'
+        return begin % (first + 1, token, texts[first], special) + end
+
+    def whole() -> dict[str, Any]:
+        if not (parameters.get("details") or parameters.get("decoder_input_details")):
+            return {"generated_text": full}
+        tokens = [
+            {"id": token, "text": text.decode(), "logprob": -1.5, "special": token == tokenizer.EOS_ID}
+            for token, text in zip(ids, texts, strict=True)
+        ]
+        return {"generated_text": full, "details": {**details, "prefill": [], "tokens": tokens}}
+
+    return _encoding(completion, prompt, encode, whole, failure=(event(flat_error(*_FAILED)),))
 
 
-Refuse = Callable[[str], Refused]
+def compatible(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /: the body says whether to stream, and without streaming the answer is a list of one."""
+    encoding = native(state, request, streamed=bool(request.body.get("stream")))
+
+    def listed(total_s: float) -> Reply:
+        reply = encoding.answer(total_s)
+        return replace(reply, body=b"[%b]" % reply.body)
+
+    return replace(encoding, answer=listed)
 
 
-def _said(site: Site, question: Question, prompt: str, parameters: Mapping[str, Any], refuse: Refuse) -> Said:
+def chat(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /v1/chat/completions. Every chunk has role and content, so there is no chunk with the role alone."""
+    body = request.body
+    if not isinstance(body.get("messages"), list):
+        raise _untyped("missing field `messages`")
+    if not isinstance(body.get("stream_options", {}), Mapping):  # null is refused too, since v3.2.0
+        raise _untyped("stream_options: invalid type, expected struct StreamOptions")
+    prompt = chat_text(body["messages"])
+    completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
+    identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
+    usage = json_event({**identity, "choices": [], "usage": _usage(completion)})
+
+    def chunk(text: str, reason: str | None) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": text}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return {**identity, "choices": [choice], "usage": None}
+
+    def whole() -> dict[str, Any]:
+        message = {"role": "assistant", "content": completion.text}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended}
+        return {**identity, "object": "chat.completion", "choices": [choice], "usage": _usage(completion)}
+
+    texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
+    return _encoding(
+        completion,
+        prompt,
+        text_events(texts, chunk(TEXT, None), chunk(TEXT, ended)),
+        whole,
+        closing=(usage, DONE) if body.get("stream_options", {}).get("include_usage") else (DONE,),
+        role_only=(json_event(chunk("", None)),),
+    )
+
+
+def completions(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /v1/completions. The chunk with the last token always has usage, and only that one."""
+    body = request.body
+    if body.get("suffix") is not None:
+        message = "Suffix is not supported and can be achieved by preprocessing the prompt."
+        raise ErrorReply(Reply(flat_error(message, "suffix not supported"), 422))
+    prompt = body.get("prompt")
+    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+    if not prompts or not all(isinstance(text, str) for text in prompts):
+        raise _untyped("prompt: data did not match any variant of untagged enum PromptInput")
+    if len(prompts) > 1:
+        most = 1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS  # one is our limit, not TGI's
+        message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
+        raise ErrorReply(Reply(flat_error(message, "batch size exceeded"), 422))
+    completion = _openai(state, request, prompts[0], body.get("max_tokens"))
+    identity, ended = _identity(state, request, "text_completion"), _ended(completion)
+
+    def choices(text: str, reason: str) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]}
+
+    def whole() -> dict[str, Any]:
+        return identity | choices(completion.text, ended) | {"usage": _usage(completion)}
+
+    inner = {name: identity[name] for name in ("object", "id", "created")} | choices(TEXT, "") | identity
+    final = identity | choices(TEXT, completion.finish_reason) | {"usage": _usage(completion)}
+    return _encoding(completion, prompts[0], text_events(completion.texts, inner, final), whole, closing=(DONE,))
+
+
+def _completion(
+    state: ServerState,
+    request: CompletionRequest,
+    prompt: str,
+    parameters: Mapping[str, Any],
+    refuse: Refuse,
+    *,
+    streamed: bool,
+) -> Completion:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
     _check_values(parameters, refuse)
     if not prompt:
@@ -99,7 +183,7 @@ def _said(site: Site, question: Question, prompt: str, parameters: Mapping[str, 
     prompt_tokens = 1 + tokenizer.count(prompt)  # the server puts one before every text
     truncate = parameters.get("truncate")
     prompt_tokens = min(prompt_tokens, ceil(truncate)) if truncate else prompt_tokens
-    longest = site.config.max_model_len
+    longest = state.longest
     asked = parameters.get("max_new_tokens")
     asked = max(0, longest - prompt_tokens) if asked is None else ceil(asked)
     # Only the first 1024 of a long output count here: the rest is queued again, `DEFAULT_GENERATION_LENGTH`.
@@ -107,20 +191,22 @@ def _said(site: Site, question: Question, prompt: str, parameters: Mapping[str, 
     if prompt_tokens + first > longest:
         limit = f"`inputs` tokens + `max_new_tokens` must be <= {longest}."
         raise refuse(f"{limit} Given: {prompt_tokens} `inputs` tokens and {first} `max_new_tokens`")
-    if prompt_tokens > max_input_tokens(site):
-        raise refuse(f"`inputs` must have less than {max_input_tokens(site)} tokens. Given: {prompt_tokens}")
+    if prompt_tokens > longest - 1:
+        raise refuse(f"`inputs` must have less than {longest - 1} tokens. Given: {prompt_tokens}")
     asked = min(asked, longest - prompt_tokens)
-    stop = min(filter(None, (question.stop_after, _end_of_sequence(site, question.index))), default=asked)
-    output, ended = (stop, "eos_token") if stop < asked else (asked, "length")
-    return Said(site, question, prompt, prompt_tokens, asked, output, ended)
+    ends = _end_of_sequence(state, request.index)
+    said = state.complete(request, prompt_tokens, asked, streamed=streamed, ends_after=ends, ended="eos_token")
+    if said.finish_reason == "length":
+        return said
+    return replace(said, ids=[*said.ids[:-1], tokenizer.EOS_ID], texts=[*said.texts[:-1], _EOS_TEXT])
 
 
-def _end_of_sequence(site: Site, index: int) -> int | None:
+def _end_of_sequence(state: ServerState, index: int) -> int | None:
     """Where the model ends by itself: geometric, as if each token were the last with the same probability."""
-    mean = site.config.eos_mean_tokens
+    mean = state.config.eos_mean_tokens
     if mean is None:
         return None
-    uniform = Random(f"eos/{site.config.seed}/{index}").random()  # noqa: S311 - not secret
+    uniform = Random(f"eos/{state.config.seed}/{index}").random()  # noqa: S311 - not secret
     return 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
 
 
@@ -142,33 +228,51 @@ def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
     for name, allows, message in _RULES:
         value = number(parameters.get(name))
         if value is None and parameters.get(name) is not None:
-            raise untyped(f"{name}: invalid type, expected a number")
+            raise _untyped(f"{name}: invalid type, expected a number")
         if value is not None and not allows(value):
             raise refuse(message)
     stops = parameters.get("stop") or []
     if not isinstance(stops, list):
-        raise untyped("stop: invalid type, expected a sequence")
-    if len(stops) > MOST_STOPS:
-        raise refuse(f"`stop` supports up to {MOST_STOPS} stop sequences. Given: {len(stops)}")
+        raise _untyped("stop: invalid type, expected a sequence")
+    if len(stops) > _MOST_STOPS:
+        raise refuse(f"`stop` supports up to {_MOST_STOPS} stop sequences. Given: {len(stops)}")
 
 
-def _openai_parameters(body: Mapping[str, Any], asked: Any) -> dict[str, Any]:
-    """The native parameters that the OpenAI routes make; zero is the legal way to ask for greedy here."""
+def _openai(state: ServerState, request: CompletionRequest, prompt: str, asked: Any) -> Completion:
+    """With the native parameters that the OpenAI routes make; zero is the legal way to ask for greedy here."""
+    body, streamed = request.body, bool(request.body.get("stream"))
     names = ("top_p", "frequency_penalty", "stop", "seed", "repetition_penalty")
-    parameters = {name: body[name] for name in names if body.get(name) is not None}
+    parameters = {name: body[name] for name in names if body.get(name) is not None} | {"max_new_tokens": asked}
     if number(body.get("temperature")):
         parameters["temperature"] = body["temperature"]
-    return parameters | {"max_new_tokens": asked}
+    refuse = _refuser(streamed=streamed, openai=True)
+    return _completion(state, request, prompt, parameters, refuse, streamed=streamed)
+
+
+def _untyped(message: str) -> ErrorReply:
+    """What axum says about JSON that does not fit: plain text."""
+    said = f"Failed to deserialize the JSON body into the target type: {message}"
+    return ErrorReply(Reply(said.encode(), 422, TEXT_TYPE))
+
+
+def flat_error(message: str, kind: str) -> bytes:
+    """The body of every error, and the error event of the native routes."""
+    return dumps({"error": message, "error_type": kind})
+
+
+def openai_error(message: str) -> bytes:
+    """The error event of the OpenAI routes: the code is 422 whatever happened."""
+    return dumps({"error": {"message": message, "http_status_code": 422}})
 
 
 def _refuser(*, streamed: bool, openai: bool) -> Refuse:
     """Validation errors are a 422, but an event under status 200 once the answer is a stream."""
 
-    def refuse(message: str) -> Refused:
+    def refuse(message: str) -> ErrorReply:
         said = f"Input validation error: {message}"
         if not streamed:
-            return Refused(Reply(flat_error(said, "validation"), 422))
-        return Refused(_error_stream(said, "validation", openai=openai))
+            return ErrorReply(Reply(flat_error(said, "validation"), 422))
+        return ErrorReply(_error_stream(said, "validation", openai=openai))
 
     return refuse
 
@@ -178,8 +282,8 @@ def _error_stream(message: str, kind: str, *, openai: bool) -> Reply:
     return events_reply(*payloads, headers=_STREAM_TYPE)
 
 
-def _overloaded(refused: Generation) -> Reply:
-    if not refused.streamed:
+def _overloaded(refused: Encoding) -> Reply:
+    if not refused.completion.streamed:
         return Reply(flat_error(*_OVERLOADED), 429)
     return _error_stream(*_OVERLOADED, openai=bool(refused.closing))
 
@@ -193,7 +297,135 @@ def _failure(status: int) -> Reply:
     return Reply(flat_error(*said[status]), status)
 
 
-WIRE = Wire(
+_OPENAI_FAILURE = (event(openai_error(_FAILED[0])), DONE)
+
+
+def _encoding(
+    completion: Completion,
+    prompt: str,
+    encode: EventEncoder,
+    whole: Callable[[], dict[str, Any]],
+    *,
+    failure: Events = _OPENAI_FAILURE,
+    closing: Events = (),
+    role_only: Events = (),
+) -> Encoding:
+    computed: Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
+
+    def answer(total_s: float) -> Reply:
+        """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
+        total_ms = int(total_s * 1e3)
+        timed = (
+            ("x-compute-time", f"{total_s:.9f}"),
+            ("x-total-time", str(total_ms)),
+            ("x-validation-time", "0"),
+            ("x-queue-time", "0"),
+            ("x-inference-time", str(total_ms)),
+            ("x-time-per-token", str(total_ms // completion.output_tokens)),
+            ("x-prompt-tokens", str(completion.prompt_tokens)),
+            ("x-generated-tokens", str(completion.output_tokens)),
+        )
+        return ok(whole(), computed + timed + JSON_TYPE)
+
+    head = (*computed, ("x-accel-buffering", "no"))
+    return Encoding(completion, encode, answer, failure, closing=closing, role_only=role_only, head=head)
+
+
+def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict[str, Any]:
+    made = {"object": kind, "id": "", "created": request.created_s, "model": state.config.model}
+    return made | {"system_fingerprint": FINGERPRINT}
+
+
+def _ended(completion: Completion) -> str:
+    """The finish reason as OpenAI has it."""
+    return "stop" if completion.finish_reason == "eos_token" else completion.finish_reason
+
+
+def _usage(completion: Completion) -> dict[str, int]:
+    prompt, output = completion.prompt_tokens, completion.output_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    return ok(
+        {
+            "model_id": state.config.model,
+            "model_sha": None,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": state.config.max_concurrent_requests or _DEFAULT_LIMIT,
+            "max_best_of": 2,
+            "max_stop_sequences": _MOST_STOPS,
+            "max_input_tokens": state.longest - 1,  # one must be left for the output (launcher/src/main.rs)
+            "max_total_tokens": state.longest,
+            "validation_workers": 2,
+            "max_client_batch_size": _MOST_PROMPTS,
+            "router": "text-generation-router",
+            "version": VERSION,
+            "sha": "dfb3fbe7",
+            "docker_label": DOCKER_LABEL,
+        }
+    )
+
+
+def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    model = state.config.model
+    return ok({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": model}]})
+
+
+def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
+    if not isinstance(fields.get("inputs"), str):
+        raise _untyped("missing field `inputs`")
+    return ok(_token_list(fields["inputs"]))
+
+
+def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
+    if not isinstance(fields.get("messages"), list):
+        raise _untyped("missing field `messages`")
+    text = chat_text(fields["messages"])
+    return ok({"tokenize_response": _token_list(text), "templated_text": text})
+
+
+def _token_list(text: str) -> list[dict[str, Any]]:
+    """With the token that the server puts before every text; it has no place in it."""
+    found = [
+        {"id": token, "text": text[start:stop], "start": start, "stop": stop}
+        for token, start, stop in tokenizer.offsets(text)
+    ]
+    return [{"id": tokenizer.BOS_ID, "text": "", "start": 0, "stop": 0}, *found]
+
+
+def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
+    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
+    failures = {**metrics.refused, "dropped": metrics.by_reason["abort"]}
+    failed = {("err", kind): times for kind, times in failures.items() if times}
+    rows = (
+        ("queue_size", "gauge", "Current queue size", gauges.waiting),
+        ("batch_current_size", "gauge", "Current batch size", gauges.running),
+        ("request_count", "counter", "Total number of requests", metrics.requests),
+        ("request_success", "counter", "Number of successful requests", metrics.finished),
+        ("request_failure", "counter", "Number of failed requests", failed),
+        ("request_duration", "histogram", "Request duration", seen["e2e_s"]),
+        ("request_inference_duration", "histogram", "Request inference duration", seen["e2e_s"]),
+        ("request_mean_time_per_token_duration", "histogram", "Mean time per token per request", seen["tpot_s"]),
+        ("request_input_length", "histogram", "Input token length per request", seen["prompt_tokens"]),
+        ("request_generated_tokens", "histogram", "Generated tokens per request", seen["output_tokens"]),
+        ("request_max_new_tokens", "histogram", "Maximum new tokens per request", seen["asked_tokens"]),
+    )
+    return Reply(exposition("tgi_", {}, rows).encode(), headers=TEXT_TYPE)
+
+
+# Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
+# a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
+# size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
+# (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
+_POLICY = Policy(
+    running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, block_tokens=1, memory_fraction=0.9
+)
+
+_EMPTY = fixed(Reply(headers=()))
+
+PROTOCOL = ServerProtocol(
     before="",
     after=(
         "access-control-allow-origin: *\r\n"
@@ -205,12 +437,21 @@ WIRE = Wire(
     body_limit=2_000_000,
     generate={
         "/": compatible,
-        "/generate": generate,
-        "/generate_stream": generate_stream,
+        "/generate": partial(native, streamed=False),
+        "/generate_stream": partial(native, streamed=True),
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
     },
-    pages=PAGES,
+    pages={
+        ("GET", "/"): _EMPTY,
+        ("GET", "/health"): _EMPTY,
+        ("GET", "/ping"): _EMPTY,
+        ("GET", "/info"): _info,
+        ("GET", "/v1/models"): _models,
+        ("GET", "/metrics"): _metrics,
+        ("POST", "/tokenize"): _tokenize,
+        ("POST", "/chat_tokenize"): _chat_tokenize,
+    },
     bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, TEXT_TYPE),
     bad_json=lambda message, position: Reply(
         f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(), 400, TEXT_TYPE
@@ -222,5 +463,7 @@ WIRE = Wire(
     overloaded=_overloaded,
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
-    default_limit=DEFAULT_LIMIT,
+    default_limit=_DEFAULT_LIMIT,
+    policy=_POLICY,
+    buckets=partial(steps_of_half, 0.0001),
 )

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import chain, islice, product
+from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
@@ -21,39 +22,13 @@ BOS_ID = 1
 EOS_ID = 2
 EOS_TEXT = "</s>"
 
-BABBLE_PERIOD = 8192
+PERIOD = 8192
 """Power of two: how many drawn words repeat."""
 
 _SPECIALS = ("<unk>", "<s>", EOS_TEXT)
 _FIRST_BYTE = len(_SPECIALS)
 _UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
-_COMMON = """
-the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
-what all were we when your can said there use an each which she do how their if will up other about out many then
-them these so some her would make like him into time has look two more write go see number no way could people my
-than first water been call who oil its now find long down day did get come made may part over new sound take only
-little work know place year live me back give most very after thing our just name good sentence man think say great
-where help through much before line right too mean old any same tell boy follow came want show also around form
-three small set put end does another well large must big even such because turn here why ask went men read need land
-different home us move try kind hand picture again change off play spell air away animal house point page letter
-mother answer found study still learn should world high every near add food between own below country plant last
-school father keep tree never start city earth eye light thought head under story saw left late run while press
-close night real life few north open seem together next white children begin got walk example ease paper group
-always music those both mark often until mile river car feet care second book carry took science eat room friend
-began idea fish mountain stop once base hear horse cut sure watch color face wood main enough plain girl usual young
-ready above ever red list though feel talk bird soon body dog family direct pose leave song measure door product
-black short class wind question happen complete ship area half rock order fire south problem piece told knew pass
-since top whole king space heard best hour better true during hundred five remember step early hold west ground
-interest reach fast verb sing listen six table travel less morning ten simple several vowel toward war lay against
-pattern slow center love person money serve appear road map rain rule govern pull cold notice voice unit power town
-fine certain fly fall lead cry dark machine note wait plan figure star box noun field rest correct able pound done
-beauty drive stood contain front teach week final gave green quick develop ocean warm free minute strong special
-mind behind clear tail produce fact street inch multiply nothing course stay wheel full force blue object decide
-surface deep moon island foot system busy test record boat common gold possible plane stead dry wonder laugh
-thousand ago ran check game shape equate hot miss brought heat snow tire bring yes distant fill east paint language
-among
-"""
-_WORDS = tuple(_COMMON.split())
+_WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
 
 
 def encode(text: str) -> list[int]:
@@ -87,23 +62,23 @@ def decode(ids: Sequence[int]) -> str:
     return b"".join(_pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
-class Babble:
+class Vocabulary:
     """What a simulated model says: seeded common words, one token each, the same for the same seed.
 
     `ids[i]` and `texts[i]` describe token i; they are long enough for a request that starts anywhere below
-    BABBLE_PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
+    PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
     stand inside a JSON string as it is.
     """
 
     def __init__(self, seed: int, longest: int) -> None:
         random = Random(f"babble/{seed}")  # noqa: S311 - words, not secrets
-        drawn = [_ids()[f" {word}"] for word in random.choices(_WORDS, k=BABBLE_PERIOD)]
-        self.ids = (drawn * (1 + -(-longest // BABBLE_PERIOD)))[: BABBLE_PERIOD + longest]
+        drawn = [_ids()[f" {word}"] for word in random.choices(_WORDS, k=PERIOD)]
+        self.ids = (drawn * (1 + -(-longest // PERIOD)))[: PERIOD + longest]
         self.texts = [_pieces()[token] for token in self.ids]
 
     def start(self, index: int) -> int:
         """Where request number `index` begins: neighbours say different things (Knuth's multiplicative hash)."""
-        return index * 2_654_435_761 % BABBLE_PERIOD
+        return index * 2_654_435_761 % PERIOD
 
 
 @lru_cache(maxsize=65_536)

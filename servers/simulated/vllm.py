@@ -1,49 +1,67 @@
-"""vLLM's side of the wire, as 0.32.0 speaks it (tests/contract has recordings of the real one)."""
+"""A simulated vLLM, as 0.32.0 speaks (tests/contract has recordings of the real one) and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servers.simulated import metrics_pages, tokenizer
-from servers.simulated.bodies import chat_text, integer, mapping, number, ok
-from servers.simulated.vllm_answers import error_body, generation
-from servers.simulated.wire import EVENT_STREAM_TYPE, Generation, Question, Refused, Reply, Site, Wire, events_reply
+from servers.simulated import tokenizer
+from servers.simulated.http import ServerProtocol, fixed
+from servers.simulated.protocol import (
+    DONE,
+    EVENT_STREAM_TYPE,
+    Completion,
+    CompletionRequest,
+    Encoding,
+    ErrorReply,
+    EventEncoder,
+    Reply,
+    chat_text,
+    dumps,
+    event,
+    events_reply,
+    integer,
+    number,
+    ok,
+)
+from servers.simulated.state import SECONDS, TOKENS, ServerState, exposition
+from servers.simulated.timing import Policy
 
 VERSION = "0.32.0"
+FINGERPRINT = "vllm-0.32.0-4465e90d"
 _COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where nothing is asked (entrypoints/openai/completion/protocol.py)."""
 _TOKEN_CHARACTERS = 9
 """A text with more than so many characters per token of the context is refused unread (err_toolong_text)."""
 
 
-def completions(site: Site, question: Question) -> Generation:
+def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/completions."""
-    body = question.body
-    _check(site, body)
+    body = request.body
+    _check(state, body)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if not prompt:
         raise _bad("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt")
-    ids = _prompt_ids(site, prompt, add_bos=body.get("add_special_tokens", True))
-    asked = _asked(site, body.get("max_tokens"), _COMPLETION_TOKENS, len(ids))
-    return generation(site, question, ids, asked, chat=False)
+    ids = _prompt_ids(state, prompt, add_bos=body.get("add_special_tokens", True))
+    asked = _asked(state, body.get("max_tokens"), _COMPLETION_TOKENS, len(ids))
+    return _encoding(state, request, ids, asked, chat=False)
 
 
-def chat(site: Site, question: Question) -> Generation:
+def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/chat/completions."""
-    body = question.body
+    body = request.body
     if "messages" not in body:
         raise _invalid("body.messages", {"type": "missing", "msg": "Field required", "input": _dict_of(body)})
-    _check(site, body)
-    ids = _prompt_ids(site, chat_text(body["messages"]), add_bos=True)
+    _check(state, body)
+    ids = _prompt_ids(state, chat_text(body["messages"]), add_bos=True)
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    asked = _asked(site, asked, site.config.max_model_len - len(ids), len(ids))
-    return generation(site, question, ids, asked, chat=True)
+    asked = _asked(state, asked, state.longest - len(ids), len(ids))
+    return _encoding(state, request, ids, asked, chat=True)
 
 
-def _check(site: Site, body: Mapping[str, Any]) -> None:
+def _check(state: ServerState, body: Mapping[str, Any]) -> None:
     """What vLLM refuses, in its words and its order: types, the model, values."""
     for name in ("max_tokens", "max_completion_tokens", "n", "logprobs"):
         if name == "logprobs" and isinstance(body.get(name), bool):
@@ -54,9 +72,9 @@ def _check(site: Site, body: Mapping[str, Any]) -> None:
     if not isinstance(body.get("stream_options") or {}, Mapping):
         why = "Input should be a valid dictionary or instance of StreamOptions"
         raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
-    if body.get("model") not in (None, site.config.model):
-        message = f"The model `{body['model']}` does not exist. Valid aliases: {site.config.model}."
-        raise Refused(Reply(error_body(message, "NotFoundError", 404, "model"), 404))
+    if body.get("model") not in (None, state.config.model):
+        message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
+        raise ErrorReply(Reply(error_body(message, "NotFoundError", 404, "model"), 404))
     if body.get("stream_options") and not body.get("stream"):
         raise _bad(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
@@ -73,9 +91,9 @@ def _check(site: Site, body: Mapping[str, Any]) -> None:
         raise _bad_value("n", "The simulated server gives one answer per request.", body["n"])
 
 
-def _asked(site: Site, asked: Any, default: int, prompt_tokens: int) -> int:
+def _asked(state: ServerState, asked: Any, default: int, prompt_tokens: int) -> int:
     """The limit on new tokens, clamped to what the context has left (`get_max_tokens`)."""
-    longest = site.config.max_model_len
+    longest = state.longest
     wanted = integer(asked)
     wanted = default if wanted is None else wanted
     if wanted < 1:
@@ -85,8 +103,8 @@ def _asked(site: Site, asked: Any, default: int, prompt_tokens: int) -> int:
     return min(wanted, longest - prompt_tokens)
 
 
-def _prompt_ids(site: Site, prompt: Any, *, add_bos: bool) -> Sequence[int]:
-    longest = site.config.max_model_len
+def _prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[int]:
+    longest = state.longest
     limit = f"This model's maximum context length is {longest} tokens. However, your prompt contains "
     ending = "Please reduce the length of the input prompt."
     if isinstance(prompt, str):
@@ -113,20 +131,119 @@ def _checked_ids(prompt: Any) -> Sequence[int]:
     raise _bad("The simulated server takes one prompt per request. (parameter=prompt)", "prompt")
 
 
-def _bad(message: str, parameter: str | None) -> Refused:
-    return Refused(Reply(error_body(message, "BadRequestError", 400, parameter), 400))
+def error_body(message: str, kind: str, code: int, parameter: str | None = None) -> bytes:
+    """Every error of the OpenAI routes, before the body starts and inside it."""
+    return dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}})
 
 
-def _bad_value(parameter: str, message: str, value: Any) -> Refused:
+def _encoding(
+    state: ServerState, request: CompletionRequest, ids: Sequence[int], asked: int, *, chat: bool
+) -> Encoding:
+    """The answer to a prompt of `ids`, of `asked` tokens unless the model stops before."""
+    body = request.body
+    completion = state.complete(request, len(ids), asked, streamed=bool(body.get("stream")))
+    options = body.get("stream_options") or {}
+    include_usage = bool(options.get("include_usage"))
+    continuous = include_usage and bool(options.get("continuous_usage_stats"))
+    returned = list(ids) if body.get("return_token_ids") else None
+    name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
+    identity = {
+        "id": f"{name}-{state.started_s:08x}{request.index:08x}",
+        "object": kind,
+        "created": request.created_s,
+        "model": state.config.model,
+    }
+    stream = b"data: " + dumps(identity | {"object": "chat.completion.chunk"} if chat else identity)[:-1]
+    fingerprint = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
+    usage = _usage(len(ids), completion.output_tokens)
+    opening: tuple[bytes, ...] = ()
+    if chat:
+        counted = b',"usage":' + _usage(len(ids), 0) if continuous else b""
+        role = stream + b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
+        role += b'"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (counted, dumps(returned))
+        opening = (role,)
+    end = b"" if include_usage else fingerprint
+    closing = (b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage, fingerprint),) if include_usage else ()
+    return Encoding(
+        completion=completion,
+        event=_event_encoder(completion, stream, returned, end, continuous, chat=chat),
+        answer=lambda _: _answer(completion, identity, returned, chat=chat),
+        failure=(event(error_body("Internal server error", "InternalServerError", 500)), DONE),
+        merges=True,
+        opening=opening,
+        closing=(*closing, DONE),
+        role_only=opening,
+    )
+
+
+def _event_encoder(
+    completion: Completion, stream: bytes, returned: list[int] | None, end: bytes, continuous: bool, *, chat: bool
+) -> EventEncoder:
+    """Events are joined from pieces that are encoded once per request: the JSON of a token costs nothing here.
+
+    `end` is what only the last has; with `continuous` every one carries usage.
+    """
+    ids, texts, prompt_tokens = completion.ids, completion.texts, completion.prompt_tokens
+    head = stream + b',"choices":[{"index":0,%b' % (b'"delta":{"content":"' if chat else b'"text":"')
+    given = dumps(returned)
+    prompt_ids = b"" if chat else b'"prompt_token_ids":%b,'
+    inner = b'"%b,"logprobs":null,"finish_reason":null,%b' % (b"}" * chat, b"" if chat else b'"stop_reason":null,')
+    reason = completion.finish_reason.encode()
+    final = b'"%b,"logprobs":null,"finish_reason":"%b","stop_reason":null,' % (b"}" * chat, reason)
+
+    def encode(first: int, tokens: int, last: bool) -> bytes:
+        text = texts[first] if tokens == 1 else b"".join(texts[first : first + tokens])
+        shown = b"null" if returned is None else dumps(ids[first : first + tokens])
+        before = prompt_ids and prompt_ids % (b"null" if first else given)
+        counted = b',"usage":' + _usage(prompt_tokens, first + tokens) if continuous else b""
+        pieces = (head, text, final if last else inner, before, b'"token_ids":', shown, b"}]", counted)
+        return b"".join((*pieces, end if last else b"", b"}\n\n"))
+
+    return encode
+
+
+def _answer(completion: Completion, identity: Mapping[str, Any], returned: list[int] | None, *, chat: bool) -> Reply:
+    choice: dict[str, Any] = {"index": 0}
+    if chat:
+        nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+        choice["message"] = {"role": "assistant", "content": completion.text, **nothing}
+    else:
+        choice["text"] = completion.text
+    choice |= {"logprobs": None, "finish_reason": completion.finish_reason, "stop_reason": None}
+    choice |= {"token_ids": None if returned is None else completion.ids}
+    prompt: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": returned}
+    choice |= {"routed_experts": None} if chat else {**prompt, "routed_experts": None}
+    usage = {
+        "prompt_tokens": completion.prompt_tokens,
+        "total_tokens": completion.prompt_tokens + completion.output_tokens,
+        "completion_tokens": completion.output_tokens,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+    rest: dict[str, Any] = {"service_tier": None, "system_fingerprint": FINGERPRINT, "usage": usage}
+    rest |= {**prompt, "prompt_text": None} if chat else {}
+    rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+    return ok({**identity, "choices": [choice], **rest})
+
+
+def _usage(prompt: int, output: int) -> bytes:
+    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (prompt, prompt + output, output)
+
+
+def _bad(message: str, parameter: str | None) -> ErrorReply:
+    return ErrorReply(Reply(error_body(message, "BadRequestError", 400, parameter), 400))
+
+
+def _bad_value(parameter: str, message: str, value: Any) -> ErrorReply:
     return _bad(f"{message} (parameter={parameter}, value={value})", parameter)
 
 
-def _invalid(where: str, problem: dict[str, Any]) -> Refused:
+def _invalid(where: str, problem: dict[str, Any]) -> ErrorReply:
     """What pydantic says about a body that does not fit the schema."""
     kind = problem.pop("type")
     shown = {"type": kind, "loc": where} | problem
     message = f"1 validation error:\n  {shown}"
-    return Refused(Reply(error_body(message, "Bad Request", 400, where), 400))
+    return ErrorReply(Reply(error_body(message, "Bad Request", 400, where), 400))
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -138,57 +255,93 @@ def _dict_of(body: Mapping[str, Any]) -> str:
     return f"<dict of {len(body)} items>"
 
 
-def _empty(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return Reply(headers=(("content-length", "0"),))
-
-
-def _version(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return ok({"version": VERSION})
-
-
-def _load(site: Site, body: bytes) -> Reply:  # noqa: ARG001 - counts only with --enable-server-load-tracking
-    return ok({"server_load": 0})
-
-
-def _models(site: Site, body: bytes) -> Reply:  # noqa: ARG001
+def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
     allowed = ("sampling", "logprobs", "view")
-    permission = {"id": f"modelperm-{site.started_s:016x}", "object": "model_permission", "created": site.started_s}
+    permission = {"id": f"modelperm-{state.started_s:016x}", "object": "model_permission", "created": state.started_s}
     for right in ("create_engine", "sampling", "logprobs", "search_indices", "view", "fine_tuning"):
         permission[f"allow_{right}"] = right in allowed
     permission |= {"organization": "*", "group": None, "is_blocking": False}
-    model = site.config.model
-    card = {
-        "id": model,
-        "object": "model",
-        "created": site.started_s,
-        "owned_by": "vllm",
-        "root": model,
-        "parent": None,
-    }
-    card |= {"max_model_len": site.config.max_model_len, "permission": [permission]}
+    model = state.config.model
+    card = {"id": model, "object": "model", "created": state.started_s, "owned_by": "vllm", "root": model}
+    card |= {"parent": None, "max_model_len": state.longest, "permission": [permission]}
     return ok({"object": "list", "data": [card]})
 
 
-def _tokenize(site: Site, body: bytes) -> Reply:
-    asked = mapping(body)
-    is_chat = "messages" in asked
-    text = chat_text(asked["messages"]) if is_chat else asked.get("prompt")
+def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
+    is_chat = "messages" in fields
+    text = chat_text(fields["messages"]) if is_chat else fields.get("prompt")
     if not isinstance(text, str):
-        raise _invalid("body.prompt", {"type": "missing", "msg": "Field required", "input": _dict_of(asked)})
-    add_bos = is_chat or asked.get("add_special_tokens", True)
-    ids = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(text)
-    strings = [tokenizer.decode([token]) for token in ids] if asked.get("return_token_strs") else None
-    limit = site.config.max_model_len
-    return ok({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
+        raise _invalid("body.prompt", {"type": "missing", "msg": "Field required", "input": _dict_of(fields)})
+    ids = [tokenizer.BOS_ID] * bool(is_chat or fields.get("add_special_tokens", True)) + tokenizer.encode(text)
+    strings = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
+    return ok({"count": len(ids), "max_model_len": state.longest, "tokens": ids, "token_strs": strings})
 
 
-def _detokenize(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    return ok({"prompt": tokenizer.decode(_checked_ids(mapping(body).get("tokens")))})
+def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
+    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
+    labels = {"engine": "0", "model_name": state.config.model}
+    generated = metrics.output_tokens + sum(stream.count for stream in state.streams)
+    prefilled = metrics.prompt_tokens
+    prefilled += sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
+    waiting = {("reason", "capacity"): gauges.waiting, ("reason", "deferred"): 0}
+    reasons = ("stop", "length", "abort", "error", "repetition")
+    ended = {("finished_reason", reason): metrics.by_reason[reason] for reason in reasons}
+    overloaded = metrics.refused["overloaded"]
+    rejected = {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0}
+    rows = (
+        ("num_requests_running", "gauge", "Number of requests in model execution batches.", gauges.running),
+        ("num_requests_waiting", "gauge", "Number of requests waiting to be processed.", gauges.waiting),
+        ("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.", waiting),
+        ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", gauges.kv_usage),
+        ("prefix_cache_queries_total", "counter", "Prefix cache queries, in tokens.", prefilled),
+        ("prefix_cache_hits_total", "counter", "Prefix cache hits, in tokens.", 0),
+        ("num_preemptions_total", "counter", "Cumulative number of preemptions.", gauges.preemptions),
+        ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", prefilled),
+        ("prompt_tokens_cached_total", "counter", "Number of cached prompt tokens.", 0),
+        ("generation_tokens_total", "counter", "Number of generation tokens processed.", generated),
+        ("request_success_total", "counter", "Count of successfully processed requests.", ended),
+        ("time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.", seen["ttft_s"]),
+        ("inter_token_latency_seconds", "histogram", "Histogram of inter-token latency in seconds.", seen["itl_s"]),
+        (
+            "request_time_per_output_token_seconds",
+            "histogram",
+            "Histogram of time per output token per request.",
+            seen["tpot_s"],
+        ),
+        ("e2e_request_latency_seconds", "histogram", "Histogram of e2e request latency in seconds.", seen["e2e_s"]),
+        (
+            "request_decode_time_seconds",
+            "histogram",
+            "Histogram of time spent in DECODE phase for request.",
+            seen["decode_s"],
+        ),
+        ("request_prompt_tokens", "histogram", "Number of prefill tokens processed.", seen["prompt_tokens"]),
+        ("request_generation_tokens", "histogram", "Number of generation tokens processed.", seen["output_tokens"]),
+        (
+            "request_params_max_tokens",
+            "histogram",
+            "Histogram of the max_tokens request parameter.",
+            seen["asked_tokens"],
+        ),
+    )
+    rejections = ("admission_rejections_total", "counter", "Requests rejected by admission control.", rejected)
+    page = exposition("vllm:", labels, rows)
+    page += exposition("vllm:", {"model_name": state.config.model}, (rejections,))
+    return Reply(page.encode(), headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 
-def _metrics(site: Site, body: bytes) -> Reply:  # noqa: ARG001
-    kind = "text/plain; version=1.0.0; charset=utf-8"
-    return Reply(metrics_pages.vllm(site).encode(), headers=(("content-type", kind),))
+def _buckets(longest: int) -> dict[str, Sequence[float]]:
+    """v1/metrics/loggers.py and buckets.py: lengths go 1, 2, 5, 10, 20, 50, ... up to the model's."""
+    latency = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+    ttft = (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+        *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+    )
+    itl = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+    lengths = [float(digit * 10**power) for power in range(9) for digit in (1, 2, 5) if digit * 10**power <= longest]
+    seconds = dict.fromkeys(SECONDS, latency) | {"ttft_s": ttft, "itl_s": itl, "tpot_s": itl}
+    return {**seconds, **dict.fromkeys(TOKENS, lengths)}
 
 
 def _failure(status: int) -> Reply:
@@ -199,13 +352,23 @@ def _failure(status: int) -> Reply:
     return Reply(error_body("The server is overloaded, please try again later.", kind, status), status)
 
 
-def _overloaded(refused: Generation) -> Reply:
+def _overloaded(refused: Encoding) -> Reply:
     """Past max_num_queued_reqs. A streamed request has its 200 by then, so the refusal is an event."""
     reply = _failure(503)
-    return events_reply(reply.body, b"[DONE]") if refused.streamed else reply
+    return events_reply(reply.body, b"[DONE]") if refused.completion.streamed else reply
 
 
-WIRE = Wire(
+# Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
+# Running before waiting, preemption of the newest, no admission in a step that preempted, the whole known sequence
+# must fit: vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`, `scheduler_reserve_full_isl`).
+# Memory fraction of 0.33 and the block of 16: vllm/config/cache.py.
+_POLICY = Policy(
+    running_limit=1024, step_tokens=8192, prefill="mixed", reserve_output=False, block_tokens=16, memory_fraction=0.92
+)
+
+_EMPTY = fixed(Reply(headers=(("content-length", "0"),)))
+
+PROTOCOL = ServerProtocol(
     before="date: {date}\r\nserver: uvicorn\r\n",
     after="vary: Origin\r\n",
     stream_headers=EVENT_STREAM_TYPE,
@@ -213,15 +376,15 @@ WIRE = Wire(
     body_limit=64 << 20,
     generate={"/v1/completions": completions, "/v1/chat/completions": chat},
     pages={
-        ("GET", "/health"): _empty,
-        ("GET", "/ping"): _empty,
-        ("POST", "/ping"): _empty,
-        ("GET", "/version"): _version,
-        ("GET", "/load"): _load,
+        ("GET", "/health"): _EMPTY,
+        ("GET", "/ping"): _EMPTY,
+        ("POST", "/ping"): _EMPTY,
+        ("GET", "/version"): fixed(ok({"version": VERSION})),
+        ("GET", "/load"): fixed(ok({"server_load": 0})),  # counts only with --enable-server-load-tracking
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
-        ("POST", "/detokenize"): _detokenize,
+        ("POST", "/detokenize"): lambda _, fields: ok({"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}),
     },
     bad_type=Reply(
         error_body(
@@ -231,13 +394,11 @@ WIRE = Wire(
     ),
     bad_json=_bad_json,
     too_large=_failure(500),
-    not_found=Reply(b'{"detail":"Not Found"}', 404),
-    not_allowed=lambda methods: Reply(
-        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), ("content-type", "application/json"))
-    ),
     failure=_failure,
     overloaded=_overloaded,
     guarded=lambda path: path.startswith(("/v1", "/v2", "/inference")),
     unauthorized=Reply(b'{"error":"Unauthorized"}', 401),
     default_limit=None,
+    policy=_POLICY,
+    buckets=_buckets,
 )

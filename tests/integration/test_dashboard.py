@@ -12,7 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from servers.simulated.config import SERVERS, SimulatedConfig
+from servers.kinds import simulated_kinds
+from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def dashboard() -> dict[str, Any]:
 def published() -> set[str]:
     """Every sample name on the three servers' metrics pages; the simulated ones carry the real ones' names."""
     names = set(DCGM)
-    for server in SERVERS:
+    for server in simulated_kinds():
         with running(SimulatedConfig(server=server)) as there, urlopen(f"{there.url}/metrics", timeout=10) as page:
             for family in text_string_to_metric_families(page.read().decode()):
                 names |= {family.name, *(sample.name for sample in family.samples)}
@@ -66,7 +67,9 @@ def test_counters_are_shown_as_rates_and_gauges_as_they_are(dashboard: dict[str,
 def test_the_first_panels_show_all_three_servers(dashboard: dict[str, Any]) -> None:
     """Running, waiting, output and prompt tokens stand side by side for the three."""
     for panel in dashboard["panels"][:4]:
-        assert [METRIC.findall(each)[0].split("_")[0].split(":")[0] for each in expressions(panel)] == list(SERVERS)
+        assert [METRIC.findall(each)[0].split("_")[0].split(":")[0] for each in expressions(panel)] == list(
+            simulated_kinds()
+        )
 
 
 def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from analysis.calibration import read_log
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import arguments
+from servers.simulated.server import CHILD
 from tests.command import ROOT, accounted, summary_of, wait_for
 from tests.network import MASTER, SERVER, Network, network
 
@@ -50,11 +50,16 @@ def loadgen(net: Network, machine: str, folder: Path, *options: str) -> subproce
     return net.start(machine, *command, ahead_s=AHEAD_S.get(machine, 0), env=environment, stdin=subprocess.PIPE)
 
 
-def serve(net: Network, folder: Path, **config: float) -> tuple[subprocess.Popen[str], str]:
+def serve(net: Network, folder: Path, **times_s: float) -> tuple[subprocess.Popen[str], str]:
     """A simulated server on its machine, which logs, and its URL."""
     log = folder / "sim.jsonl"
-    told = SimulatedConfig(server="tgi", host=SERVER, log=log, max_concurrent_requests=STREAMS, **config)  # type: ignore[arg-type]
-    server = loadgen(net, "server", folder, *arguments(told))
+    told = SimulatedConfig(server="tgi", host=SERVER, log=log, max_concurrent_requests=STREAMS, **times_s)  # type: ignore[arg-type]
+    server = net.start(
+        "server", sys.executable, "-c", CHILD, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE
+    )
+    assert server.stdin is not None
+    server.stdin.write(told.to_json().decode())
+    server.stdin.flush()
     assert server.stdout is not None
     found = re.search(r"http://\S+:\d+", server.stdout.readline())
     assert found

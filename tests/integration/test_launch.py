@@ -11,8 +11,8 @@ from servers.errors import LaunchError, UnreachableError, WrongServerError
 from servers.find import probe
 from servers.launch import How, Wanted, launched
 from servers.launch.hosts import LOCAL
+from servers.simulated import ConfigError
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.errors import ConfigError
 from servers.simulated.server import running
 
 

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from servers.simulated.config import SERVERS, SimulatedConfig
+from servers.kinds import simulated_kinds
+from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import FAULTS, parse_rule
-from servers.simulated.log import LogLine
 from servers.simulated.server import Running, running
+from servers.simulated.stream import LogLine
 
 TOKENS = 8
 TERMINATOR = b"0\r\n\r\n"
@@ -35,7 +36,7 @@ END_MARKER = {"vllm": b"data: [DONE]", "tgi": b'"generated_text":" ', "lightllm"
 TOKEN = {"vllm": b'"text":" ', "tgi": b'"token":{', "lightllm": b'"token":{'}
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=simulated_kinds())
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Each of the three, fast."""
     with running(SimulatedConfig(server=request.param, ttft_s=0.002, itl_s=0.0002)) as started:

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from servers.simulated import StartError
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.errors import StartError
 from servers.simulated.faults import parse_rule
-from servers.simulated.server import arguments, running, spawn
+from servers.simulated.server import running, spawn
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,16 +107,6 @@ def test_wrong_options_are_explained(options: list[str], words: str) -> None:
     )
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
     assert words in " ".join(ended.stderr.split())
-
-
-def test_arguments_carry_every_field_but_the_key() -> None:
-    """A field that is added to the config must reach the child as well."""
-    told = arguments(SimulatedConfig(server="tgi", api_key="sesame", max_concurrent_requests=3, eos_mean_tokens=2))
-    assert "sesame" not in told
-    options = {text.removeprefix("--") for text in told if text.startswith("--")} - {"until-stdin-closes"}
-    renamed = {"ttft-s": "ttft", "itl-s": "itl", "jitter-s": "jitter", "api-key": "api-key-env"}
-    fields = {name.replace("_", "-") for name in SimulatedConfig.__dataclass_fields__} - {"faults", "log"}
-    assert options == {renamed.get(name, name) for name in fields}
 
 
 def _listens(host: str, port: int) -> bool:

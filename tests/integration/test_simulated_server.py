@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from benchmarks.simulated import main as measure
-from servers.simulated.config import SERVERS, SimulatedConfig
-from servers.simulated.errors import ConfigError
+from servers.kinds import simulated_kinds
+from servers.simulated import ConfigError
+from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import Running, running
 from servers.wire.sse import split
 from tests.dialects import DIALECTS
@@ -53,7 +54,7 @@ def test_sends_are_due_exactly_when_the_script_says() -> None:
     assert (line.tokens, line.prompt_tokens, line.output_tokens) == ([1] * 6, 4, 6)
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", simulated_kinds())
 @pytest.mark.parametrize("clock", ["script", "batching"])
 def test_our_own_dialects_find_every_answer_complete(name: str, clock: str) -> None:
     """Each dialect proves the stream of its server complete, with exactly the tokens asked, on either clock."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -14,15 +14,14 @@ import pytest
 
 from analysis.telemetry import series
 from loadgen import runfile
-from servers.simulated import lightllm, tgi, vllm
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import Running, running
-from servers.simulated.wire import Reply, Site, Wire
+from servers.simulated.protocol import Reply
+from servers.simulated.server import Running, protocol_of, running
+from servers.simulated.state import ServerState
 from tests.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
 from tests.contract.recorded import response
 from tests.raw_server import page, serving
 
-WIRES: dict[str, Wire] = {"vllm": vllm.WIRE, "tgi": tgi.WIRE, "lightllm": lightllm.WIRE}
 METRICS = ("GET", "/metrics")
 SLOW = {"ttft_s": 0.2, "itl_s": 0.1}
 """32 tokens take more than three seconds: time for readings in between."""
@@ -33,14 +32,13 @@ Answering = Callable[[int, Reply], Reply]
 @contextmanager
 def altered(server: str, answering: Answering, monkeypatch: pytest.MonkeyPatch, **times: float) -> Iterator[Running]:
     """A simulated server whose n-th page of metrics goes through `answering` first."""
-    whole, number = WIRES[server].pages[METRICS], count(1)
+    whole, number = protocol_of(server).pages[METRICS], count(1)
 
-    def answer(site: Site, body: bytes) -> Reply:
-        reply = whole(site, body)
-        assert isinstance(reply, Reply)
+    def answer(state: ServerState, fields: Mapping[str, Any]) -> Reply:
+        reply = whole(state, fields)
         return answering(next(number), reply)
 
-    monkeypatch.setitem(WIRES[server].pages, METRICS, answer)  # type: ignore[arg-type]
+    monkeypatch.setitem(protocol_of(server).pages, METRICS, answer)  # type: ignore[arg-type]
     with running(SimulatedConfig(server=server, **{**FAST, **times})) as simulated:
         yield simulated
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.simulated.batching import BatchingClock
-from servers.simulated.policies import POLICIES, UNLIMITED, Policy
-from servers.simulated.roofline import Work
-from servers.simulated.timing import Gauges, Job
+from servers.hardware.roofline import Work
+from servers.kinds import simulated_kinds
+from servers.simulated.server import protocol_of
+from servers.simulated.timing import UNLIMITED, BatchingClock, Gauges, Job, Policy
+
+POLICIES = {name: protocol_of(name).policy for name in simulated_kinds()}
 
 KV_TOKENS = 96
 IDLE = Gauges(running=0, waiting=0, kv_usage=0.0, preemptions=0)

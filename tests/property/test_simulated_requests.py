@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.simulated.config import SERVERS, SimulatedConfig
-from servers.simulated.metrics import Metrics
-from servers.simulated.metrics_pages import bounds
-from servers.simulated.server import WIRES
+from servers.kinds import simulated_kinds
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
+from servers.simulated.server import protocol_of
+from servers.simulated.state import ServerState
 from servers.simulated.timing import Gauges
-from servers.simulated.tokenizer import Babble
-from servers.simulated.wire import Generation, Question, Refused, Reply, Site
 
 LONGEST = 32
 FIELDS = (
@@ -42,14 +41,14 @@ LIKELY = st.fixed_dictionaries(
 )
 
 
-def site_of(server: str) -> Site:
+def state_of(server: str) -> ServerState:
     """A server without a network."""
     config = SimulatedConfig(server=server, model="m", max_model_len=LONGEST)
-    return Site(config, Babble(0, LONGEST), Metrics(bounds(server, LONGEST)), 0, lambda: Gauges(0, 0, 0.0, 0))
+    return ServerState(config, LONGEST, protocol_of(server).buckets(LONGEST), lambda: Gauges(0, 0, 0.0, 0))
 
 
-SITES = {server: site_of(server) for server in SERVERS}
-ROUTES = [(server, path) for server in SERVERS for path in WIRES[server].generate]
+STATES = {server: state_of(server) for server in simulated_kinds()}
+ROUTES = [(server, path) for server in simulated_kinds() for path in protocol_of(server).generate]
 
 
 @pytest.mark.parametrize(("server", "path"), ROUTES)
@@ -58,29 +57,30 @@ def test_every_body_is_answered_or_refused(
     server: str, path: str, body: dict[str, Any], stop_after: int | None
 ) -> None:
     """Any JSON object becomes an answer that fits the context, whose events are well formed, or a refusal."""
-    generation = outcome(server, path, Question(3, body, 0, stop_after))
-    if isinstance(generation, Reply):
-        assert generation.status in (200, 400, 404, 417, 422)
+    encoding = outcome(server, path, CompletionRequest(3, body, 0, stop_after))
+    if isinstance(encoding, Reply):
+        assert encoding.status in (200, 400, 404, 417, 422)
         return
-    assert 1 <= generation.output_tokens <= generation.asked_tokens
-    assert generation.prompt_tokens + generation.output_tokens <= LONGEST
-    check_events(generation)
-    json.loads(generation.answer(1.5).body)
+    completion = encoding.completion
+    assert 1 <= completion.output_tokens <= completion.asked_tokens
+    assert completion.prompt_tokens + completion.output_tokens <= LONGEST
+    check_events(encoding)
+    json.loads(encoding.answer(1.5).body)
 
 
-def outcome(server: str, path: str, question: Question) -> Generation | Reply:
+def outcome(server: str, path: str, request: CompletionRequest) -> Encoding | Reply:
     """What comes of a request."""
     try:
-        return WIRES[server].generate[path](SITES[server], question)
-    except Refused as refused:
+        return protocol_of(server).generate[path](STATES[server], request)
+    except ErrorReply as refused:
         return refused.reply
 
 
-def check_events(generation: Generation) -> None:
+def check_events(encoding: Encoding) -> None:
     """Every event is `data:`, one line of JSON, and a blank line."""
-    last = generation.output_tokens - 1
-    events = [generation.event(place, 1, place == last) for place in range(generation.output_tokens)]
-    for event in (*generation.opening, *events, *generation.closing, *generation.failure, *generation.role_only):
+    last = encoding.completion.output_tokens - 1
+    events = [encoding.event(place, 1, place == last) for place in range(encoding.completion.output_tokens)]
+    for event in (*encoding.opening, *events, *encoding.closing, *encoding.failure, *encoding.role_only):
         assert event.startswith(b"data:")
         assert event.endswith(b"\n\n")
         payload = event.removeprefix(b"data:").strip()

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from servers.simulated.batching import BatchingClock
-from servers.simulated.policies import POLICIES, UNLIMITED, Policy
-from servers.simulated.roofline import Work
-from servers.simulated.timing import Emission, Gauges, Job
+from servers.hardware.roofline import Work
+from servers.kinds import simulated_kinds
+from servers.simulated.server import protocol_of
+from servers.simulated.timing import UNLIMITED, BatchingClock, Emission, Gauges, Job, Policy
+
+POLICIES = {name: protocol_of(name).policy for name in simulated_kinds()}
 
 MIXED = Policy(
     running_limit=8, step_tokens=10, prefill="mixed", reserve_output=True, block_tokens=1, memory_fraction=0.9

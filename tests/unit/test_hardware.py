@@ -7,52 +7,48 @@ from random import Random
 
 import pytest
 
-from servers.simulated.batching import BatchingClock
-from servers.simulated.policies import POLICIES
-from servers.simulated.roofline import (
+from servers.hardware import HardwareError, gpu, models, number_format
+from servers.hardware.roofline import (
     ALL_REDUCE_LATENCY_S,
-    BYTES_PER_VALUE,
     COMPUTE_EFFICIENCY,
     MEMORY_EFFICIENCY,
     OVERHEAD_S,
     Work,
-    gpus,
-    model_shapes,
     roofline,
 )
-from servers.simulated.timing import Job
+from servers.simulated.server import protocol_of
+from servers.simulated.timing import BatchingClock, Job
 
 
-@pytest.mark.parametrize("name", list(model_shapes()))
+@pytest.mark.parametrize("name", list(models()))
 def test_shapes_agree_with_the_parameter_counts(name: str) -> None:
     """Layers, head and an embedding of the head's size make up the published count, but for the norms' few vectors."""
-    model = model_shapes()[name]
+    model = models()[name]
     matrices = model.layer_parameters + 2 * model.head_parameters
     assert model.parameters - matrices == (2 * model.layers + 1) * model.hidden
 
 
 def test_kv_cache_per_token() -> None:
     """Keys and values of all layers in 16 bits; 70B groups its queries and needs less than 7B."""
-    assert model_shapes()["Llama-2-7B"].kv_bytes == 524288
-    assert model_shapes()["Llama-2-13B"].kv_bytes == 819200
-    assert model_shapes()["Llama-2-70B"].kv_bytes == 327680
+    sizes = {name: roofline(model_name=name).kv_bytes for name in ("Llama-2-7B", "Llama-2-13B", "Llama-2-70B")}
+    assert sizes == {"Llama-2-7B": 524288, "Llama-2-13B": 819200, "Llama-2-70B": 327680}
 
 
 def test_decoding_is_bound_by_memory() -> None:
     """One token alone takes as long as reading all weights that it passes, and its context."""
-    model, gpu = model_shapes()["Llama-2-7B"], gpus()["A800-80GB SXM"]
-    read_bytes = 2 * (model.parameters - model.head_parameters) + 1001 * model.kv_bytes
-    expected_s = read_bytes / (gpu.memory_bytes_per_s * MEMORY_EFFICIENCY) + OVERHEAD_S
+    model, card = models()["Llama-2-7B"], gpu("A800-80GB SXM")
+    read_bytes = 2 * (model.parameters - model.head_parameters) + 1001 * 2 * model.kv_values
+    expected_s = read_bytes / (card.memory_bytes_per_s * MEMORY_EFFICIENCY) + OVERHEAD_S
     step_ns = roofline().step_ns(Work(tokens=1, logits=1, pairs=1000, kv_tokens=1000))
     assert step_ns == pytest.approx(1e9 * expected_s, rel=1e-4)
 
 
 def test_prefill_is_bound_by_compute() -> None:
     """A chunk of 8192 tokens takes as long as two operations per parameter and token, and its attention."""
-    model, gpu = model_shapes()["Llama-2-7B"], gpus()["A800-80GB SXM"]
+    model, card = models()["Llama-2-7B"], gpu("A800-80GB SXM")
     pairs = 16 * (512 * 513 // 2)
     flops = 2 * model.layer_parameters * 8192 + 2 * model.head_parameters * 16 + 4 * 32 * 4096 * pairs
-    expected_s = flops / (gpu.flops_per_s * COMPUTE_EFFICIENCY) + OVERHEAD_S
+    expected_s = flops / (card.flops_per_s * COMPUTE_EFFICIENCY) + OVERHEAD_S
     step_ns = roofline().step_ns(Work(tokens=8192, logits=16, pairs=pairs, kv_tokens=8192))
     assert step_ns == pytest.approx(1e9 * expected_s, rel=1e-9)
 
@@ -60,10 +56,10 @@ def test_prefill_is_bound_by_compute() -> None:
 def test_tensor_parallel_divides_work_and_pays_for_the_link() -> None:
     """Two GPUs halve the roofline's term and add two all-reduces per layer over NVLink, or PCIe where there is none."""
     work = Work(tokens=256, logits=256, pairs=256 * 600, kv_tokens=256 * 600)
-    for gpu, one_way_bytes_per_s in (("A800-80GB SXM", 200e9), ("RTX 4090", 32e9)):
-        one, two = roofline(gpu), roofline(gpu, tensor_parallel=2)
+    for card, one_way_bytes_per_s in (("A800-80GB SXM", 200e9), ("RTX 4090", 32e9)):
+        one, two = roofline(card), roofline(card, tensor_parallel=2)
         halved_s = (one.step_ns(work) / 1e9 - OVERHEAD_S) / 2
-        all_reduce_s = 256 * 4096 * BYTES_PER_VALUE / one_way_bytes_per_s + ALL_REDUCE_LATENCY_S
+        all_reduce_s = 256 * 4096 * 2 / one_way_bytes_per_s + ALL_REDUCE_LATENCY_S
         expected_s = halved_s + 2 * 32 * all_reduce_s + OVERHEAD_S
         assert two.step_ns(work) == pytest.approx(1e9 * expected_s, rel=1e-6)
 
@@ -80,12 +76,16 @@ def test_a_model_that_does_not_fit_is_an_error() -> None:
         roofline("RTX 3090", "Llama-2-13B").kv_tokens(0.9)
 
 
-def test_unknown_names_are_errors_that_list_the_known_ones() -> None:
+def test_unknown_names_are_errors_that_name_the_nearest_one() -> None:
     """GPU, model and degree of tensor parallelism are checked when the roofline is made."""
-    with pytest.raises(ValueError, match=r"unknown GPU 'A900': choose one of RTX 3090, .*H200 SXM"):
-        roofline(gpu="A900")
-    with pytest.raises(ValueError, match="unknown model 'Llama-9': choose one of Llama-2-7B, "):
-        roofline(model="Llama-9")
+    with pytest.raises(
+        ValueError, match=r"unknown GPU 'a800' \(did you mean A800-80GB SXM\?\): choose one of RTX 3090"
+    ):
+        roofline("a800")
+    with pytest.raises(ValueError, match=r"unknown model 'Llama-2-7' \(did you mean Llama-2-7B\?\): choose one of"):
+        roofline(model_name="Llama-2-7")
+    with pytest.raises(HardwareError, match="unknown number format 'xyz': choose one of fp32, bf16"):
+        number_format("xyz")
     with pytest.raises(ValueError, match="tensor parallel over 0 GPUs"):
         roofline(tensor_parallel=0)
 
@@ -104,8 +104,8 @@ MEASURED = {
 def test_throughput_is_that_of_a_published_run(server: str, within: float, cap: int) -> None:
     """The simulated server is faster than the measured ones of 2023, by at most a fifth or a half."""
     outputs = published_outputs(cap)
-    policy = replace(POLICIES[server], running_limit=256)
-    clock = BatchingClock(policy, 68_700, roofline(model="Llama-2-13B").step_ns)
+    policy = replace(protocol_of(server).policy, running_limit=256)
+    clock = BatchingClock(policy, 68_700, roofline(model_name="Llama-2-13B").step_ns)
     for output_tokens in outputs:
         clock.submit(Job(512, output_tokens, 0), 0)
     last_ns = 0

@@ -1,0 +1,583 @@
+"""The summary of a run: all that is known about it in figures. These Structs are summary.json, its JSON Schema
+(docs/reference/summary.schema.json), its reference page and the Python API at once; `analysis.summarise` fills them in.
+
+Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined, never zero.
+No numpy here: what only reads summaries need not load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+FORMAT = 1
+"""Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
+
+Interval = tuple[float | None, float | None]
+"""Ends of a 95 % confidence interval; an end is None where no sample lies far enough out to bound it."""
+Scalar = bool | int | float | str | None
+
+
+class RunInfo(msgspec.Struct, kw_only=True):
+    """Which run this is, what was planned, and how it can be had again."""
+
+    id: str
+    """The run's folder."""
+    label: str
+    started_at: str
+    """Wall-clock start, RFC 3339, UTC."""
+    duration_s: float
+    arrivals: str
+    """The canonical text of the arrival process, such as `burst` or `poisson:20`."""
+    asked_s: float | None
+    """For how long arrivals were planned; None where their number was."""
+    n: int | None
+    """Requests planned; of a workload of sessions, sessions."""
+    workload: str | None
+    input_tokens: int | str | None
+    """A number, or the canonical text of a distribution of lengths."""
+    output_tokens: int | str | None
+    seed: int | None
+    workers: int | None
+    timeout_s: float | None
+    interrupted: bool
+    damaged_lines: int
+    """Lines of the run file that could not be read and are in no figure."""
+    notes: list[str]
+    command: str
+    """The command line that repeats the run."""
+    version: str
+    """Of loadgen."""
+    prompts: str | None
+    """How the length of prompts was made exact."""
+    forced: str | None
+    """Why the server's version misleads, where it was measured all the same (--force)."""
+    repeat: int
+    """Place among the repeats of one plan, from 1; 0 for a run on its own."""
+    repeats: int
+
+
+class ServerInfo(msgspec.Struct, kw_only=True):
+    """Who answered, as the probe found it."""
+
+    name: str | None
+    version: str | None
+    model: str | None
+    platform: str
+    """What it runs on, where the plan says so."""
+    url: str | None
+    endpoint: str | None
+    simulated: bool
+    speed: float | None
+    """How many times faster than real time a simulated server's clock went."""
+    limits: dict[str, Scalar]
+    """What the server says it accepts at most."""
+
+
+class ErrorExample(msgspec.Struct, kw_only=True):
+    """One wording of an error, and how often it occurred."""
+
+    count: int
+    detail: str
+    http_status: int | None
+    request: int
+    """Id of the first request that ended so."""
+
+
+class RequestCounts(msgspec.Struct, kw_only=True):
+    """How the measured requests ended."""
+
+    sent: int
+    complete: int
+    truncated: int
+    failed: int
+    dropped: int
+    """Never sent: too many were in flight, or their session had ended."""
+    unrecorded: int
+    """Planned, and without a Record: those of a run that was killed."""
+    warmup: int
+    errors: dict[str, int]
+    """By kind, the most frequent first."""
+    examples: dict[str, list[ErrorExample]]
+    """Of each kind its most frequent details."""
+
+    @property
+    def planned(self) -> int:
+        """All that were to be sent."""
+        return self.sent + self.dropped + self.unrecorded
+
+    @property
+    def all_complete(self) -> bool:
+        """Whether every request planned was sent and answered whole."""
+        return self.complete == self.planned
+
+
+class TokenCounts(msgspec.Struct, kw_only=True):
+    """Tokens asked for and reported by the server, over the requests sent."""
+
+    prompt_asked: int
+    prompt_reported: int
+    output_asked: int
+    output_reported: int
+    prompt_mismatches: int
+    """Prompts of which the server counts another number than asked."""
+    output_mismatches: int
+    """Complete answers of another length than asked, of servers that cannot fix the length."""
+    prompt_unknown: int
+    """Complete requests whose prompt's length could not be known beforehand."""
+    prompt_unreported: int
+    """Complete requests of which the server did not say how long the prompt was."""
+    counted_by: dict[str, int]
+    """Complete requests by who counted their tokens: `server`, `wire`, `tokenizer`, `nobody`."""
+
+
+class MeasuredWindow(msgspec.Struct, kw_only=True):
+    """The stretch of the run that figures are of, in seconds from its start."""
+
+    from_s: float | None
+    to_s: float | None
+    chosen: Literal["whole", "auto", "set"]
+    reason: str
+    requests: int
+    """Measured requests due in it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether figures are of the whole run, or there are none."""
+        return self.chosen == "whole" or self.from_s is None
+
+
+class Throughput(msgspec.Struct, kw_only=True):
+    """Rates of the window, and how exactly they are known."""
+
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    steady_output_tokens_per_s: float | None
+    """Before the drain of a run without a window."""
+    total_tokens_per_s: float | None
+    """Output and prompt tokens."""
+    tail_share: float | None
+    """Share of the run in which fewer than a tenth of the requests were left in flight (the drain)."""
+    error_share: float | None
+    """By how much rates may be off because the window's ends are only known to the stamps' error."""
+    ci95: dict[str, tuple[float, float]]
+    ci95_none: str | None
+    """Why there are no intervals; None where there are."""
+
+
+class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A latency of complete requests, in seconds (of `tpot_s` and `normalised_s`, seconds per token)."""
+
+    n: int
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    p99_9: float | None = None
+    """Only where there are enough samples for it."""
+    ci95: dict[str, Interval]
+    """By percentile."""
+    thin: list[str]
+    """Percentiles that rest on too few samples to mean something."""
+
+    def of(self, statistic: str) -> float | None:
+        """A statistic by its name, such as `mean` or `p99`; percentiles that are thin included."""
+        return getattr(self, statistic)  # type: ignore[no-any-return]
+
+
+class AdjustedDistribution(msgspec.Struct, kw_only=True):
+    """A latency in which each request that is not complete counts as infinitely slow; None is infinite."""
+
+    n: int
+    failures: int
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    thin: list[str]
+
+
+class IntervalMeaning(msgspec.Struct, kw_only=True):
+    """What the 95 % intervals of `latency` are of."""
+
+    confidence: float
+    independent: bool
+    """Whether requests may be taken for independent of each other."""
+    note: str
+
+
+class Burst(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How far a burst was from all at once."""
+
+    skew_s: float | None
+    """Last byte sent - first byte sent; None where requests were not all due at one instant."""
+    skew_range_s: tuple[float, float] | None = None
+    """Of a run over several machines: what their clocks leave open of it."""
+
+
+class TargetDueSent(msgspec.Struct, kw_only=True):
+    """A figure of the load as its name has it, as it was planned, and as it was sent."""
+
+    named: float | None
+    due: float | None
+    sent: float | None
+
+
+class GapTest(msgspec.Struct, kw_only=True):
+    """Kolmogorov-Smirnov test of inter-arrival gaps against the distribution that the arrivals name."""
+
+    statistic: float
+    p_value: float
+    gaps: int
+    resolution_s: float
+    """To within what each gap is known."""
+
+
+class GapTests(msgspec.Struct, kw_only=True):
+    """None where there is no test: too few gaps, or no distribution named."""
+
+    due: GapTest | None
+    sent: GapTest | None
+
+
+class SendLateness(msgspec.Struct, kw_only=True):
+    """Sent - due, in seconds; exact percentiles."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Delivery(msgspec.Struct, kw_only=True):
+    """Requested against actual load. Of sessions the first turns only, as later ones follow answers."""
+
+    arrivals: str
+    asked: int
+    sent: int
+    not_sent: int
+    rate_per_s: TargetDueSent
+    """(requests - 1) / (last - first)."""
+    cv: TargetDueSent
+    """Coefficient of variation of the gaps between requests."""
+    ks: GapTests
+    late_s: SendLateness | None
+    """None of closed loops and interactive users, which have no due instants."""
+
+
+class MemoryLevels(msgspec.Struct, kw_only=True):
+    """Bytes in use of one thing, from one reading per second."""
+
+    of: str
+    """`GPU 0`, `process 123` or `host`."""
+    idle_bytes: int | None
+    """Before the first request."""
+    loaded_bytes: int | None
+    """After the last."""
+    peak_bytes: int | None
+    """The largest in between."""
+    readings: int
+
+
+class GpuMemory(MemoryLevels, kw_only=True):
+    """Memory of a GPU."""
+
+    name: str
+    total_bytes: int | None
+
+
+class ProcessMemory(MemoryLevels, kw_only=True):
+    """Memory of a process, on a GPU or the host."""
+
+    on: str
+    """`GPU 0` or `host`."""
+    name: str
+
+
+class HostMemory(MemoryLevels, kw_only=True):
+    """Memory of the host."""
+
+    total_bytes: int | None
+
+
+class KvCache(msgspec.Struct, kw_only=True):
+    """The share of the server's KV cache in use, by its own gauge."""
+
+    idle_share: float | None
+    mean_share: float | None
+    peak_share: float | None
+    readings: int
+    tokens: int | None
+    """How many fit into it."""
+
+
+class MemoryReserved(msgspec.Struct, kw_only=True):
+    """How much of a card the engine takes when it starts, whatever the load."""
+
+    share: float | None
+    """By the server's own word."""
+    note: str
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """Memory before, during and after the run."""
+
+    gpus: list[GpuMemory]
+    processes: list[ProcessMemory]
+    host: HostMemory | None
+    kv_cache: KvCache | None
+    taken_at_start: MemoryReserved | None
+    not_measured: dict[str, str]
+    """What could not be read, and why."""
+    gaps: dict[str, dict[str, int]]
+    """By source, how many readings failed for which reason."""
+
+
+class CounterCheck(msgspec.Struct, kw_only=True):
+    """What the server counted over the run, warm-up included, against the client's count.
+
+    Of requests that are not complete nobody knows what the server counted: the client's count lies between `client`
+    and `client_most` then, and `difference` is that to the nearer end."""
+
+    server: int
+    client: int | None
+    client_most: int | None
+    difference: int | None
+    agree: bool | None
+    """None where there is nothing to compare; `why` says so."""
+    resets: int
+    """How often the server began to count anew."""
+    why: str
+
+
+class QuotedCalibration(msgspec.Struct, kw_only=True):
+    """What `loadgen calibrate` had found on this machine."""
+
+    made_at: str
+    version: str
+    ttft_p99_s: float
+    events_per_s: float
+
+
+class ClientHealth(msgspec.Struct, kw_only=True):
+    """Whether the load generator was a bottleneck, and how exact its stamps are."""
+
+    verdict: Literal["ok", "limited"]
+    reasons: list[str]
+    """Why it may have been the limit; empty when the run is valid."""
+    stamps: str
+    """Where receive stamps come from."""
+    late_p50_s: float | None
+    """From a receive stamp to the instant at which the client had read the bytes; None without kernel stamps."""
+    late_p99_s: float | None
+    late_max_s: float | None
+    coalesced_share: float | None
+    """Reads that held more than one event."""
+    send_late_p99_s: float | None
+    clock_disagreement_s: float | None
+    """The largest between the wall clock and the monotonic one."""
+    clock_step_s: float | None
+    """The part of it that slewing does not explain."""
+    cpu_share: float | None
+    """Of one core, by the busiest worker in its busiest second."""
+    full_reads: int | None
+    """Reads that filled the whole receive window."""
+    retransmit_share: float | None
+    """TCP segments sent again, per request."""
+    out_of_order_share: float | None
+    """TCP segments received out of order, per read."""
+    stall_max_s: float | None
+    """The longest that a worker's loop stood still."""
+    first_token_merged: int
+    """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
+    reopened: int
+    """Connections that the server had closed and that were opened again."""
+    worker_lost: int
+    """Requests whose worker process died."""
+    workers: int
+    samples: int
+    """Health samples in the run file."""
+    calibration: QuotedCalibration | None
+    error_bar_s: float | None
+    """What 99 % of all stamps are off by at most; likewise of TTFT, TPOT, ITL and E2E below."""
+    error_bar_ttft_s: float | None
+    error_ttft_p50_s: float | None
+    """What the median TTFT is off by at most."""
+    error_bar_tpot_s: float | None
+    error_bar_itl_s: float | None
+    error_bar_e2e_s: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run is valid: the load generator was not a bottleneck."""
+        return self.verdict == "ok"
+
+
+class MachineClock(msgspec.Struct, kw_only=True):
+    """One machine of a run over several, and how well its clock is known against the master's."""
+
+    name: str
+    workers: list[int]
+    requests: int
+    complete: int
+    offset_s: float
+    drift_s: float
+    uncertainty_s: float
+
+
+class TurnLatency(msgspec.Struct, kw_only=True):
+    """Latency of one turn of multi-turn sessions."""
+
+    turn: int
+    """From 1."""
+    n: int
+    """Complete requests."""
+    prompt_tokens_mean: float | None
+    """By the server's own count."""
+    ttft_s: Distribution
+    e2e_s: Distribution
+
+
+class BoundsMet(msgspec.Struct, kw_only=True):
+    """What a share of the requests would have met."""
+
+    scale: float
+    """Factor of all bounds."""
+    bounds_s: dict[str, float]
+    """By latency."""
+
+
+class AttainmentCurve(msgspec.Struct, kw_only=True):
+    """Attainment `y` with all bounds scaled by `x`."""
+
+    x: list[float]
+    y: list[float]
+    n: int
+    drawn: int
+
+
+class Goodput(msgspec.Struct, kw_only=True):
+    """Complete requests that met every bound (--goodput). Requests due in the window count, sent or not."""
+
+    bounds: list[str]
+    good: int
+    requests: int
+    attainment: float | None
+    """good / requests."""
+    attainment_ci95: tuple[float, float]
+    """Clopper and Pearson."""
+    per_s: float | None
+    """Good requests that ended inside the window, per second of it."""
+    each: dict[str, float | None]
+    """Attainment of each bound alone."""
+    met_by: dict[str, BoundsMet | None]
+    """By share of the requests (`90%`); None where too many are not complete."""
+    curve: AttainmentCurve
+
+
+class ObjectiveVerdict(msgspec.Struct, kw_only=True):
+    """What became of one objective (--assert)."""
+
+    objective: str
+    """As it was written."""
+    figure: str
+    verdict: Literal["pass", "fail", "cannot tell"]
+    unit: Literal["s", "share", "requests", "per second"]
+    """Of the next three."""
+    bound: float
+    measured: float | None
+    """None where the run has no such figure, which fails."""
+    ci95: Interval | None
+    """None for a figure of this run alone."""
+    requests: int
+    """Those it rests on: for a latency the complete ones, else all."""
+    left_out: int
+    """For a latency, the requests that were due in the window and not complete."""
+    requests_needed: int | None
+    """When it is inconclusive, about how many requests would tell if they went on like these; None: no such number."""
+    said: str
+    """The measured figure, its interval, and what would tell, in words."""
+
+
+Described = TypeVar("Described")
+
+
+class ByLatency(Mapping[str, Described]):
+    """Latencies by the name that METRICS gives them, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
+
+    def __init__(self, found: Mapping[str, Described]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Described:
+        return self._found[name]
+
+    def __getattr__(self, name: str) -> Described:
+        for key in (f"{name}_s", name):
+            if not name.startswith("_") and key in self._found:
+                return self._found[key]
+        raise AttributeError(f"no latency {name!r}; there are {', '.join(self.__dir__())}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __dir__(self) -> list[str]:
+        return [name.removesuffix("_s") for name in self._found]
+
+
+class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """summary.json. `machines`, `turns`, `goodput` and `objectives` are there only where a run has them."""
+
+    run: RunInfo
+    server: ServerInfo
+    requests: RequestCounts
+    tokens: TokenCounts
+    window: MeasuredWindow
+    throughput: Throughput
+    latencies: dict[str, Distribution] = msgspec.field(name="latency")
+    """By metric."""
+    intervals: IntervalMeaning
+    latencies_adjusted: dict[str, AdjustedDistribution] = msgspec.field(name="latency_adjusted")
+    """By metric, of every request due in the window."""
+    burst: Burst
+    delivery: Delivery
+    memory: Memory | None
+    """{} in the file for a run without telemetry."""
+    server_counters: dict[str, CounterCheck]
+    """By counter; empty for a run without readings of the server."""
+    client: ClientHealth
+    machines: list[MachineClock] = []
+    turns: list[TurnLatency] = []
+    goodput: Goodput | None = None
+    objectives: list[ObjectiveVerdict] = []
+
+    @property
+    def latency(self) -> ByLatency[Distribution]:
+        """`summary.latency.ttft.p99`, `summary.latency["ttft_s"]`."""
+        return ByLatency(self.latencies)
+
+    @property
+    def latency_adjusted(self) -> ByLatency[AdjustedDistribution]:
+        """The same with every request that is not complete counted as infinitely slow."""
+        return ByLatency(self.latencies_adjusted)
+
+
+def as_dict(summary: Summary) -> dict[str, Any]:
+    """What summary.json holds, as plain dicts and lists."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
+    return found | {"memory": found["memory"] or {}}
+
+
+def typed(found: Mapping[str, Any] | Summary) -> Summary:
+    """A summary from what summary.json holds. Raises msgspec.ValidationError."""
+    if isinstance(found, Summary):
+        return found
+    return msgspec.convert({**found, "memory": found["memory"] or None}, Summary)

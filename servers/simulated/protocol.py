@@ -1,0 +1,190 @@
+"""The shapes that every simulated protocol fills in: what was asked for, and its answer in bytes.
+
+Bodies are read the way lenient servers do, and JSON is written compactly, as all three write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from servers.simulated import tokenizer
+
+Headers = tuple[tuple[str, str], ...]
+Events = tuple[bytes, ...]
+"""Server-sent events, each complete with its blank line."""
+
+JSON_TYPE: Headers = (("content-type", "application/json"),)
+EVENT_STREAM_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
+TEXT_TYPE: Headers = (("content-type", "text/plain; charset=utf-8"),)
+
+dumps = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer that is known as a whole."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Headers = JSON_TYPE
+    chunked: bool = False
+    """The body is sent with the chunked transfer coding, as every event stream is."""
+
+
+class ErrorReply(Exception):  # noqa: N818 - not a mistake of ours: the server's answer to a request it does not take
+    """A request that gets a Reply instead of tokens."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One request for tokens, as it came in."""
+
+    index: int
+    """Its place among all requests for tokens."""
+    body: Mapping[str, Any]
+    created_s: int
+    stop_after: int | None
+    """The model ends its answer by itself after so many tokens; None: it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the model says to one accepted request."""
+
+    request: CompletionRequest
+    streamed: bool
+    prompt_tokens: int
+    asked_tokens: int
+    """The limit on new tokens, after the server's clamping."""
+    ids: Sequence[int]
+    texts: Sequence[bytes]
+    """Of each token, as it can stand inside a JSON string."""
+    finish_reason: str
+    """The server's own word."""
+
+    @property
+    def output_tokens(self) -> int:
+        """At least one."""
+        return len(self.ids)
+
+    @property
+    def text(self) -> str:
+        """The whole answer, without special tokens."""
+        return tokenizer.decode(self.ids)
+
+
+class EventEncoder(Protocol):
+    """(tokens sent before, tokens in this event, whether the answer ends with it) to the event's bytes."""
+
+    def __call__(self, first: int, tokens: int, last: bool, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A completion on the wire: every byte of it, streamed or whole."""
+
+    completion: Completion
+    event: EventEncoder
+    answer: Callable[[float], Reply]
+    """The whole answer of a request that is not streamed, from the seconds that it took."""
+    failure: Events
+    """The server's own words for an error after the stream has begun, up to the end of the stream."""
+    merges: bool = False
+    """Several tokens can share one event. Otherwise each has its own, and the events leave in one send."""
+    opening: Events = ()
+    """Sent together with the first token."""
+    closing: Events = ()
+    """Sent together with the last token."""
+    role_only: Events = ()
+    """Chat: what a server sends that announces the role before it has generated anything."""
+    head: Headers = ()
+    """Headers of the stream that depend on the request."""
+
+
+def event(payload: bytes) -> bytes:
+    """One server-sent event, with one blank after the colon."""
+    return b"data: %b\n\n" % payload
+
+
+DONE = event(b"[DONE]")
+
+
+TEXT = "\0text"
+"""Stands for a token's text in the templates of `text_events`."""
+
+
+def json_event(value: Any) -> bytes:
+    """One server-sent event of a JSON value."""
+    return event(dumps(value))
+
+
+def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping[str, Any]) -> EventEncoder:
+    """Events of one token each: `inner`, or `final` for the last, with the token's text in place of TEXT."""
+    mark = dumps(TEXT)[1:-1]
+    begin, _, end = json_event(inner).rpartition(mark)
+    final_begin, _, final_end = json_event(final).rpartition(mark)
+
+    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+        return final_begin + texts[first] + final_end if last else begin + texts[first] + end
+
+    return encode
+
+
+def events_reply(*payloads: bytes, headers: Headers = EVENT_STREAM_TYPE) -> Reply:
+    """An event stream that is known as a whole, as a refusal after status 200 is."""
+    return Reply(b"".join(map(event, payloads)), headers=headers, chunked=True)
+
+
+def ok(value: Any, headers: Headers = JSON_TYPE) -> Reply:
+    """200 with a JSON body."""
+    return Reply(dumps(value), headers=headers)
+
+
+def mapping(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; empty where it is something else."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def integer(value: Any) -> int | None:
+    """A number without fraction, or a string of one, as pydantic's lax mode takes it; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return int(value) if isinstance(value, str) or value == int(value) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def number(value: Any) -> float | None:
+    """A number, or None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def chat_text(messages: Any) -> str:
+    """Messages as the simulated model's chat template renders them.
+
+    Every role and content stands on lines of its own, so that a message's tokens do not depend on its neighbours.
+    """
+    found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
+    rendered = [f"{_message_text(each, 'role')}:\n{_message_text(each, 'content')}\n" for each in found]
+    return "".join(rendered) + "assistant:\n"
+
+
+def _message_text(message: Mapping[str, Any], name: str) -> str:
+    """Text, or the texts of a list of parts."""
+    value = message.get(name)
+    if isinstance(value, list):
+        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
+    return value if isinstance(value, str) else ""

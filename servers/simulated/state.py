@@ -1,0 +1,244 @@
+"""What a running simulated server knows and has counted: its log, its metrics, and the text in which it says them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.protocol import Completion, CompletionRequest
+from servers.simulated.stream import LogLine, Stream
+from servers.simulated.timing import Gauges
+from servers.simulated.tokenizer import Vocabulary
+
+_BUFFER_BYTES = 1 << 20
+_LONGEST = 10_000
+"""Requests that may wait to be settled. A server that is never idle settles one when it gets another."""
+_COLLECT_PAUSE_S = 1.0
+
+SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
+TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
+
+
+class Log:
+    """Writes lines to `path`, or hands them to `keep`, or drops them when there is neither."""
+
+    def __init__(self, path: Path | None = None, keep: Callable[[LogLine], None] | None = None) -> None:
+        self._file = path.open("wb", buffering=_BUFFER_BYTES) if path else None
+        self._keep = keep
+
+    def append(self, line: LogLine) -> None:
+        """Costs some microseconds for a hundred instants, and no system call until the buffer is full."""
+        if self._keep:
+            self._keep(line)
+        if self._file:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def flush(self) -> None:
+        """Lets others read what has been written."""
+        if self._file:
+            self._file.flush()
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Adds the line that says how the server did as a whole."""
+        if self._file:
+            self._file.write(msgspec.json.encode({"summary": summary}) + b"\n")
+            self._file.close()
+            self._file = None
+
+
+class Histogram:
+    """Observations counted by upper bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one value. A bound belongs to its own bucket."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Metrics:
+    """Totals since the start, in our words; each server's page gives them its own names.
+
+    `bounds` has the bucket bounds of every histogram, by the names in SECONDS and TOKENS.
+    """
+
+    def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        self.requests = 0
+        self.by_reason: Counter[str] = Counter()
+        """Requests that were taken and have ended, by the server's own word, or `abort` for those cut short."""
+        self.refused: Counter[str] = Counter()
+        """Requests that were not taken: `overloaded`, `validation`, ..."""
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.histograms = {name: Histogram(bounds[name]) for name in (*SECONDS, *TOKENS)}
+
+    @property
+    def finished(self) -> int:
+        """Requests that were answered to their end."""
+        return sum(self.by_reason.values()) - self.by_reason["abort"]
+
+    def finish(self, stream: Stream, ended_ns: int) -> None:
+        """A request that was taken has come to its end, in whatever way."""
+        line, completion = stream.line, stream.completion
+        complete = stream.ending == "complete" and bool(line.sent_ns)
+        self.by_reason[completion.finish_reason if complete else "abort"] += 1
+        self.prompt_tokens += completion.prompt_tokens
+        self.output_tokens += stream.count  # generated, also when the client had gone
+        if not complete:
+            return
+        first_ns, last_ns, gaps = line.sent_ns[0], line.sent_ns[-1], stream.count - 1
+        values = {
+            "prompt_tokens": completion.prompt_tokens,
+            "output_tokens": stream.count,
+            "asked_tokens": completion.asked_tokens,
+            "ttft_s": (first_ns - line.received_ns) / 1e9,
+            "e2e_s": (ended_ns - line.received_ns) / 1e9,
+            "decode_s": (last_ns - first_ns) / 1e9,
+            "tpot_s": (last_ns - first_ns) / 1e9 / gaps if gaps else 0.0,
+        }
+        for name, value in values.items():
+            self.histograms[name].observe(value)
+        for before_ns, after_ns in pairwise(line.sent_ns):
+            self.histograms["itl_s"].observe((after_ns - before_ns) / 1e9)
+
+
+class ServerState:
+    """What the pages and the answers of one running server know. `longest` is the limit of prompt and output."""
+
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        longest: int,
+        buckets: Mapping[str, Sequence[float]],
+        gauges: Callable[[], Gauges],
+        log: Log | None = None,
+    ) -> None:
+        self.config = config
+        self.longest = longest
+        self.vocabulary = Vocabulary(config.seed, longest)
+        self.metrics = Metrics(buckets)
+        self.gauges = gauges
+        self.started_s = int(time.time())
+        self.streams: set[Stream] = set()
+        """Accepted requests that are not finished."""
+        self._log = log or Log()
+        self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
+        self._collected_s = time.monotonic()
+
+    def complete(
+        self,
+        request: CompletionRequest,
+        prompt_tokens: int,
+        asked_tokens: int,
+        *,
+        streamed: bool,
+        ends_after: int | None = None,
+        ended: str = "stop",
+    ) -> Completion:
+        """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that."""
+        ends = [limit for limit in (request.stop_after, ends_after) if limit is not None]
+        output = min([asked_tokens, *ends])
+        start = self.vocabulary.start(request.index)
+        return Completion(
+            request=request,
+            streamed=streamed,
+            prompt_tokens=prompt_tokens,
+            asked_tokens=asked_tokens,
+            ids=self.vocabulary.ids[start : start + output],
+            texts=self.vocabulary.texts[start : start + output],
+            finish_reason="length" if output == asked_tokens else ended,
+        )
+
+    def end(self, line: LogLine, stream: Stream | None = None) -> None:
+        """A request for tokens has ended, or was refused, which has no stream.
+
+        It is accounted for when no stream is left that could be made late: a burst's streams all end within a moment,
+        and what counting one costs would be what the last tokens of the others are late.
+        """
+        ended_ns = time.monotonic_ns()
+        # One offset between the clocks for the line, as streams last seconds.
+        self._ended.append((line, stream, ended_ns, time.time_ns() - ended_ns))
+        if not self.streams:
+            self.settle()
+            self._collect()
+        elif len(self._ended) > _LONGEST:
+            self._settle_one()
+
+    def settle(self) -> None:
+        """Accounts for every request that has ended, for somebody who wants to read the totals."""
+        while self._ended:
+            self._settle_one()
+        self._log.flush()
+
+    def _settle_one(self) -> None:
+        line, stream, ended_ns, offset_ns = self._ended.popleft()
+        if stream is not None:
+            self.metrics.finish(stream, ended_ns)
+            line.prompt_tokens = stream.completion.prompt_tokens
+        line.received_ns += offset_ns
+        line.due_ns = [instant + offset_ns for instant in line.due_ns]
+        line.sent_ns = [instant + offset_ns for instant in line.sent_ns]
+        line.output_tokens = sum(line.tokens)
+        self._log.append(line)
+
+    def _collect(self) -> None:
+        """Full collections happen here and not in the middle of a burst, which one would stop for tens of ms."""
+        now_s = time.monotonic()
+        if now_s - self._collected_s > _COLLECT_PAUSE_S:
+            self._collected_s = now_s
+            gc.collect()
+
+
+# The Prometheus text format, version 0.0.4.
+
+Labels = Mapping[str, str]
+Row = tuple[str, str, str, float | Mapping[tuple[str, str], float] | Histogram]
+"""Exported name without the server's prefix, `counter`, `gauge` or `histogram`, HELP text, and the value; or values by
+one further label and its value. A counter's name has its suffix already."""
+
+
+def exposition(prefix: str, labels: Labels, rows: Sequence[Row]) -> str:
+    """A page of metrics, all with these labels."""
+    page = []
+    for short, kind, says, value in rows:
+        name = prefix + short
+        page.append(f"# HELP {name} {says}\n# TYPE {name} {kind}\n")
+        if isinstance(value, Histogram):
+            bounds = [*map(str, map(float, value.bounds)), "+Inf"]
+            cumulative = zip(bounds, accumulate(value.counts), strict=True)
+            page += [_sample(f"{name}_bucket", {**labels, "le": bound}, number) for bound, number in cumulative]
+            page += [_sample(f"{name}_count", labels, sum(value.counts)), _sample(f"{name}_sum", labels, value.sum)]
+        elif isinstance(value, Mapping):
+            page += [_sample(name, {**labels, label: word}, each) for (label, word), each in value.items()]
+        else:
+            page.append(_sample(name, labels, value))
+    return "".join(page)
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    """Labels in alphabetical order, with the three escapes that the format has."""
+    if not labels:
+        return f"{name} {float(value)}\n"
+    escaped = {key: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for key, text in labels.items()}
+    shown = ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped))
+    return f"{name}{{{shown}}} {float(value)}\n"
+
+
+def steps_of_half(shortest_s: float, longest: int) -> dict[str, Sequence[float]]:
+    """Bucket bounds of TGI and LightLLM: 35 durations, each 1.5 times the one before, and hundredths of the length."""
+    durations = [shortest_s * 1.5 ** (power + 1) for power in range(35)]
+    hundredths = [longest / 100 * (part + 1) for part in range(100)]
+    return {**dict.fromkeys(SECONDS, durations), **dict.fromkeys(TOKENS, hundredths)}

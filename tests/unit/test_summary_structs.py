@@ -1,0 +1,30 @@
+"""The Structs of a summary hold exactly what summary.json holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.summary import as_dict, typed
+
+TESTS = Path(__file__).parents[1]
+FOUND = [TESTS / "golden/burst/summary.json", *(TESTS / "data/recorded").glob("*/summary.expected.json")]
+
+
+@pytest.mark.parametrize("file", FOUND, ids=lambda file: file.parent.name)
+def test_a_summary_survives_its_structs(file: Path) -> None:
+    """Every key and figure is there again, and none besides."""
+    found = json.loads(file.read_text("utf-8"))
+    assert as_dict(typed(found)) == found
+
+
+def test_latencies_go_by_key_and_by_attribute() -> None:
+    """`ttft_s` as in the file, `ttft` as in Python; another name says which there are."""
+    latency = typed(json.loads(FOUND[0].read_text("utf-8"))).latency
+    assert latency.ttft.p50 == latency["ttft_s"].p50 == latency["ttft_s"].of("p50")
+    assert "ttft_s" in latency
+    assert "e2e_due" in dir(latency)
+    with pytest.raises(AttributeError, match="no latency 'tftt'; there are ttft, "):
+        _ = latency.tftt

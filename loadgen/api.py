@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import os
 import queue
 import signal
@@ -29,29 +28,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from loadgen.errors import LoadgenError, OutputError, PlanError
+from loadgen.errors import LoadgenError, PlanError
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
     from analysis.objectives import Bound, Objective
-    from analysis.report.sections import ReportedRun
+    from analysis.report.page import Part
     from analysis.summary import Summary
     from loadgen.engine.counts import Counts
     from loadgen.plan import Plan
 
 OnProgress = Callable[[str, "Counts"], None]
 """Gets a phase (`connecting`, `running`, `ended`) and the counts so far, ten times a second."""
-SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 POLL_S = 0.5
 
 
 class Result:
     """What was measured in one run, and what it means."""
 
-    def __init__(self, path: Path, reported: ReportedRun) -> None:
+    def __init__(self, path: Path, reported: Part) -> None:
         self.path = path
         """The run's folder, or its file, as it was named."""
-        self.reported = reported
+        self._reported = reported
 
     @property
     def summary(self) -> Summary:
@@ -59,28 +57,9 @@ class Result:
 
         `summary.latency.ttft.p99`, `summary.requests.complete`, `summary.client.verdict`.
         """
-        return self.reported.summary
+        from analysis.summary import typed
 
-    @property
-    def figures(self) -> list[str]:
-        """The names that `figure` knows for this run."""
-        from analysis.report.charts import CHARTS
-
-        return [name for name in self.reported.data if CHARTS[name].traces]
-
-    def figure(self, name: str) -> Any:
-        """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
-        KeyError for a name that is not in `figures`."""
-        from analysis.report.charts import figure
-        from analysis.report.sections import chart_runs
-
-        if name not in self.figures:
-            raise KeyError(f"{name!r}: there are {', '.join(self.figures)}")
-        try:
-            from plotly.graph_objects import Figure
-        except ImportError:
-            raise LoadgenError("figures need plotly", "pip install 'llm-loadgen[notebook]'") from None
-        return Figure(figure(name, chart_runs([self.reported])))
+        return typed(self._reported.summary)
 
     def frame(self) -> Any:
         """One row per request, warm-up included: the columns of `loadgen export`'s table `requests`, instants in
@@ -102,22 +81,14 @@ class Result:
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write the page, by default report.html in the run's folder; where it is. Raises OutputError."""
+        from loadgen.cli.output import folder_of, write_page
+
         page = Path(path) if path is not None else folder_of(self.path) / "report.html"
-        write_page([self], page)
+        write_page([self._reported], page, [])
         return page
-
-    def text(self, *, width: int = 80, colour: bool = False) -> str:
-        """What the command prints of a run."""
-        from analysis.report.sections import brief
-        from analysis.report.terminal import render
-
-        return render(brief(self.summary), width=width, colour=colour)
 
     def __repr__(self) -> str:
         return f"Result({str(self.path)!r})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.text())}</pre>"
 
 
 def run(
@@ -187,7 +158,7 @@ def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[
     `objectives` and `goodput` as for `run`. Raises RunFileError when it is no run or cannot be read, PlanError for an
     expression that is none.
     """
-    return summarised(Path(path), *_judged(objectives, goodput))
+    return _summarised(Path(path), *_judged(objectives, goodput))
 
 
 def compare(
@@ -225,61 +196,6 @@ def simulated(server: str, **options: Any) -> Iterator[str]:
 
     with spawn(SimulatedConfig(server=server, **options)) as url:
         yield url
-
-
-def summarised(path: Path, objectives: Sequence[Objective] = (), bounds: Sequence[Bound] = ()) -> Result:
-    """The Result of a run; of its Records only a summary and the charts' data stay in memory. Raises RunFileError."""
-    from analysis.gather import load
-    from analysis.metrics import summarise
-    from analysis.report.charts import ChartInput, chart_data
-    from analysis.report.sections import ReportedRun
-    from analysis.telemetry import series
-    from loadgen.runfile import RunFileError
-
-    try:
-        run, frame = load(path)
-    except OSError as error:
-        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    summary = summarise(run, frame)
-    if bounds:
-        from analysis.goodput import goodput
-
-        summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
-    if objectives:
-        from analysis.judging import judge
-
-        summary.objectives = judge(objectives, frame, summary)
-    return Result(path, ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run)))))
-
-
-def folder_of(run: Path) -> Path:
-    """The folder of a run that was named by itself or by its file."""
-    return run if run.is_dir() else run.parent
-
-
-def write_page(results: Sequence[Result], page: Path, extra: Sequence[Any] = ()) -> None:
-    """One page for these runs, with the sections of the caller after its first screen. Raises OutputError."""
-    from analysis.report.page import render
-    from analysis.report.sections import full
-
-    write_text(page, render(full([result.reported for result in results], extra)))
-
-
-def write_summary(result: Result) -> None:
-    """summary.json in the run's folder. Raises OutputError."""
-    import json
-
-    from analysis.summary import as_dict
-
-    write_text(folder_of(result.path) / "summary.json", json.dumps(as_dict(result.summary), indent=2) + "\n")
-
-
-def write_text(file: Path, text: str, hint: str = SAFE) -> None:
-    """Write a file of results. Raises OutputError with this hint."""
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {file}: {error.strerror}", hint) from error
 
 
 class _Measurement:
@@ -353,9 +269,7 @@ class _Measurement:
             raise self._error
         if not self._began:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
-        found = summarised(self._folder, objectives, bounds)
-        write_summary(found)
-        return found
+        return _summarised(self._folder, objectives, bounds)
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -393,6 +307,12 @@ def _error(kind: type[BaseException], args: Sequence[Any], found: Mapping[str, A
     error: BaseException = kind.__new__(kind, *args)
     error.__dict__.update(found)
     return error
+
+
+def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
+    from loadgen.cli.output import summarised
+
+    return Result(path, summarised(path, objectives, bounds))
 
 
 def _judged(objectives: Sequence[str], goodput: Sequence[str]) -> tuple[Sequence[Objective], Sequence[Bound]]:

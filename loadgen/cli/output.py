@@ -93,7 +93,7 @@ class Output:
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
         if page is not None:
-            _write_page(parts, page, [group for group in groups if group.between])
+            write_page(parts, page, [group for group in groups if group.between])
         summaries = [dict(part.summary) for part in parts]
         if self._junit is not None:
             _write_junit(summaries, self._junit)
@@ -109,7 +109,7 @@ class Output:
         return summaries
 
     def _group(self, path: Path) -> Group:
-        parts = [_summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
+        parts = [summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)
         group = Group(path, parts, _between([part.summary for part in parts]))
@@ -159,7 +159,7 @@ def _between(summaries: list[Mapping[str, Any]]) -> Summary:
     return between(summaries)
 
 
-def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Part:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Part:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.metrics import summarise
@@ -205,7 +205,7 @@ def _write_junit(summaries: list[Summary], file: Path) -> None:
     write_text(file, render(summaries))
 
 
-def _write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
+def write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
     from analysis.report.extras import between_runs, by_turn, good_requests
     from analysis.report.page import render
 

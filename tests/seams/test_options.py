@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,19 +20,6 @@ class Colourful(Plan):
     """A Plan with a made-up option."""
 
     colour: Annotated[Literal["red", "blue"], RunOption(HELP, "Prompts", "form")] = "red"
-
-
-WEB_FORM = """
-import loadgen.plan
-from tests.seams.test_options import Colourful
-loadgen.plan.Plan = Colourful
-{attach}
-from locust.argument_parser import get_parser, ui_extra_args_dict
-parser = get_parser()
-print([each.help for each in parser._actions if "--colour" in each.option_strings])
-print(ui_extra_args_dict([])["colour"])
-"""
-"""In a process of its own, because Locust brings gevent."""
 
 
 @pytest.fixture
@@ -80,15 +65,6 @@ def test_the_command_that_repeats_a_run_names_it() -> None:
 def test_the_generated_page_documents_it() -> None:
     """A row for each command that has it."""
     assert _generate().command_line().count(f"| `--colour` | {HELP}") == 3
-
-
-def test_the_web_form_offers_it() -> None:
-    """`loadgen ui` gives it to Locust as a field of the start form, with its help and its default."""
-    attach = "from loadgen.interactive import user"
-    done = subprocess.run(
-        [sys.executable, "-c", WEB_FORM.format(attach=attach)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines() == [f"['{HELP}']", "red"], done.stderr
 
 
 def _generate() -> Any:

@@ -72,6 +72,15 @@ def error_bars(frame: Frame, own: Own) -> dict[str, float | None]:
     }
 
 
+def first_off_s(frame: Frame) -> Floats:
+    """By how much the TTFT of each request may be too large at most, in seconds, if nothing is known of how long the
+    client was away; 0 where its first token was read alone."""
+    off_ns = np.zeros(len(frame))
+    for reads in _merged(frame, None):
+        off_ns[reads.rows[reads.first]] = reads.off_ns[reads.first]
+    return off_ns / 1e9
+
+
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is too large by at most what stands in `off_s`:
     the true median lies between that of all of them lessened and this. NaN among them is no sample."""

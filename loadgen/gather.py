@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.engine.worker import WorkerTask
 from loadgen.errors import OutputError
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header
 from workloads.request import Request
+
+if TYPE_CHECKING:
+    from loadgen.engine.worker import WorkerTask
 
 
 @dataclass(frozen=True, slots=True)

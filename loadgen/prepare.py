@@ -125,8 +125,8 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     dialect = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
-    with _server(plan, schedule, access, say) as found:
-        facts = replace(found, model=plan.model or found.model)
+    room = Room(schedule.at_once, schedule.in_flight, SESSION_TOKENS if plan.of_sessions else 4096)
+    with server_for(plan, room, access, say, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
         with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
@@ -136,7 +136,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         )
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
         tasks = _tasks(plan, schedule, folder, facts, dialect, prompts, access)
-        yield Prepared(schedule, prompts, tasks, _header(plan, facts, dialect, prompts))
+        yield Prepared(schedule, prompts, tasks, header_of(plan, facts, dialect, prompts.how))
 
 
 def access_of(plan: Plan) -> Access:
@@ -233,36 +233,52 @@ def longest_prompt_of(plan: Plan) -> int:
 # Of whom.
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server must have room for."""
+
+    at_once: int
+    """Requests that are certainly under way together."""
+    streams: int
+    """Requests of which a simulated one takes so many at a time."""
+    tokens: int
+    """How long a prompt and its answer may be together at least, at a simulated one."""
+
+
 @contextlib.contextmanager
-def _server(plan: Plan, schedule: Schedule, access: Access, say: Say) -> Iterator[ServerFacts]:
-    """The server that answers, held against the plan; the built-in simulated one lives as long as this block."""
+def server_for(plan: Plan, room: Room, access: Access, say: Say, about: str = "") -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan; the built-in simulated one lives as long as this block. `say`
+    gets one line: who it is, and what is `about` to come.
+
+    Raises servers.errors.ServerError.
+    """
     from servers.find import check_limits, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
-        with _simulated(plan, schedule, max(SESSION_TOKENS if plan.of_sessions else 4096, sum(longest)), say) as facts:
-            yield facts
+        say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
+        with _simulated(plan, room.streams, max(room.tokens, sum(longest))) as facts:
+            yield replace(facts, model=plan.model or facts.model)
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
-    say(f"{title} at {facts.url}: {_words(plan)}")
-    check_limits(facts, schedule.at_once, *longest)
-    yield facts
+    say(f"{title} at {facts.url}{about}")
+    check_limits(facts, room.at_once, *longest)
+    yield replace(facts, model=plan.model or facts.model)
 
 
 @contextlib.contextmanager
-def _simulated(plan: Plan, schedule: Schedule, max_model_len: int, say: Say) -> Iterator[ServerFacts]:
-    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}): {_words(plan)}")
+def _simulated(plan: Plan, streams: int, max_model_len: int) -> Iterator[ServerFacts]:
     from servers.find import probe
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn_process
 
-    host.allow_open_files(schedule.in_flight)  # the child inherits the limit
+    host.allow_open_files(streams)  # the child inherits the limit
     config = SimulatedConfig(
         server=plan.server,
         clock="batching",
         speed=plan.speed,
-        max_concurrent_requests=schedule.in_flight,
+        max_concurrent_requests=streams,
         max_model_len=max_model_len,
         seed=plan.seed,
     )
@@ -308,14 +324,15 @@ def _tasks(
             dialect=dialect,
             model=facts.model,
             headers=access.headers,
-            kernel_stamps=plan.stamps == "kernel",
+            stamps=plan.stamps,
             part=folder / f"part-{worker}.jsonl",
         )
         for worker in range(plan.workers)
     ]
 
 
-def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
+def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:
+    """What is known of a run before it starts. `how` says how the length of prompts was made exact."""
     from loadgen.runfile import Header
 
     why = dialect.misleads(facts.version)  # who did not force it did not get here
@@ -326,7 +343,7 @@ def _header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) 
         plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": prompts.how, **({"forced": why} if why else {})},
+        client={"prompts": how, **({"forced": why} if why else {})},
     )
 
 

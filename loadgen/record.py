@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 State = Literal["complete", "truncated", "failed", "dropped"]
 
-ERROR_KINDS = (
+ErrorKind = Literal[
     "connect",  # no connection (refused, unreachable, TLS), or closed before any answer
     "timeout",  # the request's own time limit ran out
     "http_status",  # the server answered, but not with 200
@@ -19,7 +19,14 @@ ERROR_KINDS = (
     "session_ended",  # never sent: a turn of a session that ended before it
     "cancelled",  # never sent or cut off, because the run was interrupted
     "worker_lost",  # the process that drove it died; what happened to it is unknown
-)
+]
+ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
+if TYPE_CHECKING:
+    NoneOrKind = ErrorKind | Literal[""]
+else:
+    NoneOrKind = (
+        str  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
+    )
 
 
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):
@@ -53,7 +60,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """Generated tokens in each of those chunks."""
     end_ns: int | None = None
     """Arrival of the dialect's end marker, or of the instant the request was given up."""
-    error_kind: str = ""
+    error_kind: NoneOrKind = ""
+    """Why it is not complete, a word of ERROR_KINDS."""
     error_detail: str = ""
     http_status: int | None = None
     finish_reason: str = ""
@@ -64,7 +72,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     output_tokens_asked: int = 0
     output_tokens: int | None = None
     counted_by: Literal["server", "wire", "tokenizer", ""] = ""
-    stamps: Literal["kernel", "user", ""] = ""
+    stamps: str = ""
+    """Name of the source of its arrival instants (servers.wire.stamps): `kernel`, `user`."""
     late_ns_max: int = 0
     """Largest delay between the kernel's receive stamp and the instant this process had read the bytes."""
     reads: int = 0

@@ -87,6 +87,29 @@ def load_facts(arrivals: str, workload: str) -> LoadFacts:
     )
 
 
+class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Where the run's arrival instants come from, as the source says it of itself (servers.wire.stamps)."""
+
+    name: str = ""
+    """As Records have it. A Record of another source than the run's is no better than user-space timestamps."""
+    title: str = ""
+    exact: bool = False
+    """Whether a stamp is right however late the process read."""
+    error_s: float | None = None
+    """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
+    by_read: bool = True
+    """Whether tokens that were read together share a stamp."""
+
+
+def stamp_facts(name: str) -> StampFacts:
+    """What the source of this name says of itself; of one that is not known here, the least."""
+    from servers.wire.stamps import PLAIN, SOURCES
+
+    source = SOURCES.get(name, PLAIN)
+    title = source.title if name in SOURCES else f"{name} timestamps"
+    return StampFacts(name=name, title=title, exact=source.exact, error_s=source.error_s, by_read=source.by_read)
+
+
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """The first line: all that was known before the first byte was sent."""
 
@@ -108,19 +131,23 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     server: dict[str, Any]
     """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
     notes of its kind."""
+    stamps: StampFacts = StampFacts()
+    """Where arrival instants come from; of older runs filled in as they are read."""
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
-    """stamps (`kernel` or `user`), prompts (how their length was made exact), open_files; forced, where a version that
+    """stamps (the source's name), prompts (how their length was made exact), open_files; forced, where a version that
     misleads was measured all the same: why it does; of a run over several machines also machines: name, workers, host,
     offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
     def __post_init__(self) -> None:
-        """Of a run from before `load`, or one made without."""
+        """Of a run from before `load` and `stamps`, or one made without."""
         if not self.load.kind:
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
+        if not self.stamps.name:
+            self.stamps = stamp_facts(str(self.client.get("stamps", "user")))
 
     @property
     def server_title(self) -> str:

@@ -80,7 +80,7 @@ def events_sent(url: str) -> int:
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

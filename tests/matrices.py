@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loadgen.cli.matrix_results import write_report
+from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
-from loadgen.matrix.cells import Repeat, starts
+from loadgen.matrix import Repeat, starts
 from loadgen.matrix.plan import MatrixPlan
-from loadgen.matrix.state import journal, key_of
+from loadgen.matrix.state import journal
 from tests.runs import burst, footer, header, healthy, write
 
 PACE = {"vllm": 1.0, "tgi": 1.1, "lightllm": 0.9}
@@ -42,7 +42,7 @@ def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: An
             named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
             book.write("up", start=start.number, **named, seconds=1.5, facts={"image": "tgi:3.3.7"})
             for place, repeat in enumerate(start.repeats):
-                key = {"cell": key_of(repeat.cell), "repeat": repeat.number}
+                key = {"cell": repeat.cell._asdict(), "repeat": repeat.number}
                 if repeat.cell.server == failing:
                     book.write(
                         "failure", **key, kind="LaunchError", reason=f"out of memory {nasty}", hint="", log=nasty

@@ -10,7 +10,7 @@ from typer import Exit, Option
 from loadgen.cli.options import seconds
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
 
 Distributed = Annotated[
     bool,
@@ -50,17 +50,17 @@ BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0
 
 
-def asked_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Asked | None:
+def spread_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Spread | None:
     """How the run is spread by these options, or None for a run on this machine. Raises PlanError, DistributedError."""
     if not distributed:
         return None
-    from loadgen.distributed.address import address_of
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
+    from loadgen.distributed.peers import address_of
     from loadgen.errors import PlanError
 
     if expect_workers < 1:
         raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return Asked(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+    return Spread(expect_workers, address_of(bind, "--bind"), join_timeout_s)
 
 
 def worker(
@@ -76,7 +76,7 @@ def worker(
     here or not the one named; 130 interrupted.
     """
     from loadgen.cli.output import Output
-    from loadgen.distributed.address import address_of
+    from loadgen.distributed.peers import address_of
     from loadgen.distributed.worker import serve
 
     output = Output(as_json=False, quiet=quiet)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
-from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, asked_of
+from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.options import run_command
 from loadgen.cli.output import AsJson, Output, Quiet, Report, finish
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Asked
+    from loadgen.distributed.master import Spread
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
@@ -52,7 +52,7 @@ def drive(
         junit=junit,
     )
     asked = Plan(**settings)
-    spread = asked_of(distributed, expect_workers, bind, join_timeout_s)
+    spread = spread_of(distributed, expect_workers, bind, join_timeout_s)
     folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
         _run(asked, folder, output, spread)
@@ -97,7 +97,7 @@ def run(
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
 
 
-def _run(asked: Plan, folder: Path, output: Output, spread: Asked | None) -> Footer:
+def _run(asked: Plan, folder: Path, output: Output, spread: Spread | None) -> Footer:
     from loadgen import prepare
 
     command = ["loadgen", *sys.argv[1:]]

@@ -15,9 +15,9 @@ from loadgen.cli.output import Output, Quiet, finish
 from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
-    from loadgen.interactive.desk import Desk
+    from loadgen.interactive.session import LocustSession
 
-LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "locustfile.py"
+LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
 LAST_ANSWERS_S = 60
 """Without a page, users finish what they have begun; after so long they are cut off."""
 
@@ -62,38 +62,33 @@ def ui(
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Say how long with --run-time.")
+    from loadgen.interactive import interactive_plan, locust_option
+
+    interactive_plan(settings)  # mistakes are told before anything is started
     output, report = _output(**shared)
     page = ["--web-host", host, "--web-port", str(port)]
     if headless:
         page = ["--headless", "--only-summary", "--stop-timeout", str(LAST_ANSWERS_S)]
     until = [] if run_time_s is None else ["--run-time", str(max(1, round(run_time_s)))]
     load = ["--users", str(users), "--spawn-rate", str(spawn_rate)]
-    ours = _arguments(settings | ({} if out is None else {"out": out}))
-    desk = _drive(
-        ["-f", str(locustfile or LOCUSTFILE), *page, *until, *load, *ours], quiet=shared["quiet"] or shared["as_json"]
+    ours = {locust_option(name): value for name, value in (settings | ({"out": out} if out else {})).items()}
+    options = [name if value is True else f"{name}={value}" for name, value in ours.items() if value is not False]
+    session = _drive(
+        ["-f", str(locustfile or LOCUSTFILE), *page, *until, *load, *options],
+        quiet=shared["quiet"] or shared["as_json"],
     )
-    if desk.failed is not None and (headless or desk.setting is None):
-        raise desk.failed
-    if headless and not desk.folders:
+    if session.failed is not None and (headless or session.target is None):
+        raise session.failed
+    if headless and not session.folders:
         raise PlanError("nothing was started within --run-time", "Give it more time.")
     if not headless:
-        for folder in desk.folders:
+        for folder in session.folders:
             output.say(str(folder / "run.jsonl"))
         raise Exit(EXIT_OK)
-    raise Exit(finish(output, desk.folders[0], report=report))
+    raise Exit(finish(output, session.folders[0], report=report))
 
 
-def _arguments(settings: dict[str, Any]) -> list[str]:
-    """Options that our users add to Locust's."""
-    from loadgen.plan import option_name
-
-    named = {option_name(name): value for name, value in settings.items() if value is not False}
-    if "--timeout" in named:
-        named["--request-timeout"] = named.pop("--timeout")
-    return [text for name, value in named.items() for text in ((name,) if value is True else (name, str(value)))]
-
-
-def _drive(arguments: list[str], *, quiet: bool) -> Desk:
+def _drive(arguments: list[str], *, quiet: bool) -> LocustSession:
     """Locust's own main, to its end. From here on gevent has this process; its asyncio is not used."""
     try:
         from locust.main import main
@@ -101,17 +96,17 @@ def _drive(arguments: list[str], *, quiet: bool) -> Desk:
         raise PlanError(
             f"loadgen ui needs Locust, which is not installed ({error})", "pip install 'llm-loadgen[ui]'"
         ) from None
-    from loadgen.interactive.desk import DESK
+    from loadgen.interactive.session import SESSION
 
     if quiet:
         logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level
     command, sys.argv = sys.argv, ["locust", *arguments, *(["--loglevel", "ERROR"] if quiet else [])]
-    DESK.command = ["loadgen", *command[1:]]
+    SESSION.command = ["loadgen", *command[1:]]
     try:
         main()
     except SystemExit as end:
-        if end.code == EXIT_USAGE and DESK.setting is None and DESK.failed is None:
+        if end.code == EXIT_USAGE and SESSION.target is None and SESSION.failed is None:
             raise
     finally:
         sys.argv = command
-    return DESK
+    return SESSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,34 +14,33 @@ from typing import Any
 import msgspec
 
 from loadgen import host, prepare
-from loadgen.distributed import link as links
-from loadgen.distributed import messages
-from loadgen.distributed.address import Address
-from loadgen.distributed.errors import DistributedError, TokenError
-from loadgen.distributed.machines import Machine, Machines, exits, left_there
-from loadgen.distributed.offsets import Offset, converted
-from loadgen.distributed.parts import Incoming
-from loadgen.distributed.prints import print_of
-from loadgen.distributed.token import VARIABLE, token_of
+from loadgen.distributed import DistributedError, TokenError, protocol
+from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, offset_of
+from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
+from loadgen.distributed.protocol import Event, Frames, Incoming
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
+from loadgen.engine.counts import Counts
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather
 from loadgen.plan import Plan
-from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.runfile import Footer, Telemetry, stamp_facts
+from servers.wire.stamps import common
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000
 """From the order to start to the start, beside twice the longest round trip: enough for each machine's workers to be
 watching their clocks."""
 MEASURE_LIMIT_S = 30.0
+SAMPLES_MOST = 10_000
+"""At one exchange a second, the last hours."""
 DRIFT_LEAST_NS = 1_000
 """Less than this between the clocks is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Spread:
     """How a run is spread over machines."""
 
     machines: int
@@ -49,37 +48,224 @@ class Asked:
     join_timeout_s: float
 
 
+@dataclass(slots=True)
+class Machine:
+    """One worker machine, as the master sees it."""
+
+    node: str
+    """Its name in Locust."""
+    name: str
+    """Its host's name, and a number where several have the same."""
+    folder: str
+    host: dict[str, Any]
+    tasks: Sequence[WorkerTask] = ()
+    """Of its workers; none without a place in the run."""
+    drawn: protocol.Drawn | None = None
+    connecting: bool = False
+    ready: protocol.Ready | None = None
+    measured: bool = False
+    """Whether the series of exchanges that was asked for last is over."""
+    samples: list[ClockSample] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    due: list[int] = field(default_factory=list)
+    ended: protocol.Ended | None = None
+    lost: str = ""
+    """Why nothing more comes from it."""
+
+    @property
+    def workers(self) -> list[int]:
+        """Their numbers."""
+        return [task.worker for task in self.tasks]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more of the run comes from it."""
+        return self.ended is not None or bool(self.lost)
+
+    @property
+    def kept_there(self) -> str:
+        """Where to look for what a lost machine did not send."""
+        return f"What it recorded and did not send is on that machine, in {self.folder}"
+
+    def offset(self, start_ns: int) -> ClockOffset:
+        """Its clock against the master's."""
+        return offset_of(self.samples, start_ns)
+
+
+class Machines:
+    """Takes events from Locust and keeps the machines' states; as many have a part in the run as there are places."""
+
+    def __init__(
+        self,
+        link: Frames[Event],
+        places: Sequence[Sequence[WorkerTask]],
+        say: prepare.Say,
+        *,
+        on_place: Callable[[Machine], None],
+        on_piece: Callable[[Machine, protocol.Piece], None],
+    ) -> None:
+        """`places` are the tasks that each machine gets. `on_place` gets a machine with a place of its own."""
+        self.link = link
+        self.port: int | None = None
+        self.places: list[Machine | None] = [None] * len(places)
+        self.started = False
+        self._tasks = places
+        self._on_place = on_place
+        self._on_piece = on_piece
+        self._known: dict[str, Machine] = {}
+        self._joined: set[str] = set()
+        """Let in and not gone, also those that have not said anything yet."""
+        self._say = say
+
+    @property
+    def present(self) -> list[Machine]:
+        """Those with a place."""
+        return [machine for machine in self.places if machine is not None]
+
+    @property
+    def full(self) -> bool:
+        """Whether every place is taken."""
+        return None not in self.places
+
+    def listen(self) -> None:
+        """Take what comes, after a short wait for the first of it. Raises DistributedError when nothing can come."""
+        try:
+            for event in self.link.available(LISTEN_S):
+                self._take(event)
+        except EOFError:
+            raise DistributedError(
+                "Locust's master process ended on its own", "What came is in the part files."
+            ) from None
+
+    def dismiss(self, reason: str, *, kept: bool) -> None:
+        """Tell everybody that it is over."""
+        for node in self._joined:
+            machine = self._known.get(node)
+            self.link.tell(protocol.Bye(reason, kept and machine is not None and bool(machine.tasks)), node)
+
+    def counts(self) -> Counts:
+        """Sums over the machines."""
+        told = [machine.counts for machine in self.present if machine.counts]
+        return Counts(*map(sum, zip(*told, strict=True)))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, protocol.Listening):
+            self.port = event.port
+        elif isinstance(event, protocol.Rejected):
+            if self.port is None:
+                raise DistributedError(f"cannot listen: {event.reason}", "Name another address with --bind HOST:PORT.")
+            self._say(f"refused {_host_of(event.node)}: {event.reason}")
+        elif isinstance(event, protocol.Joined):
+            self._joined.add(event.node)
+        elif isinstance(event, protocol.Heard):
+            self._heard(event.node, protocol.WORKER_WORD.decode(event.body))
+        elif (machine := self._known.get(event.node)) is not None:
+            self._happened(machine, event)
+
+    def _happened(self, machine: Machine, event: protocol.Gone | protocol.SeriesEnded | protocol.Exchanged) -> None:
+        if isinstance(event, protocol.Gone):
+            self._gone(machine, event.reason)
+        elif isinstance(event, protocol.SeriesEnded):
+            machine.measured = True
+        else:
+            machine.samples.append(event.sample)
+            if len(machine.samples) > SAMPLES_MOST:
+                del machine.samples[SAMPLES_MOST // 2]
+
+    def _heard(self, node: str, word: protocol.WorkerWord) -> None:
+        machine = self._known.get(node)
+        if isinstance(word, protocol.Hello):
+            self._greet(node, word)
+        elif machine is None or machine.lost:
+            pass  # who was given up has been told so
+        elif isinstance(word, protocol.Drawn):
+            machine.drawn = word
+        elif isinstance(word, protocol.Ready):
+            machine.ready = word
+        elif isinstance(word, protocol.Unable):
+            raise DistributedError(f"{machine.name} cannot take part: {word.message}", word.hint)
+        elif isinstance(word, protocol.Progress):
+            machine.counts, machine.due = word.counts, word.due
+        elif isinstance(word, protocol.Piece):
+            self._on_piece(machine, word)
+        elif isinstance(word, protocol.Ended):
+            machine.ended, machine.due = word, word.due
+        elif isinstance(word, protocol.Started) and word.ahead_ns < 0:
+            self._say(f"{machine.name} got the order to start {-word.ahead_ns / 1e6:.1f} ms after the start")
+
+    def _greet(self, node: str, hello: protocol.Hello) -> None:
+        if hello.version != (ours := version("llm-loadgen")):
+            reason = f"the master is loadgen {ours}, and this machine has {hello.version}"
+            self.link.tell(protocol.Bye(reason, kept=False), node)
+            self._say(f"refused {_host_of(node)}: it has loadgen {hello.version}, not {ours}")
+            return
+        machine = Machine(node, self._name(str(hello.host.get("hostname", node))), hello.folder, hello.host)
+        self._known[node] = machine
+        if self.started:
+            self.link.tell(protocol.Wait("the run has begun"), node)
+            self._say(f"{machine.name} came after the start and has no part in this run")
+        elif not self.full:
+            self._place(machine)
+        else:
+            self.link.tell(protocol.Wait(f"{len(self.places)} machines are there already"), node)
+            self._say(f"{machine.name} waits: {len(self.places)} machines are there already")
+
+    def _place(self, machine: Machine) -> None:
+        place = self.places.index(None)
+        self.places[place], machine.tasks = machine, self._tasks[place]
+        self._say(f"{machine.name} joined: {len(self.present)} of {len(self.places)} machines")
+        self._on_place(machine)
+
+    def _gone(self, machine: Machine, reason: str) -> None:
+        self._joined.discard(machine.node)
+        machine.lost = reason
+        if machine not in self.present:
+            del self._known[machine.node]
+        elif not self.started:
+            self.places[self.places.index(machine)] = None
+            del self._known[machine.node]
+            self._say(f"{machine.name} is gone before the start ({reason}); waiting for another")
+            waiting = next((each for each in self._known.values() if each not in self.present), None)
+            if waiting is not None:
+                self._place(waiting)
+        elif machine.ended is None:
+            self._say(f"{machine.name} is lost: {reason}. {machine.kept_there}")
+
+    def _name(self, hostname: str) -> str:
+        names = {machine.name for machine in self._known.values()}
+        numbered = (hostname if number == 1 else f"{hostname} ({number})" for number in range(1, len(names) + 2))
+        return next(name for name in numbered if name not in names)
+
+
+def _host_of(node: str) -> str:
+    """Locust calls a worker <host name>_<random number>."""
+    return node.rpartition("_")[0] or node
+
+
 def run(
-    plan: Plan, asked: Asked, folder: Path, *, command: list[str], say: prepare.Say, on_progress: prepare.OnProgress
+    plan: Plan, spread: Spread, folder: Path, *, command: list[str], say: prepare.Say, on_progress: prepare.OnProgress
 ) -> Footer:
     """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
 
     Raises DistributedError before anything is sent, and what `prepare.run` raises.
     """
-    links.require()
-    bind = asked.bind.numeric
-    check_bind(bind, token_of(os.environ))
-    total = plan.model_copy(update={"workers": plan.workers * asked.machines})
-    with (
-        prepare.prepare(total, folder, say) as prepared,
-        links.opened("master", bind.host, bind.port) as link,
-    ):
-        host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
-        header = prepared.header
-        header.command = command
-        machines = Machines(link, asked.machines, say, version=version("llm-loadgen"))
-        master = Master(machines, prepared.tasks, header, folder, say=say, on_progress=on_progress)
-        with master.interrupts.watched():
-            return master.run(asked, prepare.sampler_of(total, header.server, prepared.schedule.due_ns))
-
-
-def check_bind(bind: Address, token: str) -> None:
-    """Raises TokenError when strangers could reach the master."""
-    if not token and not bind.loopback:
+    protocol.require_locust()
+    bind = spread.bind.numeric
+    if not token_of(os.environ) and not bind.loopback:  # strangers could reach the master
         raise TokenError(
             f"--bind {bind}: without a token the master listens on this machine only",
             f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
         )
+    total = plan.model_copy(update={"workers": plan.workers * spread.machines})
+    with (
+        prepare.prepare(total, folder, say) as prepared,
+        protocol.locust_process("master", bind.host, bind.port) as link,
+    ):
+        host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
+        prepared.header.command = command
+        master = Master(link, spread, prepared, folder, say=say, on_progress=on_progress)
+        with master.interrupts.watched():
+            return master.run(prepare.sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
 
 
 class Master:
@@ -87,34 +273,34 @@ class Master:
 
     def __init__(
         self,
-        machines: Machines,
-        shares: Sequence[WorkerTask],
-        header: Header,
+        link: Frames[Event],
+        spread: Spread,
+        prepared: prepare.Prepared,
         folder: Path,
         *,
         say: prepare.Say,
         on_progress: prepare.OnProgress,
     ) -> None:
         self.interrupts = Interrupts()
-        self._machines = machines
-        self._shares = shares
-        self._header = header
+        self._spread = spread
+        self._header = prepared.header
         self._folder = folder
         self._say = say
         self._on_progress = on_progress
-        self._incoming = Incoming({share.worker: share.part for share in shares})
-        self._each = len(shares) // len(machines.places)
-        machines.on_place = self._assign
-        machines.on_piece = self._write
+        tasks = prepared.tasks
+        self._incoming = Incoming({task.worker: task.part for task in tasks})
+        each = len(tasks) // spread.machines
+        places = [tasks[first : first + each] for first in range(0, len(tasks), each)]
+        self._machines = Machines(link, places, say, on_place=self._assign, on_piece=self._write)
 
-    def run(self, asked: Asked, sampler: Sampler) -> Footer:
+    def run(self, sampler: Sampler) -> Footer:
         """From the first machine to the footer. However it ends, each machine is told. `sampler` reads the server from
         here."""
         ended = "the master failed"
         kept = False
         try:
             sampler.idle()
-            self._assemble(asked)
+            self._assemble()
             sampler.start()
             self._header.telemetry = sampler.facts
             self._start()
@@ -133,16 +319,16 @@ class Master:
             self._machines.dismiss(ended, kept=kept)
             self._incoming.close()
 
-    def _assemble(self, asked: Asked) -> None:
+    def _assemble(self) -> None:
         """Until every place is taken by a machine that is ready and whose clock is known."""
-        machines = self._machines
+        machines, spread = self._machines, self._spread
         soon = time.monotonic() + MEASURE_LIMIT_S
         self._until(lambda: machines.port is not None, soon, "Locust's master does not come up")
-        self._say(f"waiting for {asked.machines} worker machines on {asked.bind.host}:{machines.port}")
-        deadline = time.monotonic() + asked.join_timeout_s
-        late = f"not every machine was ready after {asked.join_timeout_s:g} s"
+        self._say(f"waiting for {spread.machines} worker machines on {spread.bind.numeric.host}:{machines.port}")
+        deadline = time.monotonic() + spread.join_timeout_s
+        late = f"not every machine was ready after {spread.join_timeout_s:g} s"
         while not (machines.full and all(machine.ready for machine in machines.present)):
-            self._until(lambda: machines.full and all(machine.prepared for machine in machines.present), deadline, late)
+            self._until(lambda: machines.full and all(machine.drawn for machine in machines.present), deadline, late)
             self._measure()
             if machines.full:
                 self._connect()
@@ -154,7 +340,7 @@ class Master:
             if not machine.connecting:
                 self._check(machine)
                 machine.connecting = True
-                self._machines.link.tell(messages.Connect(), machine.node)
+                self._machines.link.tell(protocol.Connect(), machine.node)
 
     def _until(self, reached: Callable[[], bool], deadline: float, late: str) -> None:
         while not reached():
@@ -163,43 +349,39 @@ class Master:
             if time.monotonic() > deadline:
                 there = ", ".join(machine.name for machine in self._machines.present) or "none"
                 raise DistributedError(late, f"Present: {there}. --join-timeout waits longer.")
-            self._machines.listen(LISTEN_S)
+            self._machines.listen()
             self._on_progress("connecting", self._machines.counts())
 
-    def _assign(self, machine: Machine, place: int) -> None:
-        machine.first = place * self._each
+    def _assign(self, machine: Machine) -> None:
         plan = {**self._header.plan, "url": self._header.server["url"]}
-        self._machines.link.tell(messages.Assign(plan, machine.first, self._each), machine.node)
+        self._machines.link.tell(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)
 
     def _check(self, machine: Machine) -> None:
         """The same server and the same bytes everywhere, or the run would be of something else."""
-        assert machine.prepared is not None
+        assert machine.drawn is not None
         for fact in ("name", "version", "model", "simulated"):
-            ours, theirs = self._header.server[fact], machine.prepared.server.get(fact)
+            ours, theirs = self._header.server[fact], machine.drawn.server.get(fact)
             if ours != theirs:
                 raise DistributedError(
                     f"{machine.name} finds another server at {self._header.server['url']}: {fact} {theirs}, not {ours}",
                     "Give a --url that leads every machine to the same server.",
                 )
-        if machine.prepared.prints != [print_of(share) for share in self._shares_of(machine)]:
+        ours = [fingerprint(task.requests(), task.dialect, task.model) for task in machine.tasks]
+        if machine.drawn.fingerprints != ours:
             raise DistributedError(
                 f"{machine.name} draws other prompts from the same seed",
                 "Its tokenizer, dataset or trace file is not the master's: copy the file, under the same path.",
             )
-
-    def _shares_of(self, machine: Machine) -> Sequence[WorkerTask]:
-        assert machine.first is not None
-        return self._shares[machine.first : machine.first + self._each]
 
     def _measure(self) -> None:
         """A series of exchanges with every machine, now. One that does not answer keeps what is known of it."""
         there = [machine for machine in self._machines.present if not machine.lost]
         for machine in there:
             machine.measured = False
-            self._machines.link.measure(machine.node)
+            self._machines.link.post(protocol.Series(machine.node))
         deadline = time.monotonic() + MEASURE_LIMIT_S
         while time.monotonic() < deadline and not all(machine.measured or machine.lost for machine in there):
-            self._machines.listen(LISTEN_S)
+            self._machines.listen()
 
     def _start(self) -> None:
         machines = self._machines.present
@@ -207,92 +389,86 @@ class Master:
         clocks = ClockPairs()
         start_ns = self._header.start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
         self._header.start_realtime_ns = clocks.to_realtime(start_ns)
-        stamps = {machine.ready.stamps for machine in machines if machine.ready is not None}
-        self._header.client["stamps"] = "kernel" if stamps == {"kernel"} else "user"
-        self._header.client["machines"] = [self._described(machine, machine.offset(start_ns)) for machine in machines]
+        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
+        self._header.client["stamps"], self._header.stamps = stamps, stamp_facts(stamps)
+        self._header.client["machines"] = [
+            {"name": machine.name, "workers": machine.workers, "host": machine.host}
+            | _known_to(machine.offset(start_ns).before)
+            | {"exchanges": len(machine.samples)}
+            for machine in machines
+        ]
         append(self._folder / "run.jsonl", [msgspec.json.encode(self._header) + b"\n"])
         self._machines.started = True
         for machine in machines:
             at_ns = start_ns + machine.offset(start_ns).before.offset_ns
-            self._machines.link.tell(messages.Start(at_ns), machine.node)
-
-    def _described(self, machine: Machine, offset: Offset) -> dict[str, Any]:
-        return {
-            "name": machine.name,
-            "workers": [share.worker for share in self._shares_of(machine)],
-            "host": machine.host,
-            "offset_ns": offset.before.offset_ns,
-            "uncertainty_ns": offset.before.uncertainty_ns,
-            "exchanges": len(machine.samples),
-        }
+            self._machines.link.tell(protocol.Start(at_ns), machine.node)
 
     def _watch(self) -> None:
-        """Until each machine has sent everything or is lost. The first interrupt stops them all."""
+        """Until each machine has sent everything or is lost. The first interrupt stops them all; the second gives them
+        up."""
         told = 0
         while not all(machine.over for machine in self._machines.present):
-            self._machines.listen(LISTEN_S)
+            self._machines.listen()
             if self.interrupts.count > told:
                 told = self.interrupts.count
-                self._machines.tell(messages.Stop())
-                if told > 1:
-                    self._abandon()
+                for machine in self._machines.present:
+                    if not machine.lost:
+                        self._machines.link.tell(protocol.Stop(), machine.node)
+                    if told > 1 and not machine.over:
+                        machine.lost = "given up by a second interrupt"
+                        self._say(f"{machine.name}: {machine.lost}. {machine.kept_there}")
             self._on_progress("running", self._machines.counts())
         self._on_progress("ended", self._machines.counts())
 
-    def _abandon(self) -> None:
-        for machine in self._machines.present:
-            if not machine.over:
-                machine.lost = "given up by a second interrupt"
-                self._say(f"{machine.name}: {machine.lost}. {left_there(machine)}")
-
-    def _write(self, machine: Machine, piece: messages.Piece) -> None:
-        if piece.worker not in [share.worker for share in self._shares_of(machine)]:
+    def _write(self, machine: Machine, piece: protocol.Piece) -> None:
+        if piece.worker not in machine.workers:
             raise DistributedError(f"{machine.name} sent the part of worker {piece.worker}, which is not its own")
         self._machines.link.tell(self._incoming.take(piece), machine.node)
 
     def _gather(self, beside: Sequence[Path]) -> Footer:
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
         machines = self._machines.present
-        append(main, (line for machine in machines for line in self._clock_lines(machine, machine.offset(start_ns))))
+        append(main, (line for machine in machines for line in self._clock_lines(machine)))
         outcomes = [outcome for machine in machines for outcome in self._outcomes(machine)]
         notes = [f"{each.name} was interrupted there" for each in machines if each.ended and each.ended.interrupted]
-        notes += [f"{each.name} is lost: {each.lost}. {left_there(each)}" for each in machines if not each.ended]
+        notes += [f"{each.name} is lost: {each.lost}. {each.kept_there}" for each in machines if not each.ended]
         ends = [each.ended.at_ns - each.offset(start_ns).after.offset_ns for each in machines if each.ended]
         interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
         return gather(
             outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
         )
 
-    def _clock_lines(self, machine: Machine, offset: Offset) -> Iterator[bytes]:
-        workers = [share.worker for share in self._shares_of(machine)]
+    def _clock_lines(self, machine: Machine) -> Iterator[bytes]:
+        offset = machine.offset(self._header.start_ns)
         for sample in dict.fromkeys((offset.before, offset.after)):
-            values = {
-                "machine": machine.name,
-                "workers": workers,
-                "offset_ns": sample.offset_ns,
-                "uncertainty_ns": sample.uncertainty_ns,
-            }
+            values = {"machine": machine.name, "workers": machine.workers} | _known_to(sample)
             at_ns = sample.at_ns - self._header.start_ns
-            yield msgspec.json.encode(Telemetry(source="clock", at_ns=at_ns, worker=workers[0], values=values)) + b"\n"
+            line = Telemetry(source="clock", at_ns=at_ns, worker=machine.workers[0], values=values)
+            yield msgspec.json.encode(line) + b"\n"
 
     def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
         """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
         nobody else sends it."""
         offset = machine.offset(self._header.start_ns)
-        shares = self._shares_of(machine)
-        measured = shares[0].schedule.due_ns is None or shares[0].prompts.of_sessions
+        tasks = machine.tasks
+        measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.of_sessions
         convert = partial(converted, offset, self._header.start_ns, closed=measured)
-        known = machine.due or [0] * len(shares)
-        for share, due, exit_ in zip(shares, known, exits(machine, len(shares)), strict=True):
-            due_in_all = due if machine.ended else planned(share, due)
-            yield Outcome(share, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
+        known = machine.due or [0] * len(tasks)
+        exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
+        for task, due, exit_ in zip(tasks, known, exits, strict=True):
+            due_in_all = due if machine.ended else planned(task, due)
+            yield Outcome(task, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
 
 
-def planned(share: WorkerTask, due: int) -> int:
+def _known_to(sample: ClockSample) -> dict[str, int]:
+    return {"offset_ns": sample.offset_ns, "uncertainty_ns": sample.uncertainty_ns}
+
+
+def planned(task: WorkerTask, due: int) -> int:
     """How many requests a worker would have sent in the end; `due` of them where only the clock was to end it."""
-    schedule = share.schedule
+    schedule = task.schedule
     if schedule.until_ns is not None:
         return due
-    if schedule.due_ns is None or share.prompts.of_sessions:
-        return sum(1 for _ in share.requests())
+    if schedule.due_ns is None or task.prompts.of_sessions:
+        return sum(1 for _ in task.requests())
     return len(schedule.due_ns)

@@ -10,13 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loadgen import host, prepare
-from loadgen.distributed import link as links
-from loadgen.distributed import messages
-from loadgen.distributed.address import Address
-from loadgen.distributed.errors import DistributedError, TokenError
-from loadgen.distributed.parts import Outgoing
-from loadgen.distributed.prints import print_of
-from loadgen.distributed.token import VARIABLE, token_of
+from loadgen.distributed import DistributedError, TokenError, protocol
+from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
+from loadgen.distributed.protocol import Event, Frames, Outgoing
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
 from loadgen.engine.counts import Counts, total
@@ -32,17 +28,17 @@ INTERRUPTS_MOST = 2
 """Then nobody wants to wait for the master any more."""
 
 
-class Talk:
+class MasterSession:
     """What the master has said so far."""
 
-    def __init__(self, link: links.Link, interrupts: Interrupts) -> None:
+    def __init__(self, link: Frames[Event], interrupts: Interrupts) -> None:
         self.link = link
         self.joined = False
-        self.assign: messages.Assign | None = None
+        self.assign: protocol.Assign | None = None
         self.connect = False
-        self.start: messages.Start | None = None
-        self.wait: messages.Wait | None = None
-        self.bye: messages.Bye | None = None
+        self.start: protocol.Start | None = None
+        self.wait: protocol.Wait | None = None
+        self.bye: protocol.Bye | None = None
         self.gone = ""
         """Why the master says nothing more."""
         self.outgoing: Outgoing | None = None
@@ -65,10 +61,8 @@ class Talk:
             time.sleep(timeout_s)
             return
         try:
-            event = self.link.receive(timeout_s)
-            while event is not None:
+            for event in self.link.available(timeout_s):
                 self._take(event)
-                event = self.link.receive(0)
         except EOFError:
             self._ends("the Locust process here ended on its own")
 
@@ -77,32 +71,32 @@ class Talk:
         while not reached() and not self.over and not self.interrupted_here:
             self.listen(LISTEN_S)
 
-    def _take(self, event: messages.Events) -> None:
-        if isinstance(event, messages.Joined):
+    def _take(self, event: Event) -> None:
+        if isinstance(event, protocol.Joined):
             self.joined = True
-        elif isinstance(event, messages.Refused) and event.node:
+        elif isinstance(event, protocol.Rejected) and event.node:
             raise TokenError(f"not let in: {event.reason}", f"Set the master's {VARIABLE} here, and check the address.")
-        elif isinstance(event, messages.Refused | messages.Gone):
+        elif isinstance(event, protocol.Rejected | protocol.Gone):
             self._ends(event.reason)
-        elif isinstance(event, messages.Heard):
-            self._heard(links.word_of(event))
+        elif isinstance(event, protocol.Heard):
+            self._heard(protocol.MASTER_WORD.decode(event.body))
 
-    def _heard(self, word: messages.Words) -> None:
-        if isinstance(word, messages.Assign):
+    def _heard(self, word: protocol.MasterWord) -> None:
+        if isinstance(word, protocol.Assign):
             self.assign = word
-        elif isinstance(word, messages.Connect):
+        elif isinstance(word, protocol.Connect):
             self.connect = True
-        elif isinstance(word, messages.Start):
+        elif isinstance(word, protocol.Start):
             self.start = word
-        elif isinstance(word, messages.Wait):
+        elif isinstance(word, protocol.Wait):
             self.wait = word
-        elif isinstance(word, messages.Stop):
+        elif isinstance(word, protocol.Stop):
             self._stop()
-        elif isinstance(word, messages.Taken) and self.outgoing is not None:
-            self.outgoing.taken(word)
-        elif isinstance(word, messages.Bye):
+        elif isinstance(word, protocol.Bye):
             self.bye = word
             self._stop()
+        elif self.outgoing is not None:
+            self.outgoing.taken(word)
 
     def _ends(self, reason: str) -> None:
         self.gone = self.gone or reason
@@ -121,130 +115,125 @@ def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_pro
 
     Raises DistributedError when this machine was not let in or could not deliver, and what `prepare.run` raises.
     """
-    links.require()
+    protocol.require_locust()
     token_of(os.environ)
     while True:
         interrupts = Interrupts()
-        with interrupts.watched(), links.opened("worker", master.host, master.port) as link:
-            talk = Talk(link, interrupts)
+        with interrupts.watched(), protocol.locust_process("worker", master.host, master.port) as link:
+            session = MasterSession(link, interrupts)
             say(f"looking for the master at {master}")
             parts = folder / f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
-            _join(talk, parts, say, stay=stay)
-            if talk.assign is not None:
-                _take_part(talk, talk.assign, parts, say, on_progress)
-            if talk.interrupted_here:
+            _join(session, parts, say, stay=stay)
+            if session.assign is not None:
+                _take_part(session, session.assign, parts, say, on_progress)
+            if session.interrupted_here:
                 return EXIT_INTERRUPTED
-            if not stay:
-                return _left(talk)
+            if stay:
+                continue
+            if (session.bye is not None and session.bye.kept) or session.wait is not None:
+                return EXIT_OK
+            raise DistributedError(session.bye.reason if session.bye is not None else session.gone)
 
 
-def _join(talk: Talk, parts: Path, say: prepare.Say, *, stay: bool) -> None:
+def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
     """Until there is something to do. Returns without when this machine is not needed, and need not wait."""
-    talk.until(lambda: talk.joined)
-    if not talk.joined:
+    session.until(lambda: session.joined)
+    if not session.joined:
         return
     say("let in")
-    talk.link.tell(messages.Hello(version("llm-loadgen"), host.facts(), str(parts.absolute())))
-    talk.until(lambda: talk.assign or talk.wait)
-    if talk.wait is not None and talk.assign is None:
-        say(f"not needed now: {talk.wait.reason}" + ("; waiting for the next run" if stay else ""))
+    session.link.tell(protocol.Hello(version("llm-loadgen"), host.facts(), str(parts.absolute())))
+    session.until(lambda: session.assign or session.wait)
+    if session.wait is not None and session.assign is None:
+        say(f"not needed now: {session.wait.reason}" + ("; waiting for the next run" if stay else ""))
         if stay:
-            talk.until(lambda: talk.assign)
-
-
-def _left(talk: Talk) -> int:
-    """The exit code of a machine that took part, or was not needed. Raises DistributedError otherwise."""
-    if (talk.bye is not None and talk.bye.kept) or talk.wait is not None:
-        return EXIT_OK
-    raise DistributedError(talk.bye.reason if talk.bye is not None else talk.gone)
+            session.until(lambda: session.assign)
 
 
 def _take_part(
-    talk: Talk, assign: messages.Assign, parts: Path, say: prepare.Say, on_progress: prepare.OnProgress
+    session: MasterSession, assign: protocol.Assign, parts: Path, say: prepare.Say, on_progress: prepare.OnProgress
 ) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
-    engine = None
+    part = None
     try:
         plan = plan_of(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
         with prepare.prepare(plan, parts, say) as prepared:
             host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]
-            engine = _Engine(talk, mine, on_progress)
-            talk.link.tell(messages.Prepared([print_of(share) for share in mine], prepared.header.server))
-            talk.until(lambda: talk.connect)
-            outcomes = engine.drive() if talk.connect else []
+            part = _Part(session, mine, on_progress)
+            prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
+            session.link.tell(protocol.Drawn(prints, prepared.header.server))
+            session.until(lambda: session.connect)
+            outcomes = part.drive() if session.connect else []
     except Exception as error:
-        if engine is None or not engine.began:
-            talk.link.tell(messages.Unable(str(error), str(getattr(error, "hint", ""))))
+        if part is None or not part.began:
+            session.link.tell(protocol.Unable(str(error), str(getattr(error, "hint", ""))))
             deadline = time.monotonic() + GOODBYE_LIMIT_S
-            talk.until(lambda: time.monotonic() > deadline)
+            session.until(lambda: time.monotonic() > deadline)
         raise
-    if engine.began:
-        engine.deliver(outcomes)
-        if talk.bye is None or not talk.bye.kept:
-            reason = talk.gone or (talk.bye.reason if talk.bye else "interrupted twice")
+    bye = session.bye
+    if part.began:
+        part.deliver(outcomes)
+        bye = session.bye
+        if bye is None or not bye.kept:
+            reason = session.gone or (bye.reason if bye else "interrupted twice")
             raise DistributedError(
                 f"{reason}: what this machine recorded is in {parts}",
                 "Copy its part files into the run's folder on the master, then `loadgen report` it.",
             )
     for outcome in outcomes:
-        outcome.task.part.unlink(missing_ok=True)
-        if outcome.rescued is not None:
-            outcome.rescued.unlink(missing_ok=True)
+        for path in (outcome.task.part, outcome.rescued):
+            if path is not None:
+                path.unlink(missing_ok=True)
     parts.rmdir()
-    say(talk.bye.reason if talk.bye is not None else talk.gone or "interrupted")
+    say(bye.reason if bye is not None else session.gone or "interrupted")
 
 
-class _Engine:
-    """The measuring engine, ordered about by the master."""
+class _Part:
+    """This machine's part of the run: the measuring engine, ordered about by the master."""
 
-    def __init__(self, talk: Talk, shares: Sequence[WorkerTask], on_progress: prepare.OnProgress) -> None:
+    def __init__(self, session: MasterSession, tasks: Sequence[WorkerTask], on_progress: prepare.OnProgress) -> None:
         self.began = False
-        self._talk = talk
-        self._shares = shares
+        self._session = session
+        self._tasks = tasks
         self._on_progress = on_progress
         self._told_s = 0.0
         self._ended_ns = 0
-        self._outgoing = talk.outgoing = Outgoing({share.worker: share.part for share in shares}, talk.link.tell)
+        self._outgoing = session.outgoing = Outgoing({task.worker: task.part for task in tasks}, session.link.tell)
 
     def drive(self) -> list[Outcome]:
         """Connect, wait for the start, and drive to the end."""
-        return coordinator.drive(self._shares, self._begin, self._talk.interrupts, self._look, self._end)
+        return coordinator.drive(self._tasks, self._begin, self._session.interrupts, self._look, self._end)
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
+        session = self._session
         for outcome in outcomes:
             if outcome.rescued is not None:
                 self._outgoing.append(outcome.task.worker, outcome.rescued)
-        while not self._talk.over and not self._outgoing.pump(ended=True):
-            self._talk.listen(LISTEN_S)
-        ended = messages.Ended(
-            self._ended_ns,
-            [outcome.due for outcome in outcomes],
-            [outcome.exit for outcome in outcomes],
-            self._talk.interrupted_here,
-        )
-        self._talk.link.tell(ended)
-        while not self._talk.over and self._talk.interrupts.count < INTERRUPTS_MOST:
-            self._talk.listen(LISTEN_S)
+        while not session.over and not self._outgoing.pump(ended=True):
+            session.listen(LISTEN_S)
+        due, exits = [outcome.due for outcome in outcomes], [outcome.exit for outcome in outcomes]
+        session.link.tell(protocol.Ended(self._ended_ns, due, exits, session.interrupted_here))
+        while not session.over and session.interrupts.count < INTERRUPTS_MOST:
+            session.listen(LISTEN_S)
 
     def _begin(self, stamps: str, _workers: Sequence[Worker]) -> int | None:
         """The agreed instant, once everybody is ready."""
-        talk = self._talk
-        talk.link.tell(messages.Ready(stamps))
-        talk.until(lambda: talk.start)
-        if talk.start is None:
+        session = self._session
+        session.link.tell(protocol.Ready(stamps))
+        session.until(lambda: session.start)
+        if session.start is None:
             return None
-        talk.link.tell(messages.Started(talk.start.at_ns - time.monotonic_ns()))
+        session.link.tell(protocol.Started(session.start.at_ns - time.monotonic_ns()))
         self.began = True
-        return talk.start.at_ns
+        return session.start.at_ns
 
     def _end(self) -> None:
         self._ended_ns = time.monotonic_ns()
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
         """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""
-        self._talk.listen(0)
+        self._session.listen(0)
         counts = total(worker.counts for worker in workers)
         self._on_progress(phase, counts)
         if not self.began:
@@ -254,4 +243,4 @@ class _Engine:
         if now_s - self._told_s >= PROGRESS_EVERY_S or phase == "ended":
             self._told_s = now_s
             values = [getattr(counts, name) for name, _ in Counts._fields_]
-            self._talk.link.tell(messages.Progress(values, [worker.counts.due for worker in workers]))
+            self._session.link.tell(protocol.Progress(values, [worker.counts.due for worker in workers]))

@@ -22,7 +22,8 @@ from loadgen.engine.counts import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, work
 from loadgen.gather import Outcome, append, gather
-from loadgen.runfile import Footer, Header
+from loadgen.runfile import Footer, Header, stamp_facts
+from servers.wire.stamps import common
 
 START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
@@ -38,7 +39,7 @@ class Worker:
     pipe: Pipe
     counts: Counts
     stamps: str = ""
-    """`kernel` or `user`, once its connections are open."""
+    """The source of its stamps, once its connections are open."""
     done: bool = False
     rescued: Path | None = None
 
@@ -87,6 +88,7 @@ def run(
         header.start_ns = time.monotonic_ns() + START_LEAD_NS
         header.start_realtime_ns = clocks.to_realtime(header.start_ns)
         header.client["stamps"] = stamps
+        header.stamps = stamp_facts(stamps)
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
         readings.begin(header.start_ns, folder, lambda: _counts(workers))
         return header.start_ns
@@ -124,7 +126,7 @@ def drive(
         for task in tasks:
             workers.append(_fork(task, [worker.pipe for worker in workers]))
         _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
-        start_ns = begin("kernel" if all(worker.stamps == "kernel" for worker in workers) else "user", workers)
+        start_ns = begin(common(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
         _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
         end()

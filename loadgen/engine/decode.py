@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
-from loadgen.record import Record, State
+from loadgen.record import NoneOrKind, Record, State
 from servers.kinds.base import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError
 from servers.wire.sse import split
+from servers.wire.stamps import PLAIN, SocketStamps, StampSource
 from servers.wire.transport import Exchange
 from workloads.request import Request
 
 
 def record_of(
-    exchange: Exchange, request: Request, dialect: Dialect, clocks: ClockPairs, start_ns: int, health: Health
+    exchange: Exchange,
+    request: Request,
+    dialect: Dialect,
+    clocks: ClockPairs,
+    start_ns: int,
+    health: Health,
+    stamps: StampSource = SocketStamps(),  # noqa: B008 - holds nothing; stamps that are there are used
 ) -> Record:
-    """Decode everything one exchange received. Never raises on what a server sent."""
+    """Decode everything one exchange received, stamped by `stamps`. Never raises on what a server sent."""
     record = Record(
         id=request.id,
         session=request.session,
@@ -40,13 +46,27 @@ def record_of(
     )
     if not exchange.sizes:
         return record
-    arrivals = _arrivals(exchange, clocks, record)
+    arrivals = stamps.instants(exchange, exchange.sizes, clocks.to_monotonic)
+    if arrivals is None:
+        stamps, arrivals = PLAIN, exchange.user.tolist()
+    record.stamps = stamps.name
     late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
     record.late_ns_max = max(late)
     record.first_byte_ns = arrivals[0] - start_ns
     body, spans = _body(exchange, record)
     if exchange.framing.status == 200:
-        _decode(record, exchange, dialect, body, spans, [arrival - start_ns for arrival in arrivals])
+        payloads, ends, rest = split(body)
+        answer = dialect.decode(payloads)
+        reads, places = located(ends, spans, exchange.sizes)
+        if stamps.by_read:
+            instants = [arrivals[read] for read in reads]
+        else:  # every event has a stamp of its own, however many came in one read
+            reads, instants = places, stamps.instants(exchange, places, clocks.to_monotonic) or []
+        _fill(record, answer, reads, instants, start_ns)
+        if not payloads and rest.strip() and not answer.error_kind:
+            answer.error_kind = "protocol"
+            answer.error_detail = f"a 200 that is not an event stream: {error_text(200, body)}"
+        record.state, record.error_kind, record.error_detail = _verdict(record, answer, dialect)
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, body)
@@ -72,17 +92,6 @@ def _full_reads(sizes: Sequence[int]) -> int:
     return sum(after - before >= READ_BYTES for before, after in pairwise((0, *sizes)))
 
 
-def _arrivals(exchange: Exchange, clocks: ClockPairs, record: Record) -> list[int]:
-    """CLOCK_MONOTONIC ns at which each read's last byte arrived: the kernel's stamp, or ours where it gave none."""
-    timespecs = array("q")
-    timespecs.frombytes(exchange.kernel)
-    seconds, nanoseconds = timespecs[::2], timespecs[1::2]
-    record.stamps = "kernel" if all(seconds) else "user"
-    if record.stamps == "user":
-        return exchange.user.tolist()
-    return clocks.to_monotonic([s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)])
-
-
 def _body(exchange: Exchange, record: Record) -> tuple[bytes, list[tuple[int, int]]]:
     try:
         spans = exchange.framing.body_spans(exchange.raw)
@@ -93,20 +102,11 @@ def _body(exchange: Exchange, record: Record) -> tuple[bytes, list[tuple[int, in
     return b"".join([raw[start:end] for start, end in spans]), spans
 
 
-def _decode(
-    record: Record,
-    exchange: Exchange,
-    dialect: Dialect,
-    body: bytes,
-    spans: Sequence[tuple[int, int]],
-    arrivals: Sequence[int],
-) -> None:
-    payloads, ends, rest = split(body)
-    answer = dialect.decode(payloads)
-    reads = reads_of(ends, spans, exchange.sizes)
+def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequence[int], start_ns: int) -> None:
+    """What the answer says, with the read and the instant of each of its events."""
     holding = [event for event, tokens in enumerate(answer.tokens) if tokens]
     token_reads = [reads[event] for event in holding]
-    record.chunk_ns = [arrivals[read] for read in token_reads]
+    record.chunk_ns = [instants[event] - start_ns for event in holding]
     record.chunk_tokens = [answer.tokens[event] for event in holding]
     record.coalesced_reads = _repeated(token_reads)
     record.first_token_merged = len(token_reads) > 1 and token_reads[0] == token_reads[1]
@@ -114,19 +114,16 @@ def _decode(
     record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
     record.counted_by = answer.counted_by
     if answer.end_event is not None:
-        record.end_ns = arrivals[reads[answer.end_event]]
-    if not payloads and rest.strip() and not answer.error_kind:
-        answer.error_kind = "protocol"
-        answer.error_detail = f"a 200 that is not an event stream: {error_text(200, body)}"
-    record.state, record.error_kind, record.error_detail = _verdict(record, answer, dialect)
+        record.end_ns = instants[answer.end_event] - start_ns
 
 
-def reads_of(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[int]:
-    """For each event's end offset in the body, the index of the read that brought its last byte.
+def located(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """For each event's end offset in the body, the index of the read that brought its last byte, and its place in the
+    buffer.
 
     `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i.
     """
-    reads = []
+    reads, places = [], []
     span = read = before = 0  # `before`: body bytes in the spans already passed
     start, stop = spans[0] if spans else (0, 0)
     for end in ends:
@@ -134,13 +131,14 @@ def reads_of(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Seque
             before += stop - start
             span += 1
             start, stop = spans[span]
-        position = start + end - before
-        if sizes[read] < position:
+        place = start + end - before
+        if sizes[read] < place:
             read += 1
-            if sizes[read] < position:
-                read = bisect_left(sizes, position, read)
+            if sizes[read] < place:
+                read = bisect_left(sizes, place, read)
         reads.append(read)
-    return reads
+        places.append(place)
+    return reads, places
 
 
 def _repeated(reads: Sequence[int]) -> int:
@@ -150,14 +148,14 @@ def _repeated(reads: Sequence[int]) -> int:
     return len({read for read, following in pairwise(reads) if read == following})
 
 
-def _verdict(record: Record, answer: Answer, dialect: Dialect) -> tuple[State, str, str]:
+def _verdict(record: Record, answer: Answer, dialect: Dialect) -> tuple[State, NoneOrKind, str]:
     """State, error kind and detail. Complete needs the end marker, no in-band error and the length asked for."""
     if answer.error_kind:
         return "failed", answer.error_kind, answer.error_detail
     if record.error_kind == "protocol":
         return "failed", record.error_kind, record.error_detail
     if answer.end_event is None:
-        kind = record.error_kind or "truncated"
+        kind: NoneOrKind = record.error_kind or "truncated"
         detail = record.error_detail or "the answer ended"
         state: State = "truncated" if kind == "truncated" else "failed"
         return state, kind, f"{detail}, after {sum(record.chunk_tokens)} tokens and without the end marker"

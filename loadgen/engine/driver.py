@@ -12,6 +12,8 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,13 +21,14 @@ from loadgen.engine.clock import Clock
 from loadgen.engine.counts import Counts
 from loadgen.engine.feed import Feed, Sessions, Slot
 from loadgen.engine.part import Part
-from loadgen.engine.reasons import NOT_SENT, no_connection, no_further_turn
 from loadgen.engine.recorder import Recorder
-from loadgen.record import Record
+from loadgen.record import ErrorKind, Record
 from servers.kinds.base import Dialect
 from servers.wire.connection import Connection
 from servers.wire.pool import Pool
+from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
+from workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
@@ -33,6 +36,8 @@ TICKS_PER_LOOK = 5
 TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
+NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
+"""Error kind and detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class Wire:
     pool: Pool
     exchange: Callable[[Callable[[Exchange], None]], Exchange]
     """Makes an Exchange, given what to call when it has ended."""
+    stamps: StampSource
+    """Where the instants come from at which bytes arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class Driver:
         self._clock = clock
         self._limits = limits
         self._counts = counts
-        self._recorder = Recorder(dialect, part, worker, counts, self._check_done, self._on_turn)
+        self._recorder = Recorder(dialect, part, worker, counts, wire.stamps, self._check_done, self._on_turn)
         self._group: list[Slot] = []
         """Prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
@@ -225,7 +232,7 @@ class Driver:
         if slot.conversation is None:
             self._follow()
 
-    def _give_up(self, slot: Slot, kind: str, detail: str) -> None:
+    def _give_up(self, slot: Slot, kind: ErrorKind, detail: str) -> None:
         """End a request of which nothing was sent."""
         slot.close()
         self._recorder.take(slot, None, kind, detail)
@@ -242,7 +249,9 @@ class Driver:
         if following is not None:
             self._wait(following)
             return
-        ending = NOT_SENT if self._interrupted else ("session_ended", no_further_turn(record))
+        ending = NOT_SENT
+        if not self._interrupted:
+            ending = "session_ended", no_further_turn(record)
         for request in slot.conversation.to_come():
             self._recorder.take(Slot(request, b"", now_ns), None, *ending)
         self._follow()
@@ -298,3 +307,19 @@ class Driver:
         expired = [exchange for exchange in self._in_flight if (exchange.sent_ns or now_ns) <= limit_ns]
         for exchange in expired:
             exchange.fail("timeout", f"no end after {self._limits.timeout_s:g} s")
+
+
+def no_connection(error: OSError | TimeoutError) -> str:
+    """In the system's words: asyncio's own would name the address instead of the cause."""
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
+def no_further_turn(record: Record) -> str:
+    """Why the turns of a session after this one are not sent."""
+    if record.state == "complete":
+        return f"not sent, the session had grown past {TRANSCRIPT_LIMIT:,} characters"
+    return f"not sent, turn {record.turn} of its session was {record.state} ({record.error_kind})"

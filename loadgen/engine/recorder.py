@@ -12,9 +12,10 @@ from loadgen.engine.decode import record_of, said
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Health
 from loadgen.engine.part import Part
-from loadgen.record import Record
+from loadgen.record import NoneOrKind, Record
 from loadgen.runfile import Telemetry
 from servers.kinds.base import Dialect
+from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 
 
@@ -28,6 +29,7 @@ class Recorder:
         part: Part,
         worker: int,
         counts: Counts,
+        stamps: StampSource,
         on_idle: Callable[[], None],
         on_turn: Callable[[Slot, Record, str], None],
     ) -> None:
@@ -38,10 +40,11 @@ class Recorder:
         self._part = part
         self._worker = worker
         self._counts = counts
+        self._stamps = stamps
         self._on_idle = on_idle
         self._on_turn = on_turn
         self._clocks = ClockPairs()
-        self._ended: deque[tuple[Slot, Exchange | None, str, str]] = deque()
+        self._ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         self._tokens = 0
 
     @property
@@ -55,7 +58,7 @@ class Recorder:
         self._clocks.take()
         self.health.sample()
 
-    def take(self, slot: Slot, exchange: Exchange | None, kind: str = "", detail: str = "") -> None:
+    def take(self, slot: Slot, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
         """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
         self._ended.append((slot, exchange, kind, detail))
         if len(self._ended) == 1:
@@ -64,7 +67,8 @@ class Recorder:
     def sample(self, now_ns: int) -> None:
         """Read the clocks, write the client's health, and flush."""
         self._clocks.take()
-        values = self.health.sample() | {"clock_disagreement_ns": self._clocks.disagreement_ns}
+        values = self.health.sample() | self._stamps.counts()
+        values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._part.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._part.flush()
 
@@ -79,7 +83,9 @@ class Recorder:
         if exchange is None:
             record = unsent(slot, kind, detail)
         else:
-            record = record_of(exchange, slot.request, self._dialect, self._clocks, self.start_ns, self.health)
+            record = record_of(
+                exchange, slot.request, self._dialect, self._clocks, self.start_ns, self.health, self._stamps
+            )
         record.worker = self._worker
         record.due_ns = slot.due_ns
         record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
@@ -98,7 +104,7 @@ class Recorder:
             self._on_idle()
 
 
-def unsent(slot: Slot, kind: str, detail: str) -> Record:
+def unsent(slot: Slot, kind: NoneOrKind, detail: str) -> Record:
     """The Record of a request of which no byte was sent."""
     return Record(
         id=slot.request.id,

@@ -12,7 +12,11 @@ tried with vLLM's page of 55 kB, one GPU and one process, 7 ms of processor time
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import select
+import subprocess
 import sys
 import tempfile
 import threading
@@ -22,15 +26,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgen.engine.counts import Counts
 from loadgen.engine.part import PartFile
-from loadgen.errors import OutputError
+from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.runfile import Telemetry
 from servers.telemetry.source import GapError, NotMeasuredError, Source
+
+if TYPE_CHECKING:
+    from loadgen.plan import Plan
 
 NS_PER_S = 1_000_000_000
 LIMIT_S = 5.0
@@ -47,6 +54,8 @@ LOOK_AGAIN_S = 0.01
 HOLD_NS = 5 * NS_PER_S
 """A burst is waited for this long, no longer: one of its requests may be waiting for a connection."""
 PART = "part-telemetry.jsonl"
+ANSWER_LIMIT_S = 15.0
+"""Of a sampler in a process of its own: readings have limits of their own, below five seconds each."""
 
 Reading = tuple[dict[str, Any], GapError | None]
 """The values, and why there are none."""
@@ -232,3 +241,122 @@ class Sampler:
                 return
             self._part.add(msgspec.structs.replace(line, at_ns=line.at_ns - self._start_ns))
             self._part.flush()
+
+
+class SamplerProcess:
+    """A Sampler in a process of its own, for one run. gevent has made greenlets of the threads of Locust's process, and
+    a reading there would stand between the kernel and the streams. Made early, because it takes a while to start.
+
+    One JSON object per line goes in and one comes out for each; when nothing more comes in, the process ends.
+
+                                starts                                 -> {}
+        {"plan", "server"}      reads everything for the first time    -> {"facts"}, or {"error", "hint"}
+        {"start_ns", "folder"}  reads on, into the folder              -> {}
+        {"patient"}             reads everything for the last time     -> {"files"}
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "loadgen.engine.sampler"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # an interrupt is for the run: this process ends with it
+        )
+        self._awaited = True
+
+    def ready(self) -> None:
+        """Wait until it has started."""
+        if self._awaited:
+            self._awaited = False
+            self._heard()
+
+    def facts(self, plan: Plan, server: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Read everything for the first time; what is measured and what is not, as in the header.
+
+        Raises PlanError when something is missing that the plan asks for.
+        """
+        self.ready()
+        found = self._ask({"plan": plan.model_dump(mode="json"), "server": server})
+        if found is None:
+            return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
+        if "error" in found:
+            raise PlanError(found["error"], found["hint"])
+        facts: Mapping[str, Any] = found["facts"]
+        return facts
+
+    def begin(self, start_ns: int, folder: Path) -> None:
+        """From now on read into a part file in this folder."""
+        self._ask({"start_ns": start_ns, "folder": str(folder.resolve())})
+
+    def end(self, *, patient: bool) -> list[Path]:
+        """Read everything for the last time; the files that hold the lines. `patient` lets the server come to rest."""
+        found = self._ask({"patient": patient}) or {}
+        self.close()
+        return [Path(name) for name in found.get("files", ())]
+
+    def close(self) -> None:
+        """Let it go."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(ANSWER_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.stdout.close()
+
+    def _ask(self, told: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Its answer, or None where there is none any more."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.flush()
+        return self._heard()
+
+    def _heard(self) -> dict[str, Any] | None:
+        out, line = self._process.stdout, b""
+        assert out is not None
+        with contextlib.suppress(OSError):
+            if select.select([out], [], [], ANSWER_LIMIT_S)[0]:
+                line = out.readline()
+        if not line:
+            self._process.kill()
+            return None
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def main() -> None:
+    """The other end of a SamplerProcess: answer each line in turn."""
+    from loadgen.plan import Plan
+    from loadgen.prepare import sampler_of
+
+    sampler: Sampler | None = None
+    answer: Mapping[str, Any] = {}
+    _say(answer)
+    for line in sys.stdin:
+        told = json.loads(line)
+        try:
+            if sampler is None:
+                sampler = sampler_of(Plan(**told["plan"]), told["server"], None)  # nobody knows the load beforehand
+                sampler.idle()
+                sampler.start()
+                answer = {"facts": sampler.facts}
+            elif "folder" in told:
+                sampler.begin(told["start_ns"], Path(told["folder"]), Counts)
+                answer = {}
+            else:
+                answer = {"files": [str(path) for path in sampler.end(patient=told["patient"])]}
+        except LoadgenError as error:
+            answer = {"error": str(error), "hint": error.hint}
+        _say(answer)
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

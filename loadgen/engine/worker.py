@@ -23,7 +23,7 @@ from functools import partial
 from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 from msgspec import structs
@@ -39,7 +39,7 @@ from servers.wire.connection import Target
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.pool import Pool
-from servers.wire.stamps import hold_stamps
+from servers.wire.stamps import StampSource, open_source
 from servers.wire.transport import Exchange
 from workloads.material import Prompts
 from workloads.request import Request
@@ -62,7 +62,8 @@ class WorkerTask:
     dialect: Dialect
     model: str
     headers: dict[str, str]
-    kernel_stamps: bool
+    stamps: str
+    """The source of arrival instants that is wanted, a key of servers.wire.stamps.SOURCES."""
     part: Path
 
     def requests(self) -> Iterator[Request]:
@@ -109,10 +110,11 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         other.close()  # or nobody would notice the coordinator's death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stamps = hold_stamps() if task.kernel_stamps else None
+    stamps = open_source(task.stamps)
     part = PartFile(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(task, part, pipe, counts, "kernel" if stamps else "user"))
+        runner.run(_work(task, part, pipe, counts, stamps))
+    stamps.close()
     with contextlib.suppress(BrokenPipeError):
         pipe.send(("done", _closed(part, task.part)))
 
@@ -127,12 +129,20 @@ def _closed(part: PartFile, path: Path) -> Path | None:
         return rescue
 
 
-async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, stamps: str) -> None:
+class Net(NamedTuple):
+    """What the drivers of one worker, that of the warm-up and that of the run, have in common."""
+
+    poller: Poller
+    clock: SystemClock
+    stamps: StampSource
+
+
+async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     clock = SystemClock(loop)
     started: asyncio.Future[int] = loop.create_future()
-    net = Poller(loop), clock
+    net = Net(Poller(loop), clock, stamps)
     driver = _driver(task, task.feed(), part, net, counts, task.schedule.spare)
     drivers = [driver]
     loop.add_reader(pipe.fileno(), _obey, pipe, drivers, started)
@@ -141,7 +151,7 @@ async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, st
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
-    pipe.send(("ready", stamps))
+    pipe.send(("ready", stamps.name))
     start_ns = await started
     for record in warmed:
         part.add(shifted(record, -start_ns))
@@ -149,24 +159,21 @@ async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, st
     loop.remove_reader(pipe.fileno())
 
 
-def _driver(
-    task: WorkerTask, feed: Feed, part: Part, net: tuple[Poller, SystemClock], counts: Counts, spare: int
-) -> Driver:
-    poller, clock = net
-    pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamped=task.kernel_stamps)
+def _driver(task: WorkerTask, feed: Feed, part: Part, net: Net, counts: Counts, spare: int) -> Driver:
+    pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=net.stamps)
     return Driver(
         feed,
-        Wire(pool, partial(Exchange, poller)),
+        Wire(pool, partial(Exchange, net.poller), net.stamps),
         task.dialect,
         part,
-        clock=clock,
+        clock=net.clock,
         limits=Limits(task.timeout_s, task.schedule.in_flight),
         worker=task.worker,
         counts=counts,
     )
 
 
-async def _warm_up(task: WorkerTask, net: tuple[Poller, SystemClock], drivers: list[Driver]) -> list[Record]:
+async def _warm_up(task: WorkerTask, net: Net, drivers: list[Driver]) -> list[Record]:
     """Send the warm-up requests and wait for their ends. Their Records, on the monotonic clock itself."""
     requests = task.warmup()
     if not requests:

@@ -1,0 +1,25 @@
+"""Load by hand: Locust's web page and its users, timed by the measuring transport in gevent's hub.
+
+session   what one Locust process shares, and Locust's events
+target    whom users ask and what; their connections
+live_run  one run from Start to Stop: its file, its client's health, its figures
+user      the base of a locustfile
+page      our part of Locust's page
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadgen.plan import Plan, option_name, plan_of
+
+WEEK_S = 7 * 86_400
+
+
+def interactive_plan(settings: Mapping[str, Any]) -> Plan:
+    """The Plan of these settings, for users that come and go by hand. Raises PlanError that names every mistake."""
+    return plan_of(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
+
+
+def locust_option(field: str) -> str:
+    """What a field of the Plan is called among Locust's options, which have a timeout of their own."""
+    return "--request-timeout" if field == "timeout_s" else option_name(field)

@@ -11,17 +11,14 @@ import ipaddress
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gevent
 from flask import Flask, Response, jsonify, request, send_file
 
-from loadgen.interactive import figures as exact
-from loadgen.interactive.desk import MEANT_FOR_USERS, Desk
-from loadgen.interactive.ledger import Ledger
-from loadgen.interactive.setting import CHOSEN
-from loadgen.interactive.verdict import health
+from loadgen.interactive.live_run import POINTS, SHARES, LiveRun
+from loadgen.interactive.session import EXPECTED, LocustSession
 from loadgen.plan import Plan
 from workloads import workload
 
@@ -38,13 +35,13 @@ TABLE = {
     "structure": [
         {"key": "title", "title": "Exact, of complete requests"},
         {"key": "n", "title": "Samples"},
-        *({"key": name, "title": f"{name} (ms)"} for name in (*exact.SHARES, "max")),
+        *({"key": name, "title": f"{name} (ms)"} for name in (*SHARES, "max")),
     ],
 }
 """A tab beside Locust's own."""
 
 
-def extend(web_ui: Any, desk: Desk) -> None:
+def extend(web_ui: Any, session: LocustSession) -> None:
     """Add our routes, tab and section to Locust's page."""
     app: Flask = web_ui.app
     app.debug = False
@@ -55,12 +52,12 @@ def extend(web_ui: Any, desk: Desk) -> None:
         {"href": "./loadgen/run", "title": "Download run file"},
     ]
     base = web_ui.environment.parsed_options.web_base_path or ""
-    app.before_request(lambda: _refused(web_ui.host) or _unfit(desk, web_ui, base))
+    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui, base))
     # The first of them runs last: after flask_cors has put its header on.
-    app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, desk, base))
-    app.add_url_rule(f"{base}/loadgen/live", "loadgen_live", web_ui.auth_required_if_enabled(lambda: _live(desk)))
-    app.add_url_rule(f"{base}/loadgen/report", "loadgen_report", web_ui.auth_required_if_enabled(lambda: _report(desk)))
-    app.add_url_rule(f"{base}/loadgen/run", "loadgen_run", web_ui.auth_required_if_enabled(lambda: _run(desk)))
+    app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
+    for name, answer in (("live", _live), ("report", _report), ("run", _run)):
+        view = web_ui.auth_required_if_enabled(partial(answer, session))
+        app.add_url_rule(f"{base}/loadgen/{name}", f"loadgen_{name}", view)
     app.add_url_rule(f"{base}/loadgen/<any(live.js, live.css):name>", "loadgen_asset", _asset)
 
 
@@ -92,24 +89,24 @@ def _loopback(name: str) -> bool:
         return name == "localhost"
 
 
-def _unfit(desk: Desk, web_ui: Any, base: str) -> Response | None:
+def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
     """A start form that cannot be run is answered with its mistakes, in the form."""
     if request.method != "POST" or request.path != f"{base}/swarm":
         return None
     try:
-        plan = desk.plan(request.form)
-        if desk.running:
-            kept = all(getattr(plan, name) == getattr(desk.plan(), name) for name in CHOSEN)
+        plan = session.plan(request.form)
+        if session.running:
+            kept = session.same_workload(plan)
             return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
-        if not _loopback(web_ui.host) and not _files(plan) <= _files(desk.plan()):
+        if not _loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
             return _mistake(
                 "Files can be named here only while the page is on loopback: name them when starting.", web_ui
             )
         given = request.form.get("host", "").rstrip("/")
-        if desk.setting is not None and given and given != desk.setting.facts.url:
-            desk.move(given)
-        desk.choose(desk.plan(request.form))
-    except MEANT_FOR_USERS as error:
+        if session.target is not None and given and given != session.target.facts.url:
+            session.move(given)
+        session.choose(session.plan(request.form))
+    except EXPECTED as error:
         return _mistake(f"{error} {getattr(error, 'hint', '')}".strip(), web_ui)
     return None
 
@@ -129,92 +126,64 @@ def _mistake(text: str, web_ui: Any) -> Response:
 # What is shown.
 
 
-def _completed(answer: Response, desk: Desk, base: str) -> Response:
+def _completed(answer: Response, session: LocustSession, base: str) -> Response:
     answer.headers.pop("Access-Control-Allow-Origin", None)
     if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
         answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
-    elif request.path == f"{base}/stats/requests" and answer.is_json and desk.ledger is not None:
+    elif request.path == f"{base}/stats/requests" and answer.is_json and session.run is not None:
         found = answer.get_json()
-        found["extended_stats"] = [{"key": TABLE["key"], "data": [_row(row) for row in _latency(desk.ledger)]}]
+        found["extended_stats"] = [{"key": TABLE["key"], "data": [_row(row) for row in session.run.latency()]}]
         answer.set_data(jsonify(found).get_data())
     return answer
 
 
-def _latency(ledger: Ledger) -> list[dict[str, Any]]:
-    """Sorted in another thread: the loop goes on meanwhile. At most once a second."""
-    found: list[dict[str, Any]] = ledger.cached("latency", lambda: _described(ledger.figures))
-    return found
-
-
-def _described(figures: exact.Figures) -> list[dict[str, Any]]:
-    pool = gevent.get_hub().threadpool
-    copies = {name: samples.copy() for name, samples in figures.samples.items()}
-    return [
-        {
-            "name": name,
-            "title": title,
-            "left_out": figures.samples[name].seen - figures.samples[name].kept,
-            **pool.apply(exact.described, (copies[name],)),
-        }
-        for name, title in exact.METRICS.items()
-    ]
-
-
-def _judged(ledger: Ledger, latency: list[dict[str, Any]]) -> dict[str, Any]:
-    return health(ledger, {row["name"]: row for row in latency})
-
-
 def _row(figure: dict[str, Any]) -> dict[str, Any]:
-    milliseconds = {
-        name: "" if figure[name] is None else f"{figure[name] * 1000:.3f}" for name in (*exact.SHARES, "max")
-    }
+    milliseconds = {name: "" if figure[name] is None else f"{figure[name] * 1000:.3f}" for name in (*SHARES, "max")}
     return {"title": figure["title"], "n": figure["n"], **milliseconds}
 
 
-def _live(desk: Desk) -> Response:
-    setting, ledger = desk.setting, desk.ledger
-    if setting is None:
+def _live(session: LocustSession) -> Response:
+    target, run = session.target, session.run
+    if target is None:
         return jsonify({"server": None, "run": None})
-    facts = setting.facts
+    facts = target.facts
     server = {"name": facts.name, "version": facts.version, "model": facts.model, "url": facts.url}
     about = {"server": {**server, "simulated": facts.simulated, "speed": facts.speed}}
-    return jsonify(about | {"run": None if ledger is None else _shown(desk, ledger)})
+    return jsonify(about | {"run": None if run is None else _shown(session, run)})
 
 
-def _shown(desk: Desk, ledger: Ledger) -> dict[str, Any]:
+def _shown(session: LocustSession, run: LiveRun) -> dict[str, Any]:
     since = request.args.get("since", 0, type=int)
-    figures = ledger.figures
-    latency = _latency(ledger)
-    client = ledger.cached("client", lambda: _judged(ledger, latency))
+    figures = run.figures
     points = [] if since >= figures.points_seen else [point for point in figures.points if point["at"] >= since]
     return {
-        "folder": str(ledger.folder),
-        "ended": ledger.ended,
-        "requests": {"in_flight": len(ledger.in_flight), "users": desk.users, **figures.states},
+        "folder": str(run.folder),
+        "ended": run.ended,
+        "requests": {"in_flight": len(run.in_flight), "users": session.users, **figures.states},
         "tokens": figures.tokens,
-        "latency": latency,
+        "latency": run.latency(),
         "failures": [
             {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
         ],
-        "client": client,
+        "client": run.client(),
         "points": points,
-        "point_limit": exact.POINTS,
+        "point_limit": POINTS,
     }
 
 
-def _run(desk: Desk) -> Response:
-    if desk.ledger is None:
+def _run(session: LocustSession) -> Response:
+    if session.run is None:
         return Response("nothing has been run yet", 404)
-    return send_file(desk.ledger.folder.resolve() / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
+    return send_file(session.run.folder.resolve() / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
 
 
-def _report(desk: Desk) -> Response:
+def _report(session: LocustSession) -> Response:
     """`loadgen report` on the run so far, in a process of its own, so that this one goes on."""
-    if desk.ledger is None:
+    if session.run is None:
         return Response("nothing has been run yet", 404)
-    folder = desk.ledger.folder.resolve()
+    folder = session.run.folder.resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        page = folder / "report.html" if desk.ledger.ended else Path(scratch) / "report.html"
+        page = folder / "report.html" if session.run.ended else Path(scratch) / "report.html"
         command = [sys.executable, "-m", "loadgen", "report", str(folder), "--out", str(page), "--quiet"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False)  # noqa: S603
         if done.returncode:

@@ -10,6 +10,7 @@
             self.ask("Summarise: ...", output_tokens=64, endpoint="chat")
 
 Runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`, where it adds its own options, page and Run.
+`loadgen ui` itself takes this file for a locustfile: its users ask the prompts of the start form.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from typing import Any
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
-from loadgen.interactive.desk import DESK, MEANT_FOR_USERS
-from loadgen.interactive.figures import detail_of
-from loadgen.interactive.ledger import Ledger
-from loadgen.interactive.setting import Setting
-from loadgen.interactive.wire import Line
+from loadgen.interactive.live_run import LiveRun, detail_of
+from loadgen.interactive.page import extend
+from loadgen.interactive.session import EXPECTED, SESSION
+from loadgen.interactive.target import LiveTarget, UserConnection
 from loadgen.record import Record
 from servers.kinds.base import Dialect
 from servers.wire.connection import Connection
@@ -35,8 +35,6 @@ from servers.wire.transport import Exchange
 from workloads.request import Request
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
-
-CONNECT_LIMIT_S = 30.0
 
 
 class RequestError(Exception):
@@ -55,26 +53,21 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A locustfile that has such a user gets the options, the page and the Run."""
         super().__init_subclass__(**kwargs)
-        DESK.attach()
+        SESSION.attach(extend)
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        desk, setting = DESK, DESK.setting
-        assert setting is not None
-        self._line = Line(
-            desk.poller,
-            setting.target,
-            timeout_s=setting.plan.timeout_s,
-            stamped=setting.plan.stamps == "kernel",
-        )
+        target = SESSION.target
+        assert target is not None
+        self._connection = UserConnection(SESSION.poller, target, SESSION.stamps)
 
     def on_start(self) -> None:
         """Connect before the first request, as a burst does."""
-        self._line.open()
+        self._connection.open()
 
     def on_stop(self) -> None:
         """Hang up."""
-        self._line.close()
+        self._connection.close()
 
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
@@ -89,71 +82,63 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         Without a `prompt` the next one of the start form is taken. A prompt of your own is as long as it is: nobody
         checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise.
         """
-        setting, ledger = DESK.setting, DESK.ledger
-        if setting is None or ledger is None:
+        target, run = SESSION.target, SESSION.run
+        if target is None or run is None:
             raise StopUser  # the run could not begin; what was wrong has been said
         try:
-            dialect = setting.dialect(endpoint)
+            dialect = target.dialect(endpoint)
             if prompt is None:
-                setting.prompts_for(dialect)  # built at an endpoint's first use, which takes its time
-            with DESK.turns:  # a user who is stopped just as its wait ends is killed here, and has sent nothing
-                request = setting.request(dialect, prompt, output_tokens or DESK.output_tokens)
-                body = dialect.encode(request, setting.facts.model)
-        except MEANT_FOR_USERS as error:
-            DESK.fail(error)
+                target.prompts(dialect)  # built at an endpoint's first use, which takes its time
+            with SESSION.turns:  # a user who is stopped just as its wait ends is killed here, and has sent nothing
+                request = target.request(dialect, prompt, output_tokens or SESSION.output_tokens)
+                body = dialect.encode(request, target.facts.model)
+        except EXPECTED as error:
+            SESSION.fail(error)
             raise StopUser from None
         due_ns = monotonic_ns()
         try:
-            connection = self._line.connection()
+            connection = self._connection.take()
         except (OSError, TimeoutError) as error:
-            record = ledger.give_up(setting.numbered(request), due_ns, "connect", _reason(error))
+            record = run.give_up(target.numbered(request), due_ns, "connect", _reason(error))
             self._report(record, dialect)
-        else:
-            # A user who is stopped while connecting has sent nothing: only from here on is there a request.
-            record = self._exchanged(ledger, setting, connection, dialect, setting.numbered(request), body, due_ns)
-        return record
+            return record
+        # A user who is stopped while connecting has sent nothing: only from here on is there a request.
+        request = target.numbered(request)
+        return self._exchange(run, target, connection, dialect, request, body, due_ns)
 
-    def _exchanged(
+    def _exchange(
         self,
-        ledger: Ledger,
-        setting: Setting,
+        run: LiveRun,
+        target: LiveTarget,
         connection: Connection,
         dialect: Dialect,
         request: Request,
         body: bytes,
         due_ns: int,
     ) -> Record:
-        headers = {**setting.headers, "X-Request-Id": str(request.id)}
-        payload = post(setting.target.path + dialect.path, setting.target.host_field, headers, body)
+        headers = {**target.headers, "X-Request-Id": str(request.id)}
+        payload = post(target.address.path + dialect.path, target.address.host_field, headers, body)
         begun: list[Exchange] = []
 
         def started(exchange: Exchange) -> None:
             begun.append(exchange)
-            ledger.in_flight.add(exchange)
+            run.in_flight.add(exchange)
+
+        def recorded() -> Record:
+            record = run.take(begun[0], request, dialect, due_ns, connection.opened_ns)
+            self._report(record, dialect)
+            return record
 
         try:
-            self._line.exchange(connection, payload, started)
-            DESK.turns.begin()
+            self._connection.exchange(connection, payload, started)
+            SESSION.turns.begin()
         except BaseException:  # the user is being stopped: what came until now is kept, and the stop goes on
-            self._taken(ledger, begun[0], request, dialect, due_ns, connection)
+            recorded()
             raise
         try:
-            return self._taken(ledger, begun[0], request, dialect, due_ns, connection)
+            return recorded()
         finally:
-            DESK.turns.end()
-
-    def _taken(
-        self,
-        ledger: Ledger,
-        exchange: Exchange,
-        request: Request,
-        dialect: Dialect,
-        due_ns: int,
-        connection: Connection,
-    ) -> Record:
-        record = ledger.take(exchange, request, dialect, due_ns, connection.opened_ns)
-        self._report(record, dialect)
-        return record
+            SESSION.turns.end()
 
     def _report(self, record: Record, dialect: Dialect) -> None:
         """Locust's own table, history and CSV; its times are milliseconds from the send to the end."""
@@ -167,6 +152,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             exception=failure,
             context={"record": record},
         )
+
+
+class PromptUser(LoadgenUser):
+    """Asks one prompt of the start form after the other, without a pause."""
 
 
 def _reason(error: OSError) -> str:

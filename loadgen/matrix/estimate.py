@@ -1,13 +1,13 @@
-"""How long a matrix will take: from its own finished runs where there are any, else from a model of each server."""
+"""How long a matrix will take: from its own finished runs where there are any, else from a model of each server. And
+what it is going to do, as text: one line before it begins, and the table of `--dry-run`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from loadgen.matrix.cells import Cell, Repeat, Start
+from loadgen.matrix import Cell, Repeat, Start, cells, skipped
 from loadgen.matrix.plan import MatrixPlan, run_settings
 from loadgen.matrix.state import Line, took_s
 from loadgen.plan import Plan
@@ -22,25 +22,30 @@ PREPARED_S = 2.0
 """A run beside its load: prompts, connections, the run file, its summary."""
 JOBS_MOST = 2_000
 """Of a larger burst so many are modelled, and the rest taken to go on as fast."""
-MEASURED, MODELLED, GUESSED = "measured", "modelled", "guessed"
+LENGTH_UNKNOWN = 256
+"""Tokens of an answer whose length is not known without reading a file."""
+HOW = {
+    "measured": "the mean of what this matrix has measured so far",
+    "modelled": f"what the simulated server makes of this server, card and model, and {PREPARED_S:g} s; a run of a "
+    "given duration takes that",
+    "guessed": f"until a server is up {', '.join(f'{seconds:g} s ({launch})' for launch, seconds in START_S.items())}; "
+    f"a run at {TOKENS_PER_S:,.0f} output tokens/s",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """How long one start or one run takes, and how that is known."""
 
     seconds: float
-    how: str
+    how: Literal["measured", "modelled", "guessed"]
 
 
 def of_start(start: Start, lines: Sequence[Line]) -> Estimate:
     """Until its server answers: the mean of the starts of the same server and model so far."""
-    seen = [
-        float(line["seconds"])
-        for line in lines
-        if line["type"] == "up" and (line["server"], line["model"]) == (start.server.name, start.model.name)
-    ]
-    return Estimate(fmean(seen), MEASURED) if seen else Estimate(START_S[start.launch], GUESSED)
+    same = (start.server.name, start.model.name)
+    ups = (line for line in lines if line["type"] == "up")
+    seen = [float(line["seconds"]) for line in ups if (line["server"], line["model"]) == same]
+    return Estimate(fmean(seen), "measured") if seen else Estimate(START_S[start.launch], "guessed")
 
 
 def of_runs(plan: MatrixPlan, found: Iterable[Start], lines: Sequence[Line]) -> dict[Cell, Estimate]:
@@ -48,24 +53,19 @@ def of_runs(plan: MatrixPlan, found: Iterable[Start], lines: Sequence[Line]) -> 
     seen: dict[Cell, list[float]] = {}
     for repeat, seconds in took_s(lines).items():
         seen.setdefault(repeat.cell, []).append(seconds)
-    estimates: dict[Cell, Estimate] = {}
-    for start in found:
-        for cell in {repeat.cell: None for repeat in start.repeats}:
-            if cell in seen:
-                estimates[cell] = Estimate(fmean(seen[cell]), MEASURED)
-            elif cell not in estimates:
-                estimates[cell] = _foreseen(plan, start, cell)
-    return estimates
+    servers = {repeat.cell: start for start in reversed(list(found)) for repeat in start.repeats}
+    return {
+        cell: Estimate(fmean(seen[cell]), "measured") if cell in seen else _foreseen(plan, start, cell)
+        for cell, start in servers.items()
+    }
 
 
 def total_s(plan: MatrixPlan, found: Sequence[Start], lines: Sequence[Line], done: Iterable[Repeat]) -> float:
     """What is left: every start that has a run to serve, and those runs."""
-    over = set(done)
-    runs = of_runs(plan, found, lines)
+    over, runs = set(done), of_runs(plan, found, lines)
     seconds = 0.0
     for start in found:
-        left = [repeat for repeat in start.repeats if repeat not in over]
-        if left:
+        if left := [repeat for repeat in start.repeats if repeat not in over]:
             seconds += of_start(start, lines).seconds + sum(runs[repeat.cell].seconds for repeat in left)
     return seconds
 
@@ -75,22 +75,82 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"about {max(5, round(seconds / 5) * 5)} s"
     minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"about {minutes} min"
-    return f"about {minutes // 60} h {minutes % 60 // 10 * 10} min"
+    return f"about {minutes} min" if minutes < 90 else f"about {minutes // 60} h {minutes % 60 // 10 * 10} min"
+
+
+def heading(plan: MatrixPlan, starts: Sequence[Start]) -> str:
+    """How much there is to do, in one line."""
+    items: Mapping[str, Sequence[Any]] = {
+        "server": plan.servers, "host": plan.hosts, "model": plan.models, "workload": plan.workloads
+    }  # fmt: skip
+    runs = sum(len(start.repeats) for start in starts)
+    return (
+        f"{plan.name}: {' x '.join(_count(len(each), noun) for noun, each in items.items())}: "
+        f"{_count(len(cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
+        f"{_count(runs, 'run')} in {_count(len(starts), 'start')}"
+    )
+
+
+def dry_run(
+    plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], done: Iterable[Repeat], *, width: int = 100
+) -> str:
+    """The starts in order, what each serves, how long it takes, and how that is known."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    output, over = StringIO(), frozenset(done)
+    console = Console(file=output, width=width, highlight=False, legacy_windows=False)
+    console.print(f"{heading(plan, starts)}\n")
+    for part in _dry_run_parts(plan, starts, lines, over):
+        console.print(part, markup=False)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def _dry_run_parts(
+    plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], done: frozenset[Repeat]
+) -> Iterator[Any]:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    for name in ("start", "server", "host", "model", "runs", "up after", "runs take"):
+        right = name in ("start", "up after", "runs take")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "runs")
+    runs, ups = of_runs(plan, starts, lines), [of_start(start, lines) for start in starts]
+    for start, up in zip(starts, ups, strict=True):
+        found = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
+        hows = "/".join(dict.fromkeys(each.how for each in found))
+        order = (
+            f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}" for repeat in start.repeats
+        )
+        table.add_row(
+            str(start.number),
+            f"{start.server.name} ({start.launch})",
+            start.host.name,
+            start.model.name,
+            "  ".join(order),
+            f"{up.seconds:,.0f} s {up.how}" if found else "",
+            f"{sum(each.seconds for each in found):,.0f} s {hows}" if found else "done",
+        )
+    yield table
+    yield from (f"Not measured: {cell}: {reason}." for cell, reason in skipped(plan).items())
+    left = sum(repeat not in done for start in starts for repeat in start.repeats)
+    over = f", {len(done)} are done" if done else ""
+    yield f"\n{_count(left, 'run')} to go{over}: {in_words(total_s(plan, starts, lines, done))}."
+    used = {each.how for each in (*runs.values(), *ups)}
+    yield from (f"  {how}: {meaning}." for how, meaning in HOW.items() if how in used)
 
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
     if run.duration_s is not None and not arrivals.parse(run.arrivals).burst:
-        return Estimate(run.duration_s + PREPARED_S, MODELLED)
+        return Estimate(run.duration_s + PREPARED_S, "modelled")
     due_ns = schedule_of(run).due_ns
     last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
-    modelled = _modelled_s(start, run)
-    if modelled is not None:
-        return Estimate(max(last_due_s, modelled) + PREPARED_S, MODELLED)
+    if (modelled := _modelled_s(start, run)) is not None:
+        return Estimate(max(last_due_s, modelled) + PREPARED_S, "modelled")
     guessed = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
-    return Estimate(max(last_due_s, guessed) + PREPARED_S, GUESSED)
+    return Estimate(max(last_due_s, guessed) + PREPARED_S, "guessed")
 
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
@@ -116,8 +176,7 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
     ended_ns = 0
     while (ends_ns := clock.next_ns()) is not None:
         clock.emissions(ended_ns := ends_ns)
-    simulated = start.launch == "simulated"
-    speed = float(options.get("speed", 1.0)) if simulated else 1.0
+    speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
     return ended_ns / 1e9 * (run.n or 1) / jobs / speed
 
 
@@ -129,7 +188,7 @@ def _mean_length(tokens: int | str) -> int:
     try:
         named = parse(str(tokens))
     except WorkloadError:  # the lengths of a dataset's own answers
-        return 256
+        return LENGTH_UNKNOWN
     match named:
         case Fixed():
             return named.length
@@ -138,4 +197,8 @@ def _mean_length(tokens: int | str) -> int:
         case Lognormal() | Exponential():
             return max(1, round(float(named.mean)))
         case _:
-            return 256
+            return LENGTH_UNKNOWN
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

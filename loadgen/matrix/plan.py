@@ -30,56 +30,53 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Server(_Strict):
-    """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
+class _Named(_Strict):
+    """Something with a name, which alone is enough to stand for it."""
 
     name: str = Field(pattern=WORD)
+    options: dict[str, Any] = {}
+    """For its launches."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+
+class Server(_Named):
+    """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
+
     server: ServerName = "openai"
     """Which kind it is; the name by default."""
     launch: Launch | None = None
     """How it is started; as the whole matrix by default."""
     endpoint: EndpointName | None = None
-    options: dict[str, Any] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _kind(cls, given: Any) -> Any:
-        given = _named(given)
+    def _short(cls, given: Any) -> Any:
+        given = {"name": given} if isinstance(given, str) else given
         return {"server": given["name"], **given} if isinstance(given, dict) and "name" in given else given
 
 
-class HostChoice(_Strict):
+class HostChoice(_Named):
     """Where servers run: a host of the hosts file, or this machine under a platform's label."""
 
-    name: str = Field(pattern=WORD)
     platform: str = Field("", max_length=60)
     """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
     gpu: str = ""
     """The card's name in servers/hardware/gpus.csv: for the estimate, and what a simulated server models."""
     dcgm_url: str | None = None
     """A DCGM exporter on that host, which tells of its GPUs."""
-    options: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, given: Any) -> Any:
-        return _named(given)
 
 
-class Model(_Strict):
+class Model(_Named):
     """A model, by the name of its folder on every host."""
 
-    name: str = Field(pattern=WORD)
     path: str = ""
     """What a server is started with instead, such as a folder of this machine or a name on a hub."""
     shape: str = ""
     """Its name in servers/hardware/models.csv: likewise."""
-    options: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, given: Any) -> Any:
-        return _named(given)
 
 
 class Case(_Strict):
@@ -136,15 +133,9 @@ class MatrixPlan(_Strict):
 
     @model_validator(mode="after")
     def _whole(self) -> MatrixPlan:
-        mistakes = list(_mistakes(self))
-        if mistakes:
+        if mistakes := list(_mistakes(self)):
             raise ValueError("\n".join(dict.fromkeys(mistakes)))
         return self
-
-    @property
-    def runs(self) -> dict[str, dict[str, Any]]:
-        """Each workload's settings of a run, the common ones and the catalog's included, by the workload's name."""
-        return {str(each["name"]): self.run | _workload(each) for each in self.workloads}
 
 
 def read_matrix_plan(path: Path) -> MatrixPlan:
@@ -155,10 +146,8 @@ def read_matrix_plan(path: Path) -> MatrixPlan:
     try:
         return MatrixPlan(**given)
     except ValidationError as error:
-        lines = [line for item in error.errors() for line in _mistake(item)]
-        raise PlanError(
-            "\n".join(f"{path.name}: {line}" for line in lines), "Nothing was started. Mend the plan."
-        ) from None
+        lines = [f"{path.name}: {line}" for item in error.errors() for line in _said(item)]
+        raise PlanError("\n".join(lines), "Nothing was started. Mend the plan.") from None
 
 
 def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
@@ -168,51 +157,48 @@ def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
     from servers.launch.hosts import LOCAL, read_hosts
 
     known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
-    missing = [each.name for each in plan.hosts if not (each.name in known or each.platform or each.name == LOCAL.name)]
-    if missing:
+    if missing := [each.name for each in plan.hosts if not (each.name in {LOCAL.name, *known} or each.platform)]:
         file = plan.hosts_file or "no hosts_file is named"
         raise PlanError(
             f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
             "Add it there; or give it a platform, which says that this machine is meant.",
         )
-    here = {each.name: replace(LOCAL, name=each.name) for each in plan.hosts}
-    found = {each.name: known.get(each.name, here[each.name]) for each in plan.hosts}
-    return {each.name: replace(found[each.name], platform=_platform(each, found[each.name])) for each in plan.hosts}
+    hosts = {}
+    for each in plan.hosts:
+        host = known.get(each.name) or replace(LOCAL, name=each.name)
+        hosts[each.name] = replace(host, platform=each.platform or host.platform or host.name)
+    return hosts
 
 
 def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
     """The plan of one run."""
-    label = f"{plan.name}-{workload}"[:60]
-    return plan_of(**{"label": label, **plan.runs[workload], **owned})
+    given = next(each for each in plan.workloads if each["name"] == workload)
+    return plan_of(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
 
 
-def _platform(choice: HostChoice, host: Host) -> str:
-    return choice.platform or host.platform or host.name
-
-
-def _named(given: Any) -> Any:
-    return {"name": given} if isinstance(given, str) else given
-
-
-def _workload(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A workload's own settings upon those of the catalog, which has a label that the matrix replaces."""
-    base = from_catalog(str(given["catalog"])) if "catalog" in given else {}
+def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload's own settings of a run upon those of the catalog, which has a label that the matrix replaces."""
+    base = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
     base.pop("label", None)
-    return base | {key: value for key, value in given.items() if key not in ("name", "catalog")}
+    return base | {key: value for key, value in workload.items() if key not in ("name", "catalog")}
 
 
 def _mistakes(plan: MatrixPlan) -> Iterator[str]:
     """What no single field shows."""
+    names = {
+        kind: [each.name for each in items]
+        for kind, items in (("server", plan.servers), ("host", plan.hosts), ("model", plan.models))
+    }
     for case in plan.cases:
-        for kind, names in _names(plan).items():
-            if (name := getattr(case, kind)) is not None and name not in names:
-                yield f"cases: there is no {kind} {name!r}; choose {', '.join(names)}"
+        for kind, known in names.items():
+            if (name := getattr(case, kind)) is not None and name not in known:
+                yield f"cases: there is no {kind} {name!r}; choose {', '.join(known)}"
         if not case.skip and not case.options:
             yield "cases: a case without options and without skip says nothing"
     if plan.starts > plan.repeats:
         yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
-    if plan.equal_work is not None and plan.equal_work not in _names(plan)["server"]:
-        yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(_names(plan)['server'])}"
+    if plan.equal_work is not None and plan.equal_work not in names["server"]:
+        yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
     yield from _owned("run", plan.run)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
@@ -224,10 +210,9 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield f"workloads: each needs a name such as burst, not {name!r}"
         return
     where = f"workload {name}"
-    owned = list(_owned(where, workload))
-    yield from owned
+    yield from _owned(where, workload)
     try:
-        settings = plan.run | _workload(workload)
+        settings = plan.run | _settings(workload)
         plan_of(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
     except WorkloadError as error:
         yield f"{where}: {error}; {error.hint}"
@@ -239,15 +224,7 @@ def _owned(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
 
 
-def _names(plan: MatrixPlan) -> dict[str, list[str]]:
-    return {
-        "server": [each.name for each in plan.servers],
-        "host": [each.name for each in plan.hosts],
-        "model": [each.name for each in plan.models],
-    }
-
-
-def _mistake(item: Any) -> list[str]:
+def _said(item: Any) -> list[str]:
     """The lines of one mistake that pydantic found."""
     message = str(item["msg"]).removeprefix("Value error, ")
     where = ".".join(str(part) for part in item["loc"])

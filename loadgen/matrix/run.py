@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen.errors import LoadgenError, OutputError
-from loadgen.matrix import estimate, lengths
-from loadgen.matrix.cells import Repeat, Start, repeats, starts
+from loadgen.errors import LoadgenError, OutputError, PlanError
+from loadgen.matrix import Cell, Repeat, Start, estimate, starts
 from loadgen.matrix.plan import MatrixPlan, hosts_of, run_settings
-from loadgen.matrix.state import Journal, Line, finished, key_of, make_way
+from loadgen.matrix.state import Journal, Line, finished, make_way
+from loadgen.record import Record
+from loadgen.runfile import scan
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 LOG_LINES = 40
 """Of a server that did not come up."""
+
+
+class EqualWorkError(LoadgenError):
+    """The server that says how much work there is has no finished run yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Matrix:
     @property
     def repeats(self) -> list[Repeat]:
         """All runs, in order."""
-        return repeats(self.starts)
+        return [repeat for start in self.starts for repeat in start.repeats]
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -68,8 +73,6 @@ class Watcher:
 
 def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     """The matrix of a plan. Raises PlanError or ServerError when a host is not known, or nothing is to be measured."""
-    from loadgen.errors import PlanError
-
     found = starts(plan)
     if not found:
         raise PlanError("every cell is skipped: nothing is left to measure", "Look at cases in the plan.")
@@ -91,6 +94,39 @@ def run(matrix: Matrix, book: Journal, watcher: Watcher) -> bool:
             pass
     book.write("interrupted")
     return True
+
+
+def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
+    """Equal work: the file with one output length per complete answer of the leading server's runs so far, for the
+    cells beside `cell`.
+
+    TGI stops where the model stops: nothing on HTTP fixes its output length (docs/reference/dialects.md). So that the
+    others do the same work, they are asked for lengths drawn from those that TGI's answers had, on the same host with
+    the same model under the same workload. Written once, when it is first asked for: all later runs draw from the same
+    lengths. Raises EqualWorkError.
+    """
+    file = folder / "equal-work" / f"{cell.host}-{cell.model}-{cell.workload}.txt"
+    if file.exists():
+        return file
+    leader = cell._replace(server=str(plan.equal_work))
+    lengths: list[int] = []
+
+    def take(record: Record) -> None:
+        if record.phase == "measured" and record.state == "complete" and record.output_tokens:
+            lengths.append(record.output_tokens)
+
+    for repeat in (Repeat(leader, number) for number in range(1, plan.repeats + 1)):
+        if finished(folder, repeat):
+            scan(folder / repeat.folder, take)
+    if not lengths:
+        raise EqualWorkError(
+            f"equal work: {leader} has no complete answer to take output lengths from",
+            "Mend that cell and go on with --resume, or leave out equal_work.",
+        )
+    file.parent.mkdir(exist_ok=True)
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text("".join(f"{length}\n" for length in sorted(lengths)), encoding="ascii")
+    return unfinished.rename(file)
 
 
 def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
@@ -125,8 +161,7 @@ class Serving:
     def __init__(self, matrix: Matrix, book: Journal, watcher: Watcher, start: Start) -> None:
         self._matrix, self._book, self._watcher, self._start = matrix, book, watcher, start
         self._say = watcher.say
-        self._settled = set[Repeat]()
-        """Finished or failed."""
+        self._settled = set[Repeat]()  # finished or failed
 
     def serve(self, left: Sequence[Repeat]) -> bool:
         """Bring the server up and measure these runs; whether that was interrupted."""
@@ -153,11 +188,10 @@ class Serving:
 
         start = self._start
         began_s = time.monotonic()
-        with launched(_wanted(self._matrix, start), self._quietly) as server:
+        with launched(_wanted(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
             seconds = time.monotonic() - began_s
             named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
-            facts = dict(server.facts)
-            self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=facts)
+            self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=dict(server.facts))
             self._say(f"    up after {seconds:.1f} s")
             for place, (repeat, plan) in enumerate(runs.items()):
                 if self._measure(repeat, plan, server, place):
@@ -181,7 +215,7 @@ class Serving:
             owned["dcgm_url"] = start.host.dcgm_url
         try:
             if matrix.plan.equal_work not in (None, start.server.name):
-                owned["output_tokens"] = f"empirical:{lengths.given(matrix.plan, matrix.folder, repeat.cell)}"
+                owned["output_tokens"] = f"empirical:{equal_lengths(matrix.plan, matrix.folder, repeat.cell)}"
             return run_settings(matrix.plan, repeat.cell.workload, **owned)
         except LoadgenError as error:
             self._failed(repeat, error)
@@ -192,18 +226,20 @@ class Serving:
         """One run; whether it was interrupted."""
         from loadgen import prepare
 
-        matrix, key = self._matrix, {"cell": key_of(repeat.cell), "repeat": repeat.number}
-        folder = matrix.folder / repeat.folder
+        matrix, key = self._matrix, {"cell": repeat.cell._asdict(), "repeat": repeat.number}
+        folder, name = matrix.folder / repeat.folder, f"{repeat.cell.workload}, repeat {repeat.number}"
+        # The memory of these processes is read; not where the library for it is missing: nobody asked for it by name.
+        pids = server.pids if find_spec("psutil") else ()
         make_way(matrix.folder, repeat)
         self._book.write("begin", **key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
             with self._watcher.progress(None if plan.of_sessions else plan.n) as on_progress:
                 footer = prepare.run(
-                    plan.model_copy(update={"url": server.url, "server_pid": _watched(server.pids)}),
+                    plan.model_copy(update={"url": server.url, "server_pid": pids}),
                     folder,
                     command=matrix.command,
-                    say=_nobody,
+                    say=lambda _line: None,  # the matrix has lines of its own for what a run says
                     on_progress=on_progress,
                     launch=server.facts,
                 )
@@ -214,12 +250,12 @@ class Serving:
             raise
         except Exception as error:
             self._failed(repeat, error)
-            self._say(f"    {repeat.cell.workload}, repeat {repeat.number}: failed: {error}")
+            self._say(f"    {name}: failed: {error}")
             return False
         seconds = time.monotonic() - began_s
         self._settled.add(repeat)
         self._book.write("end", **key, seconds=round(seconds, 3))
-        self._say(f"    {repeat.cell.workload}, repeat {repeat.number}: {said}; {seconds:.0f} s{self._remaining()}")
+        self._say(f"    {name}: {said}; {seconds:.0f} s{self._remaining()}")
         return False
 
     def _remaining(self) -> str:
@@ -231,12 +267,11 @@ class Serving:
 
     def _failed(self, repeat: Repeat, error: Exception) -> None:
         self._settled.add(repeat)
-        log = getattr(error, "log_tail", "")
-        if not hasattr(error, "hint"):  # not one of ours: where it came from is all there is to go by
-            log = "".join(traceback.format_exception(error))
+        # Not one of ours: where it came from is all there is to go by.
+        log = getattr(error, "log_tail", "") if hasattr(error, "hint") else "".join(traceback.format_exception(error))
         self._book.write(
             "failure",
-            cell=key_of(repeat.cell),
+            cell=repeat.cell._asdict(),
             repeat=repeat.number,
             start=self._start.number,
             kind=type(error).__name__,
@@ -244,9 +279,6 @@ class Serving:
             hint=getattr(error, "hint", ""),
             log="\n".join(log.splitlines()[-LOG_LINES:]),
         )
-
-    def _quietly(self, line: str) -> None:
-        self._say(f"    {line}")
 
 
 @contextmanager
@@ -266,15 +298,6 @@ def _terminated_like_interrupted() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _watched(pids: tuple[int, ...]) -> tuple[int, ...]:
-    """Processes whose memory is read; none where the library for it is not installed: nobody asked for it by name."""
-    return pids if find_spec("psutil") else ()
-
-
-def _nobody(_line: str) -> None:
-    """The matrix has lines of its own for what a run says."""
 
 
 def _plain(host: Host) -> dict[str, Any]:

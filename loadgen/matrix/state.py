@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import OutputError, PlanError
-from loadgen.matrix.cells import Cell, Repeat
+from loadgen.matrix import Cell, Repeat
 from loadgen.runfile import Footer
 
 FILE = "matrix.jsonl"
@@ -52,9 +52,8 @@ class Journal:
             os.write(self._descriptor, json.dumps(line, default=str).encode() + b"\n")
             os.fsync(self._descriptor)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {FILE}: {error.strerror}", "Make room, and go on with --resume."
-            ) from error
+            hint = "Make room, and go on with --resume."
+            raise OutputError(f"cannot write {FILE}: {error.strerror}", hint) from error
         self.lines.append(line)
 
 
@@ -76,11 +75,16 @@ def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[
     except OSError as error:
         raise OutputError(f"cannot write {file}: {error.strerror}", "Name a folder with --out.") from error
     try:
-        _hold(descriptor, folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, of whatever
+        except OSError as error:
+            hint = "Wait for it, or name another --out."
+            raise OutputError(f"another loadgen matrix is writing to {folder}.", hint) from error
         book = Journal(descriptor, read_lines(folder))
         if book.lines:
-            _same(book.lines, plan, folder)
-            _end_line(descriptor, file)
+            _check_same(book.lines, plan, folder)
+            if not file.read_bytes().endswith(b"\n"):  # what a kill cut off stays a line of its own
+                os.write(descriptor, b"\n")
             book.write("resumed")
         else:
             book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
@@ -107,12 +111,8 @@ def read_lines(folder: Path) -> list[Line]:
 
 
 def finished(folder: Path, repeat: Repeat) -> bool:
-    """Whether this run has been measured: its footer is there, and does not say interrupted."""
-    return footer_ok(folder / repeat.folder / "run.jsonl")
-
-
-def footer_ok(file: Path) -> bool:
-    """Whether a run file ends in a footer that does not say interrupted."""
+    """Whether this run has been measured: its file ends in a footer that does not say interrupted."""
+    file = folder / repeat.folder / "run.jsonl"
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
@@ -128,13 +128,7 @@ def make_way(folder: Path, repeat: Repeat) -> Path | None:
     if not left.exists():
         return None
     places = (left.with_name(f"{left.name}-unfinished-{number}") for number in range(1, 1_000_000))
-    aside = next(place for place in places if not place.exists())
-    return left.rename(aside)
-
-
-def key_of(cell: Cell) -> dict[str, str]:
-    """A cell as it stands in matrix.jsonl."""
-    return {name: getattr(cell, name) for name in ("server", "host", "model", "workload")}
+    return left.rename(next(place for place in places if not place.exists()))
 
 
 def last_failures(lines: Sequence[Line]) -> dict[Repeat, Line]:
@@ -162,23 +156,7 @@ def _repeat(line: Line) -> Repeat:
     return Repeat(Cell(**line["cell"]), int(line["repeat"]))
 
 
-def _hold(descriptor: int, folder: Path) -> None:
-    """Held until the process ends, of whatever."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise OutputError(
-            f"another loadgen matrix is writing to {folder}.", "Wait for it, or name another --out."
-        ) from error
-
-
-def _end_line(descriptor: int, file: Path) -> None:
-    """What a kill cut off stays a line of its own."""
-    if not file.read_bytes().endswith(b"\n"):
-        os.write(descriptor, b"\n")
-
-
-def _same(lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:
+def _check_same(lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:
     begun = next((line for line in lines if line["type"] == "plan"), None)
     if begun is None:
         raise OutputError(f"{folder / FILE} does not say what was planned.", "Begin anew with another --out.")
@@ -202,8 +180,5 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(before, now, strict=True)):
             yield from differences(one, other, f"{where}[{index}]")
     elif before != now:
-        yield f"{where}: {_short(before)} then, {_short(now)} now"
-
-
-def _short(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value)[:200]
+        was, is_ = ("nothing" if value is None else json.dumps(value)[:200] for value in (before, now))
+        yield f"{where}: {was} then, {is_} now"

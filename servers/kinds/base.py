@@ -37,7 +37,7 @@ class Answer:
     """`server`: a count the server reported. `wire`: token ids or one-token events, counted here."""
     finish_reason: str = ""
     """The server's own word: `length`, `stop`, `eos_token`, ..."""
-    error_kind: str = ""
+    error_kind: Literal["", "in_band_error", "protocol"] = ""
     """Empty, `in_band_error` (the server said so after a 200) or `protocol` (not what the dialect allows)."""
     error_detail: str = ""
     """The server's words or ours, cut to 300 characters."""

@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-from servers.wire.stamps import stamp_reads
+from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
 
@@ -90,8 +90,8 @@ class Connection:
         self.sock.close()
 
 
-async def connect(target: Target, timeout_s: float, *, stamped: bool = True) -> Connection:
-    """Open one connection, TLS handshake included, with kernel stamps if `stamped`.
+async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps.
 
     Raises OSError, ssl.SSLError or TimeoutError.
     """
@@ -105,8 +105,7 @@ async def connect(target: Target, timeout_s: float, *, stamped: bool = True) -> 
             connection = Connection(sock, monotonic_ns())
             if target.tls is not None:
                 await _handshake(loop, connection, target)
-        if stamped:
-            stamp_reads(sock)
+        stamps.watch(sock)
     except BaseException:
         sock.close()
         raise

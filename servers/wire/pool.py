@@ -7,6 +7,7 @@ from collections import deque
 from contextlib import suppress
 
 from servers.wire.connection import Connection, Target, connect
+from servers.wire.stamps import StampSource
 
 CONNECTS_AT_ONCE = 64
 """Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""
@@ -15,11 +16,11 @@ CONNECTS_AT_ONCE = 64
 class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
-    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamped: bool) -> None:
+    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource) -> None:
         self._target = target
         self._spare = spare
         self._timeout_s = timeout_s
-        self._stamped = stamped
+        self._stamps = stamps
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()
@@ -32,7 +33,7 @@ class Pool:
     async def open(self) -> Connection:
         """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
         async with self._gate:
-            return await connect(self._target, self._timeout_s, stamped=self._stamped)
+            return await connect(self._target, self._timeout_s, self._stamps)
 
     def take(self) -> Connection | None:
         """An idle connection that is still open, or None."""

@@ -1,4 +1,12 @@
-"""What the kernel knows of our sockets: receive stamps, and the losses of a connection.
+"""Where arrival instants come from (a StampSource), and what the kernel knows of a connection's losses.
+
+    open_source(name)      before the first connection; the plain one where the machine has none of that name
+    source.watch(sock)     each connection as it is opened
+    source.instants(...)   after the end of an exchange, for places in its bytes
+    source.counts()        once a second, what there is to say of it in the Run
+
+Nobody else asks which source it is: it says its name, whether it is exact, and what its stamps are off by. Records and
+headers keep that. Another source, such as a packet ring, is one class and its line in SOURCES.
 
 Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
 asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
@@ -11,7 +19,11 @@ import contextlib
 import socket
 import struct
 import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from time import sleep
+from typing import ClassVar, Protocol, Self
 
 SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control message that comes back
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
@@ -22,6 +34,137 @@ TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
 _U32 = struct.Struct("I")
 TRIES = 200
+ToMonotonic = Callable[[Sequence[int]], list[int]]
+"""CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (loadgen.engine.clock.ClockPairs)."""
+
+
+class Received(Protocol):
+    """What a source sees of an exchange (servers.wire.transport.Exchange): after each read the bytes so far, its
+    instant, and the timespec of the kernel."""
+
+    sizes: array[int]
+    user: array[int]
+    kernel: bytearray
+
+
+class StampSource(Protocol):
+    """Arrival instants of received bytes."""
+
+    name: ClassVar[str]
+    """In plans, Records, headers and summaries."""
+    title: ClassVar[str]
+    """In sentences."""
+    exact: ClassVar[bool]
+    """Whether a stamp is right however late this process reads."""
+    error_s: ClassVar[float | None]
+    """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
+    by_read: ClassVar[bool]
+    """Whether all bytes of one read share its stamp, so that tokens read together cannot be told apart."""
+
+    @classmethod
+    def open(cls) -> Self | None:
+        """Ready to stamp what arrives from now on; None where this machine has no such stamps."""
+
+    def watch(self, sock: socket.socket) -> None:
+        """A connection has been opened."""
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:
+        """CLOCK_MONOTONIC ns at which the byte before each of these places in the received bytes had arrived. None
+        where something came without a stamp. `received.sizes` itself as `ends` asks of every read."""
+
+    def counts(self) -> dict[str, int]:
+        """What a second of health telemetry says of it, such as stamps that were lost; by word of the run file."""
+
+    def close(self) -> None:
+        """No stamps are needed any more."""
+
+
+class ReadInstants:
+    """The instant at which this process had read the bytes. Everywhere, and as late as the process was."""
+
+    name: ClassVar = "user"
+    title: ClassVar = "user-space timestamps"
+    exact: ClassVar = False
+    error_s: ClassVar[float | None] = None
+    by_read: ClassVar = True
+
+    @classmethod
+    def open(cls) -> Self:
+        return cls()
+
+    def watch(self, sock: socket.socket) -> None:
+        """Nothing to ask for."""
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int]:  # noqa: ARG002
+        return _of_reads(received, ends, received.user.tolist())
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SocketStamps:
+    """The kernel's own stamp of the last byte that each read returned (SO_TIMESTAMPING)."""
+
+    name: ClassVar = "kernel"
+    title: ClassVar = "kernel timestamps"
+    exact: ClassVar = True
+    error_s: ClassVar[float | None] = 20e-6
+    """99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously."""
+    by_read: ClassVar = True
+
+    def __init__(self, held: socket.socket | None = None) -> None:
+        self._held = held
+
+    @classmethod
+    def open(cls) -> Self | None:
+        held = hold_stamps()
+        return None if held is None else cls(held)
+
+    def watch(self, sock: socket.socket) -> None:
+        stamp_reads(sock)
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:
+        timespecs = array("q")
+        timespecs.frombytes(received.kernel)
+        seconds, nanoseconds = timespecs[::2], timespecs[1::2]
+        if not all(seconds):
+            return None
+        stamps = to_monotonic([s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)])
+        return _of_reads(received, ends, stamps)
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+
+
+PLAIN = ReadInstants()
+"""What is left where a better source has nothing to say."""
+SOURCES: dict[str, type[StampSource]] = {"kernel": SocketStamps, "user": ReadInstants}
+"""By name, the best first."""
+
+
+def open_source(name: str) -> StampSource:
+    """The source of this name (a key of SOURCES), or the plain one where this machine does not have it."""
+    return SOURCES[name].open() or PLAIN
+
+
+def common(names: Iterable[str]) -> str:
+    """The source that all of a run's stamps are of: the one that all processes have, else the plain one."""
+    used = set(names)
+    return used.pop() if len(used) == 1 else PLAIN.name
+
+
+def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:
+    """From an instant for each read to one for each place."""
+    if ends is received.sizes:
+        return instants
+    return [instants[bisect_left(received.sizes, end)] for end in ends]
 
 
 def stamp_reads(sock: socket.socket) -> bool:

@@ -10,6 +10,7 @@ import ssl
 from array import array
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import Literal
 
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
@@ -17,6 +18,8 @@ from servers.wire.poller import Poller
 from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses
 
 RESPONSE_LIMIT_BYTES = 64 << 20
+WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
+"""Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 
 
@@ -64,7 +67,7 @@ class Exchange:
         """The connection after the end, where another request may use it."""
         self.losses = (0, 0)
         """Segments that we sent again, and segments that came out of order, during this exchange."""
-        self.error_kind = ""
+        self.error_kind: WireError | Literal[""] = ""
         self.error_detail = ""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
@@ -95,7 +98,7 @@ class Exchange:
         if self.connection is not None and not self.error_kind:
             self._poller.add(self.connection.sock, self._on_readable)
 
-    def fail(self, kind: str, detail: str) -> None:
+    def fail(self, kind: WireError, detail: str) -> None:
         """End this exchange now, keeping what came."""
         self.error_kind, self.error_detail = kind, detail
         self._finish()

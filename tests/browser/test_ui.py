@@ -24,7 +24,7 @@ FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
 def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) -> None:
     """20 users, then 100 while it runs, stop, report: the page's figures are those of `loadgen report` on the run, and
     nothing was asked of any other machine."""
-    config = SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.01)
+    config = SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.02)
     with spawn(config) as url, page(tmp_path, "--server", "vllm", "--url", url) as ui:
         context = browser.new_context(viewport={"width": 1600, "height": 1000}, accept_downloads=True)
         opened = context.new_page()
@@ -34,7 +34,7 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
         opened.on("pageerror", lambda error: complaints.append(str(error)))
         opened.goto(ui.url)
         assert "SIMULATED" in opened.inner_text("#loadgen-facts")
-        _fill(opened, users=20, inputTokens=16, outputTokens=20)
+        _fill(opened, users=20, inputTokens=16, outputTokens=60)
         opened.get_by_role("button", name="Start").click()
         _until(lambda: _cell(opened, "ttft_s", "n") > 20)
         opened.get_by_role("button", name="Edit").click()
@@ -83,7 +83,7 @@ def _adds_up(folder: Path, live: dict[str, Any]) -> None:
     run = runfile.read(folder / "run")
     assert run.footer is not None
     assert run.footer.sent == len(run.records) == run.footer.complete + run.footer.failed
-    assert {(record.prompt_tokens_asked, record.output_tokens_asked) for record in run.records} == {(16, 20)}
+    assert {(record.prompt_tokens_asked, record.output_tokens_asked) for record in run.records} == {(16, 60)}
     assert run.footer.complete == live["requests"]["complete"]
     assert {record.error_kind for record in run.records if record.state == "failed"} <= {"cancelled"}
     assert {kind["kind"] for kind in live["failures"]} == {"cancelled"}

@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.counts import Counts
-from loadgen.engine.decode import reads_of
+from loadgen.engine.decode import located
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.part import PartFile
@@ -21,6 +21,7 @@ from servers.wire.connection import target_of
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.pool import Pool
+from servers.wire.stamps import SocketStamps
 from servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
 from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
@@ -46,8 +47,9 @@ ANSWER = chunked(event(1), event(2), event(3, last=True))
 def driver_of(slots: list[Slot], url: str, part: PartFile, counts: Counts, timeout_s: float = 20.0) -> Driver:
     """An open-loop driver of these slots, with a connection for each."""
     loop = asyncio.get_running_loop()
-    pool = Pool(target_of(url, None), spare=len(slots), timeout_s=5, stamped=True)
-    wire = Wire(pool, partial(Exchange, Poller(loop)))
+    stamps = SocketStamps()
+    pool = Pool(target_of(url, None), spare=len(slots), timeout_s=5, stamps=stamps)
+    wire = Wire(pool, partial(Exchange, Poller(loop)), stamps)
     limits = Limits(timeout_s, len(slots))
     clock = SystemClock(loop)
     return Driver(OpenLoop(iter(slots)), wire, TGI, part, clock=clock, limits=limits, worker=0, counts=counts)
@@ -199,6 +201,6 @@ async def test_many_requests_are_all_accounted_for(tmp_path: Path) -> None:
 def test_events_map_to_the_read_that_brought_their_last_byte() -> None:
     """Chunk boundaries, event boundaries and reads need not coincide."""
     # raw:    head 0..10 | chunk data 12..22 | chunk data 26..36;  events end at body offsets 4, 12, 20
-    assert reads_of([4, 12, 20], [(12, 22), (26, 36)], [11, 15, 16, 28, 40]) == [2, 3, 4]
-    assert reads_of([20], [(12, 22), (26, 36)], [40]) == [0]
-    assert reads_of([], [], [5]) == []
+    assert located([4, 12, 20], [(12, 22), (26, 36)], [11, 15, 16, 28, 40]) == ([2, 3, 4], [16, 28, 36])
+    assert located([20], [(12, 22), (26, 36)], [40]) == ([0], [36])
+    assert located([], [], [5]) == ([], [])

@@ -15,7 +15,7 @@ import uvloop
 from servers.wire.connection import connect, target_of
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
-from servers.wire.stamps import TIMESPEC_BYTES
+from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.transport import Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, playing
 
@@ -31,7 +31,7 @@ async def exchange(script: Script, *, host: str = "127.0.0.1", authority: trustm
         authority.configure_trust(client_tls)
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
-        connection = await connect(target_of(server.url, client_tls), 5)
+        connection = await connect(target_of(server.url, client_tls), 5, SocketStamps())
         made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
@@ -127,8 +127,8 @@ async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None
     """`gone` tells a closed idle connection from a live one without taking bytes from it."""
     async with playing([b""], on_accept=[CLOSE]) as server:
         target = target_of(server.url, None)
-        closed = await connect(target, 5)
-        live = await connect(target, 5)
+        closed = await connect(target, 5, SocketStamps())
+        live = await connect(target, 5, SocketStamps())
         while not closed.gone():
             await asyncio.sleep(0.005)
         assert not live.gone()

@@ -14,6 +14,7 @@ from loadgen.engine.counts import Counts
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
 from loadgen.engine.part import Held
+from servers.wire.stamps import PLAIN
 from tests.dialects import DIALECTS
 from workloads import arrivals
 from workloads.request import Request
@@ -135,7 +136,7 @@ def slots(due_ns: list[int]) -> list[Slot]:
 
 async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6) -> tuple[FakeNet, Held, Counts]:
     net, held, counts = FakeNet(clock, answer_ns), Held(), Counts()
-    wire = Wire(net, net.exchange)  # type: ignore[arg-type]
+    wire = Wire(net, net.exchange, PLAIN)  # type: ignore[arg-type]
     limits = Limits(FOREVER_NS / 1e9, in_flight)
     dialect = DIALECTS["tgi", "generate"]
     driver = Driver(feed, wire, dialect, held, clock=clock, limits=limits, worker=0, counts=counts)

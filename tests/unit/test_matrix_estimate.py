@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import estimate
-from loadgen.matrix.cells import repeats, starts
+from loadgen.matrix import estimate, starts
+from loadgen.matrix.estimate import dry_run
 from loadgen.matrix.plan import MatrixPlan
-from loadgen.matrix.state import key_of
-from loadgen.matrix.text import dry_run
 
 
 def plan(**changes: Any) -> MatrixPlan:
@@ -69,10 +67,10 @@ def test_a_large_burst_is_modelled_by_a_part_of_it() -> None:
 def test_what_was_measured_wins() -> None:
     """The mean of the cell's own runs, and of the starts of that server; only what is left is counted."""
     asked = plan()
-    first, second = repeats(starts(asked))
+    first, second = starts(asked)[0].repeats
     lines: list[dict[str, Any]] = [
         {"type": "up", "server": "vllm", "model": "7b", "seconds": 30.0},
-        {"type": "end", "cell": key_of(first.cell), "repeat": first.number, "seconds": 12.0},
+        {"type": "end", "cell": first.cell._asdict(), "repeat": first.number, "seconds": 12.0},
     ]
     assert seconds(asked, *lines) == (12.0, "measured")
     assert estimate.total_s(asked, starts(asked), lines, [first]) == 30.0 + 12.0
@@ -83,7 +81,7 @@ def test_the_dry_run_says_everything_beforehand() -> None:
     """Size, order, what is done, what is left out and why, how long, and where that comes from."""
     asked = plan(models=["7b", "70b"], cases=[{"model": "70b", "skip": "does not fit"}])
     found = starts(asked)
-    text = dry_run(asked, found, [], [repeats(found)[0]])
+    text = dry_run(asked, found, [], [found[0].repeats[0]])
     assert "1 server x 1 host x 2 models x 1 workload: 1 cell, 2 repeats each: 2 runs in 1 start" in text
     assert "burst#1 done" in text
     assert "Not measured: vllm on a, 70b: does not fit." in text

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from loadgen.errors import OutputError, PlanError
-from loadgen.matrix.cells import Cell, Repeat
+from loadgen.matrix import Cell, Repeat
 from loadgen.matrix.state import (
     FILE,
     beginnings,
     differences,
     finished,
     journal,
-    key_of,
     last_failures,
     make_way,
     read_lines,
@@ -108,7 +107,7 @@ def test_the_newest_word_on_a_run_counts() -> None:
     one, two = Repeat(CELL, 1), Repeat(CELL, 2)
 
     def line(kind: str, repeat: Repeat, **values: Any) -> dict[str, Any]:
-        return {"type": kind, "cell": key_of(repeat.cell), "repeat": repeat.number, **values}
+        return {"type": kind, "cell": repeat.cell._asdict(), "repeat": repeat.number, **values}
 
     lines = [
         line("begin", one, start=1, place=0),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.matrix import estimate
-from loadgen.matrix.cells import cells, starts
-from loadgen.matrix.plan import hosts_of, read_matrix_plan
+from loadgen.matrix import cells, estimate, starts
+from loadgen.matrix.plan import hosts_of, read_matrix_plan, run_settings
 
 PAPER = Path(__file__).parents[2] / "examples/paper"
 PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")
@@ -32,4 +31,5 @@ def test_the_paper_is_three_servers_on_three_platforms_with_three_models() -> No
     hosts = hosts_of(plan)
     assert [host.platform for host in hosts.values()] == ["A800", "RTX4090", "RTX3090"]
     assert all(host.address.startswith("192.0.2.") for host in hosts.values())  # RFC 5737: documentation
-    assert all(plan.runs[each]["n"] == 1000 and str(plan.runs[each]["input_tokens"]) == "512" for each in plan.runs)
+    runs = [run_settings(plan, each["name"], server="vllm") for each in plan.workloads]
+    assert all((run.n, run.input_tokens) == (1000, 512) for run in runs)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.distributed.offsets import Offset, Sample, converted, exchanged, offset_of
+from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, exchanged, offset_of
 from loadgen.record import Record
 
 MILLISECOND_NS = 1_000_000
@@ -36,12 +36,12 @@ def test_the_truth_is_within_half_the_round_trip(ahead: int, there: int, wait: i
 
 def test_the_quickest_exchange_counts() -> None:
     """Of before the start and of after it, each."""
-    slow, quick = Sample(10, 700, 90), Sample(20, 500, 30)
-    late, later = Sample(110, 900, 50), Sample(120, 520, 40)
+    slow, quick = ClockSample(10, 700, 90), ClockSample(20, 500, 30)
+    late, later = ClockSample(110, 900, 50), ClockSample(120, 520, 40)
     offset = offset_of([slow, quick, late, later], 100)
     assert (offset.before, offset.after) == (quick, later)
     assert (offset.uncertainty_ns, offset.drift_ns) == (20, 20)
-    assert offset_of([slow, quick], 100) == Offset(quick, quick)
+    assert offset_of([slow, quick], 100) == ClockOffset(quick, quick)
     with pytest.raises(ValueError, match="empty"):
         offset_of([late], 100)
 
@@ -49,12 +49,12 @@ def test_the_quickest_exchange_counts() -> None:
 @pytest.mark.parametrize(("at", "expected"), [(0, 1000), (100, 1000), (150, 1005), (200, 1010), (900, 1010)])
 def test_between_two_exchanges_a_clock_drifts_evenly(at: int, expected: int) -> None:
     """And before and after them it is as far ahead as at the nearer one."""
-    assert Offset(Sample(100, 1000, 10), Sample(200, 1010, 10)).at(at) == expected
+    assert ClockOffset(ClockSample(100, 1000, 10), ClockSample(200, 1010, 10)).at(at) == expected
 
 
 def test_a_record_moves_as_a_whole() -> None:
     """By the drift until it was sent: durations stay, and the due instant of an open loop, which is the plan's."""
-    offset = Offset(Sample(0, 5 * SECOND_NS, 10), Sample(100 * SECOND_NS, 5 * SECOND_NS + 1000, 10))
+    offset = ClockOffset(ClockSample(0, 5 * SECOND_NS, 10), ClockSample(100 * SECOND_NS, 5 * SECOND_NS + 1000, 10))
     record = Record(
         id=1,
         state="complete",
@@ -76,6 +76,6 @@ def test_a_record_moves_as_a_whole() -> None:
 
 def test_what_is_no_record_stays() -> None:
     """Telemetry, and a line that was cut off."""
-    offset = Offset(Sample(0, 0, 10), Sample(100, 1000, 10))
+    offset = ClockOffset(ClockSample(0, 0, 10), ClockSample(100, 1000, 10))
     for line in (b'{"type":"telemetry","source":"client","at_ns":5,"values":{}}\n', b'{"type":"req'):
         assert converted(offset, 0, line) == line

@@ -22,8 +22,7 @@ import msgspec
 from loadgen.record import Record, shifted
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class ClockSample(msgspec.Struct, frozen=True):
     """One exchange."""
 
     at_ns: int
@@ -37,17 +36,17 @@ class Sample:
         return (self.round_trip_ns + 1) // 2
 
 
-def exchanged(t1: int, t2: int, t3: int, t4: int) -> Sample:
+def exchanged(t1: int, t2: int, t3: int, t4: int) -> ClockSample:
     """What one exchange tells."""
-    return Sample((t1 + t4) // 2, ((t2 - t1) + (t3 - t4)) // 2, (t4 - t1) - (t3 - t2))
+    return ClockSample((t1 + t4) // 2, ((t2 - t1) + (t3 - t4)) // 2, (t4 - t1) - (t3 - t2))
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """A worker machine's clock against the master's, over a run."""
 
-    before: Sample
-    after: Sample
+    before: ClockSample
+    after: ClockSample
     """The same as `before` as long as nothing was exchanged since the start."""
 
     @property
@@ -74,17 +73,17 @@ class Offset:
         return self.before.offset_ns - self.at(start_ns + instant_ns)
 
 
-def offset_of(samples: Iterable[Sample], start_ns: int) -> Offset:
+def offset_of(samples: Iterable[ClockSample], start_ns: int) -> ClockOffset:
     """The best exchange before the start and the best after it. Raises ValueError when there is none before."""
-    before: list[Sample] = []
-    after: list[Sample] = []
+    before: list[ClockSample] = []
+    after: list[ClockSample] = []
     for sample in samples:
         (before if sample.at_ns <= start_ns else after).append(sample)
     best = min(before, key=lambda sample: sample.round_trip_ns)
-    return Offset(best, min(after, key=lambda sample: sample.round_trip_ns, default=best))
+    return ClockOffset(best, min(after, key=lambda sample: sample.round_trip_ns, default=best))
 
 
-def converted(offset: Offset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
+def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
     """A line of a worker machine's part, with its Record on the master's clock.
 
     The Record moves as a whole, by the drift until it was sent: durations stay as that machine's clock measured them.

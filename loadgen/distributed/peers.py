@@ -1,11 +1,13 @@
-"""Who may take part: a shared token proves both sides, and every later message carries a code made from it.
+"""Who may take part: where the master listens, the shared token, and digests of what will be sent.
 
-worker machine                        master
-Hello, nonce ─────────────────────────>
-       <───────────────── Challenge, nonce
-Proof(worker) ────────────────────────>      wrong: Refused, and nothing else is ever told
-       <──────────── Welcome, proof(master)
-sealed messages <────────────> sealed messages
+A token proves both sides, and every later message carries a code made from it:
+
+    worker machine                        master
+    hello, nonce ─────────────────────────>
+           <───────────────── challenge, nonce
+    proof(worker) ────────────────────────>      wrong: refused, and nothing else is ever told
+           <──────────── welcome, proof(master)
+    sealed messages <────────────> sealed messages
 
 The worker proves itself first, so that a stranger who reaches the master's port learns nothing made from the token.
 HMAC is that of RFC 2104 with SHA-256. Nothing here is encrypted.
@@ -13,18 +15,77 @@ HMAC is that of RFC 2104 with SHA-256. Nothing here is encrypted.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import ipaddress
 import secrets
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
-from loadgen.distributed.errors import TokenError
+from loadgen.distributed import DistributedError, TokenError
+from servers.kinds.base import Dialect
+from workloads.request import Request
 
+PORT = 5557
+"""Locust's own."""
 VARIABLE = "LOADGEN_TOKEN"
 LENGTH_LEAST = 16
 """Characters. Whoever hears a handshake can try tokens against it at leisure, so a short one protects nothing."""
 NONCE_BYTES = 16
 WORKER, MASTER = "worker", "master"
+FINGERPRINT_REQUESTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port."""
+
+    host: str
+    port: int = PORT
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def numeric(self) -> Address:
+        """With the host as numbers, which is all that a socket can be bound to. Raises DistributedError."""
+        if self.host == "*":
+            return Address("0.0.0.0", self.port)  # noqa: S104 - asked for, and refused without a token
+        try:
+            return Address(socket.gethostbyname(self.host), self.port)
+        except OSError as error:
+            raise DistributedError(f"{self.host}: {error.strerror}", "Name this machine's own address.") from error
+
+
+def address_of(text: str, option: str) -> Address:
+    """HOST or HOST:PORT. Raises DistributedError."""
+    name, colon, number = text.rpartition(":")
+    if not colon:
+        return Address(text)
+    if not name or not number.isdecimal() or int(number) > 65535:
+        raise DistributedError(
+            f"{option} {text}: not an address", f"Write HOST or HOST:PORT, such as {text or 'bench-1'}:{PORT}."
+        )
+    return Address(name, int(number))
+
+
+def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
+    """A digest of the first bodies that a worker sends: equal where prompts, model and dialect are, so that no prompt
+    has to be shipped."""
+    made = hashlib.sha256()
+    for request in islice(requests, FINGERPRINT_REQUESTS):
+        made.update(dialect.encode(request, model))
+    return made.digest()
 
 
 def token_of(environ: Mapping[str, str]) -> str:
@@ -55,22 +116,21 @@ class Handshake:
 
     def proof(self, role: str) -> bytes:
         """What only a holder of the token can say, in this handshake and this role."""
-        return _code(self.token.encode(), b"proof", role.encode(), *self._all())
+        return self._code(b"proof", role.encode())
 
     def proves(self, role: str, proof: object) -> bool:
         """Whether this is that proof."""
         return isinstance(proof, bytes) and hmac.compare_digest(proof, self.proof(role))
 
-    def session(self, role: str) -> Session:
-        """The sealed talk that follows, from this role's side."""
-        other = MASTER if role == WORKER else WORKER
-        return Session(_code(self.token.encode(), b"session", *self._all()), role, other)
+    def channel(self, role: str) -> SealedChannel:
+        """The sealed messages that follow, from this role's side."""
+        return SealedChannel(self._code(b"session"), role, MASTER if role == WORKER else WORKER)
 
-    def _all(self) -> tuple[bytes, bytes, bytes]:
-        return self.node.encode(), self.worker_nonce, self.master_nonce
+    def _code(self, *parts: bytes) -> bytes:
+        return _code(self.token.encode(), *parts, self.node.encode(), self.worker_nonce, self.master_nonce)
 
 
-class Session:
+class SealedChannel:
     """Seals messages to the other side and opens those that come from it."""
 
     def __init__(self, key: bytes, role: str, other: str) -> None:

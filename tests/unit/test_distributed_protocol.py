@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.distributed import messages
-from loadgen.distributed.frames import Frames
-from loadgen.distributed.messages import Piece, Taken
-from loadgen.distributed.parts import PIECE_BYTES, PIECES_UNTAKEN, Incoming, Outgoing
+from loadgen.distributed.protocol import (
+    PIECE_BYTES,
+    PIECES_UNTAKEN,
+    Frames,
+    Incoming,
+    Order,
+    Outgoing,
+    Piece,
+    Series,
+    Taken,
+    Tell,
+)
 from loadgen.errors import OutputError
 
 
@@ -60,11 +68,11 @@ def test_a_disk_that_is_full_is_said() -> None:
 def test_frames_keep_messages_whole() -> None:
     """Several at once, one in pieces, nothing in time, and the end."""
     left, right = socket.socketpair()
-    ours: Frames[messages.Orders] = Frames(left, messages.Orders)
-    theirs: Frames[messages.Orders] = Frames(right, messages.Orders)
-    said = [messages.Tell("a", b"x" * 70_000), messages.Measure("b"), messages.Tell("", b"")]
+    ours: Frames[Order] = Frames(left, Order)
+    theirs: Frames[Order] = Frames(right, Order)
+    said = [Tell("a", b"x" * 70_000), Series("b"), Tell("", b"")]
     for each in said:
-        ours.send(each)
+        ours.post(each)
     assert [theirs.receive(1) for _ in said] == said
     assert theirs.receive(0) is None
     ours.close()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from loadgen.distributed.errors import TokenError
-from loadgen.distributed.token import MASTER, WORKER, Handshake, nonce, token_of
+from loadgen.distributed import TokenError
+from loadgen.distributed.peers import MASTER, WORKER, Handshake, nonce, token_of
 
 TOKEN = "a token of the tests"
 
@@ -55,14 +55,14 @@ def test_one_side_cannot_answer_with_what_it_heard() -> None:
 
 def test_sealed_messages_open_on_the_other_side_once() -> None:
     """In their order, each once; a message cannot be sent back to who sealed it."""
-    ours, theirs = handshake().session(WORKER), handshake().session(MASTER)
+    ours, theirs = handshake().channel(WORKER), handshake().channel(MASTER)
     first, second = ours.seal(b"one"), ours.seal(b"two")
     assert (theirs.open(first), theirs.open(second)) == (b"one", b"two")
     for again in (first, second):
         with pytest.raises(TokenError):
             theirs.open(again)
     with pytest.raises(TokenError):
-        handshake().session(WORKER).open(first)
+        handshake().channel(WORKER).open(first)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_sealed_messages_open_on_the_other_side_once() -> None:
 )
 def test_a_changed_message_does_not_open(changed: Mapping[str, object]) -> None:
     """Body, number and code belong together."""
-    sealed = handshake().session(WORKER).seal(b"one")
+    sealed = handshake().channel(WORKER).seal(b"one")
     with pytest.raises(TokenError):
-        handshake().session(MASTER).open({**sealed, **changed})
+        handshake().channel(MASTER).open({**sealed, **changed})
 
 
 def test_nonces_differ() -> None:

@@ -8,8 +8,8 @@ import pytest
 from analysis.gather import frame_of
 from analysis.metrics import METRICS
 from analysis.stats import describe
-from loadgen.interactive import figures
-from loadgen.interactive.figures import Figures, Samples, described
+from loadgen.interactive import live_run
+from loadgen.interactive.live_run import LiveFigures, NewestSamples, described
 from loadgen.record import Record
 
 
@@ -34,9 +34,10 @@ def test_they_are_the_figures_of_the_report() -> None:
     records = [_record(number) for number in range(50)]
     records += [_record(50, "failed", error_kind="timeout"), _record(51, output_tokens=None)]
     records += [_record(52, chunk_ns=[53_000_000], chunk_tokens=[4])]  # one chunk: no TPOT
-    live = Figures()
+    live = LiveFigures()
     for record in records:
         live.add(record)
+    live.digest()
     frame = frame_of(records)
     for name, samples in live.samples.items():
         expected = describe(METRICS[name].values(frame))
@@ -46,9 +47,10 @@ def test_they_are_the_figures_of_the_report() -> None:
 
 def test_the_newest_samples_are_kept_and_the_others_counted() -> None:
     """Past the limit the oldest give way, and how many did is known."""
-    samples = Samples(3)
-    for value in range(8):
-        samples.add(value)
+    samples = NewestSamples(3)
+    samples.extend(np.array([0.0, 1.0]))
+    for value in range(2, 8):
+        samples.extend(np.array([float(value)]))
     assert sorted(samples.copy()) == [5, 6, 7]
     assert (samples.seen, samples.kept) == (8, 3)
 
@@ -60,20 +62,20 @@ def test_no_samples_are_no_figures() -> None:
 
 def test_failures_are_counted_by_kind_and_words_without_numbers() -> None:
     """The same words with other numbers are one failure; words that never repeat do not grow without end."""
-    live = Figures()
+    live = LiveFigures()
     for number in range(20):
         live.add(_record(number, "failed", error_kind="truncated", error_detail=f"ended after {number % 9} tokens"))
     assert live.failures == {("truncated", "ended after # tokens"): 20}
-    for number in range(figures.FAILURES + 100):
+    for number in range(live_run.FAILURES + 100):
         words = f"no {chr(0x4E00 + number)}"
         live.add(_record(number, "failed", error_kind="in_band_error", error_detail=words))
-    assert len(live.failures) == figures.FAILURES + 1
+    assert len(live.failures) == live_run.FAILURES + 1
     assert live.failures["in_band_error", "(other words)"] == 101
 
 
 def test_a_point_is_of_the_requests_that_ended_since_the_last() -> None:
     """A second without an answer has no percentile, and the next one does not repeat the last."""
-    live = Figures()
+    live = LiveFigures()
     live.add(_record(0))
     live.point(streams=1)
     live.point(streams=0)

@@ -1,0 +1,308 @@
+"""Locust's side of a run over several machines: its sockets and heartbeats, with the token at the door.
+
+    python -m loadgen.distributed.locust_process ROLE HOST PORT FD      started by loadgen.distributed.protocol
+
+Locust brings the sockets, the heartbeats and the notice of who is gone. It patches the interpreter for gevent as it is
+imported, so this module is never imported by another, and nothing is measured in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import gevent
+import locust.runners as locust_runners
+import msgspec
+from gevent.event import AsyncResult
+from gevent.lock import RLock
+from locust.env import Environment
+from locust.rpc import Message
+
+from loadgen.distributed import TokenError, peers, protocol
+from loadgen.distributed.clocks import exchanged
+from loadgen.distributed.protocol import Frames, Order
+
+CHANNEL = "loadgen"
+"""Locust's name for our messages."""
+HEARD = {"client_ready", "heartbeat", "quit", CHANNEL}
+"""Of Locust's own messages to the master only those that it needs to know who is there; the rest has no use here."""
+LOST_HEARTBEATS = -5
+"""Locust calls a worker missing after three silent seconds and more, and goes on counting down; a busy machine may come
+back. At this count nobody waits for it any more: about eight seconds after its last word."""
+MASTER_SILENCE_S = 20
+"""Without a heartbeat of the master for so long, it is gone. Locust's own limit is a minute."""
+HANDSHAKE_LIMIT_S = 15.0
+SERIES = 20
+SERIES_GAP_S = 0.01
+EXCHANGE_EVERY_S = 1.0
+EXCHANGE_LIMIT_S = 2.0
+WATCH_EVERY_S = 0.2
+STRANGERS_MOST = 256
+"""Handshakes under way at a time; the oldest gives way."""
+
+Said = Mapping[str, Any]
+"""A message on our channel, which a stranger may have sent."""
+
+
+class Master(locust_runners.MasterRunner):  # type: ignore[misc] # Locust is not typed throughout
+    """Locust's master, deaf to what has no use here, and not to be silenced by bytes that are no message."""
+
+    def handle_message(self, client_id: str, msg: Message) -> None:
+        """Only what the sender says in its own name."""
+        if msg.type in HEARD and msg.node_id == client_id:
+            super().handle_message(client_id, msg)
+
+    def client_listener(self) -> NoReturn:
+        """Locust ends here on bytes that msgpack cannot make a message of; then listen again."""
+        while True:
+            try:
+                super().client_listener()
+            except Exception:  # noqa: S112 - whatever a stranger's bytes brought about
+                continue
+
+
+class Peer:
+    """What both sides do: open and pass on what is sealed, give the rest to the handshake, obey the command."""
+
+    def __init__(
+        self, role: str, runner: Any, frames: Frames[Order], handshake: Mapping[str, Callable[[str, Said], None]]
+    ) -> None:
+        """`handshake` takes the messages of those that have not proven themselves, by their step."""
+        self.role = role
+        self.runner = runner
+        self.frames = frames
+        self.channels: dict[str, peers.SealedChannel] = {}
+        """By node, of those that have proven themselves; a worker has the master's only, whose name is empty."""
+        self.sealed: dict[str, Callable[[str, bytes, int], None]] = {
+            "words": lambda node, body, _: frames.post(protocol.Heard(node, body))
+        }
+        """By step, what takes a message that was opened: its node, its body and when it came."""
+        self.orders: dict[type, Callable[[str], None]] = {}
+        """What carries out orders besides Tell, for a node."""
+        self._handshake = handshake
+        self._sending = RLock()
+        runner.register_message(CHANNEL, self._on_message)
+
+    def obey(self) -> None:
+        """Carry out the command's orders until it goes away."""
+        while True:
+            try:
+                order = self.frames.receive()
+            except EOFError:
+                return
+            if isinstance(order, protocol.Tell):
+                self.send(order.node, "words", partial(bytes, order.body))
+            elif order is not None:
+                self.orders[type(order)](order.node)
+
+    def enter(self, node: str, handshake: peers.Handshake) -> None:
+        """The other side has proven itself."""
+        self.channels[node] = handshake.channel(self.role)
+        self.frames.post(protocol.Joined(handshake.node))
+
+    def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
+        """Seal and send what `body` gives when its turn has come: the numbers go out in their order."""
+        with self._sending:
+            if (channel := self.channels.get(node)) is not None:
+                self.say(node, step=step, **channel.seal(body()))
+
+    def say(self, node: str, **said: object) -> None:
+        """Send as it is. A worker has nobody but the master to send it to."""
+        self.runner.send_message(CHANNEL, said, client_id=node)
+
+    def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - by Locust's names
+        arrived_ns = time.monotonic_ns()
+        said, node = msg.data, msg.node_id if self.role == peers.MASTER else ""
+        step = said.get("step") if isinstance(said, dict) else None
+        if not isinstance(step, str):
+            return
+        if node not in self.channels:
+            if step in self._handshake:
+                self._handshake[step](node, said)
+            return
+        try:
+            body = self.channels[node].open(said)
+        except TokenError:
+            return
+        if step in self.sealed:
+            self.sealed[step](node, body, arrived_ns)
+
+
+class Admission:
+    """The master's side: lets worker machines in, exchanges stamps with them, and tells who is gone."""
+
+    def __init__(self, runner: Master, frames: Frames[Order], token: str) -> None:
+        self.peer = Peer(peers.MASTER, runner, frames, {"hello": self._challenge, "proof": self._judge})
+        self.peer.sealed["pong"] = self._answered
+        self.peer.orders[protocol.Series] = lambda node: gevent.spawn(self._series, node)
+        self._token = token
+        self._strangers: dict[str, peers.Handshake] = {}
+        self._waiting: dict[int, AsyncResult] = {}
+        self._exchanges = 0
+
+    def watch(self) -> None:
+        """Tell of machines that left and of those that Locust has missed for too long."""
+        while True:
+            gevent.sleep(WATCH_EVERY_S)
+            for node in list(self.peer.channels):
+                seen = self.peer.runner.clients.get(node)
+                if seen is None:
+                    self._lose(node, "it left")
+                elif seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS:
+                    self._lose(node, "no heartbeat came any more")
+
+    def _lose(self, node: str, reason: str) -> None:
+        del self.peer.channels[node]
+        self.peer.frames.post(protocol.Gone(node, reason))
+
+    def _challenge(self, node: str, said: Said) -> None:
+        theirs = said.get("nonce")
+        if not isinstance(theirs, bytes):
+            return
+        while len(self._strangers) >= STRANGERS_MOST:
+            del self._strangers[next(iter(self._strangers))]
+        self._strangers[node] = peers.Handshake(self._token, node, theirs, peers.nonce())
+        self.peer.say(node, step="challenge", nonce=self._strangers[node].master_nonce)
+
+    def _judge(self, node: str, said: Said) -> None:
+        handshake = self._strangers.pop(node, None)
+        if handshake is None:
+            return
+        if not handshake.proves(peers.WORKER, said.get("proof")):
+            self.peer.say(node, step="refused", reason=f"its {peers.VARIABLE} is not the master's")
+            self.peer.frames.post(protocol.Rejected(node, f"its {peers.VARIABLE} is not ours"))
+            return
+        self.peer.enter(node, handshake)  # first: the machine may answer at once
+        self.peer.say(node, step="welcome", proof=handshake.proof(peers.MASTER))
+        gevent.spawn(self._always, node)
+
+    def _always(self, node: str) -> None:
+        """An exchange a second, as long as the machine is there."""
+        while node in self.peer.channels:
+            self._exchange(node)
+            gevent.sleep(EXCHANGE_EVERY_S)
+
+    def _series(self, node: str) -> None:
+        for _ in range(SERIES):
+            if node in self.peer.channels:
+                self._exchange(node)
+                gevent.sleep(SERIES_GAP_S)
+        self.peer.frames.post(protocol.SeriesEnded(node))
+
+    def _exchange(self, node: str) -> None:
+        number = self._exchanges = self._exchanges + 1
+        waiting = self._waiting[number] = AsyncResult()
+        body = msgspec.msgpack.encode(number)
+        t1 = time.monotonic_ns()
+        self.peer.send(node, "ping", lambda: body)
+        try:
+            t2, t3, t4 = waiting.get(timeout=EXCHANGE_LIMIT_S)
+        except gevent.Timeout:
+            return
+        finally:
+            del self._waiting[number]
+        self.peer.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, t4)))
+
+    def _answered(self, node: str, body: bytes, arrived_ns: int) -> None:  # noqa: ARG002 - the number is enough
+        number, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
+        if (waiting := self._waiting.get(number)) is not None:
+            waiting.set((t2, t3, arrived_ns))
+
+
+class Joining:
+    """The worker's side: proves itself, and answers exchanges."""
+
+    def __init__(self, runner: locust_runners.WorkerRunner, frames: Frames[Order], token: str) -> None:
+        steps = {"challenge": self._prove, "refused": self._refused, "welcome": self._enter}
+        self.peer = Peer(peers.WORKER, runner, frames, steps)
+        self.peer.sealed["ping"] = self._answer
+        self._token = token
+        self._nonce = peers.nonce()
+        self._handshake: peers.Handshake | None = None
+
+    def begin(self) -> None:
+        """Ask to be let in."""
+        self.peer.say("", step="hello", nonce=self._nonce)
+        gevent.spawn_later(HANDSHAKE_LIMIT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.peer.channels:
+            self._reject("a Locust master answers there, but not as loadgen's does")
+
+    def _reject(self, reason: str) -> None:
+        self.peer.frames.post(protocol.Rejected(self.peer.runner.client_id, reason))
+
+    def _refused(self, _node: str, said: Said) -> None:
+        self._reject(str(said.get("reason")))
+
+    def _prove(self, node: str, said: Said) -> None:
+        theirs = said.get("nonce")
+        if self._handshake is None and isinstance(theirs, bytes):
+            self._handshake = peers.Handshake(self._token, self.peer.runner.client_id, self._nonce, theirs)
+            self.peer.say(node, step="proof", proof=self._handshake.proof(peers.WORKER))
+
+    def _enter(self, node: str, said: Said) -> None:
+        if self._handshake is None or not self._handshake.proves(peers.MASTER, said.get("proof")):
+            self._reject(f"what answers there has another {peers.VARIABLE}")
+            return
+        self.peer.enter(node, self._handshake)
+
+    def _answer(self, node: str, body: bytes, arrived_ns: int) -> None:
+        number = msgspec.msgpack.decode(body, type=int)
+        self.peer.send(node, "pong", lambda: msgspec.msgpack.encode((number, arrived_ns, time.monotonic_ns())))
+
+
+def main(role: str, host: str, port: int, fd: int) -> None:
+    """Until the command, or at a worker machine the master, goes away."""
+    locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
+    frames: Frames[Order] = Frames(socket.socket(fileno=fd), Order)
+    environment = Environment()
+    at_master = role == peers.MASTER
+    try:
+        runner = Master(environment, host, port) if at_master else environment.create_worker_runner(host, port)
+    except (Exception, SystemExit) as error:
+        taken = at_master and isinstance(error, SystemExit)
+        reason = "something else listens there" if taken else str(error) or "no master answers there"
+        frames.post(protocol.Rejected("", reason))
+        return
+    environment.runner = runner
+    (_master if at_master else _worker)(environment, runner, frames)
+
+
+def _master(_environment: Environment, runner: Master, frames: Frames[Order]) -> None:
+    admission = Admission(runner, frames, peers.token_of(os.environ))
+    frames.post(protocol.Listening(runner.server.port))
+    gevent.spawn(admission.watch)
+    admission.peer.obey()
+    runner.quit()
+    runner.server.close(linger=500)
+
+
+def _worker(environment: Environment, runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
+    joining = Joining(runner, frames, peers.token_of(os.environ))
+    joining.begin()
+    obeying = gevent.spawn(joining.peer.obey)
+    gevent.spawn(_until_left, runner, frames, obeying)
+    obeying.join()
+    environment.events.quitting.fire(environment=environment)  # tells the master
+    runner.greenlet.kill(block=True)  # or it would read from a closed socket for ever
+    runner.client.close(linger=1000)
+
+
+def _until_left(runner: locust_runners.WorkerRunner, frames: Frames[Order], obeying: gevent.Greenlet) -> None:
+    """Locust's own greenlets end when the master has said so, or is silent."""
+    runner.greenlet.join()
+    frames.post(protocol.Gone("", "the master is gone"))
+    obeying.kill()
+
+
+if __name__ == "__main__":
+    logging.disable(logging.ERROR)  # what matters goes to the command in words
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,352 @@
+"""One interactive run, from Start to Stop: its run file, its client's health, and the figures of its page.
+
+Records go to the file as requests end and are flushed once a second, so what a killed process loses is a second. The
+file begins with its header and needs no gathering: `loadgen report` and `compare` read it while the run goes on.
+
+Figures are exact, by the definitions of analysis.metrics. Nothing is put into buckets: of each metric the newest
+samples are kept, up to a limit that is stated beside the figure as soon as it is reached; the run file keeps all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gevent
+import msgspec
+import numpy as np
+from gevent.lock import RLock
+from numpy.typing import NDArray
+
+from analysis.client import beside, clock_step_s, late_percentile_s, own_error
+from analysis.gather import frame_of
+from analysis.limits import reasons
+from analysis.metrics import METRICS
+from analysis.stamp_errors import first_off_s, median_off_s
+from analysis.stats import DECIMALS, percentile
+from loadgen import calibration, host, prepare
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.decode import record_of
+from loadgen.engine.health import Health
+from loadgen.engine.part import PartFile
+from loadgen.engine.sampler import SamplerProcess
+from loadgen.gather import append, whole_lines
+from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
+from loadgen.record import ErrorKind, Record
+from loadgen.runfile import Footer, Telemetry, load_facts, stamp_facts
+from servers.kinds.base import Dialect
+from servers.wire.stamps import StampSource
+from servers.wire.transport import Exchange
+from workloads.arrivals import Interactive
+from workloads.request import Request
+
+REQUEST_SAMPLES = 1_000_000
+TOKEN_SAMPLES = 4_000_000
+"""Newest samples kept of a metric per request, and of one per token: 8 bytes each."""
+FAILURES = 1_000
+"""Different words of failures that are told apart; a server may put something new into each."""
+POINTS = 3_600
+"""Seconds that the charts reach back."""
+AT_ONCE = 32
+"""Records whose latencies are worked out before the sockets are looked at again."""
+SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
+"""Users send as soon as they are due, and the page is to be read at a glance; reports have all of them."""
+SHOWN = {name: metric for name, metric in METRICS.items() if metric.per != "run" and name not in NOT_SHOWN}
+CHARTED = ("ttft_s", "tpot_s")
+ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order")
+SAMPLE_NS_MIN = 500_000_000
+"""A shorter health sample says nothing about how busy a second was."""
+CACHED_S = 0.9
+LOOKED_AT_BYTES = 8_192
+ROOM_BYTES = 10_000_000
+
+Floats = NDArray[np.float64]
+
+
+class NewestSamples:
+    """The newest `limit` samples of one metric, in seconds."""
+
+    def __init__(self, limit: int) -> None:
+        self._values = np.empty(limit)  # takes memory as it is written to
+        self.seen = 0
+
+    def extend(self, values: Floats) -> None:
+        """Take these; the oldest give way once the limit is reached."""
+        self._values[(self.seen + np.arange(len(values))) % len(self._values)] = values
+        self.seen += len(values)
+
+    @property
+    def kept(self) -> int:
+        """How many figures are of."""
+        return min(self.seen, len(self._values))
+
+    def copy(self) -> Floats:
+        """The samples, in no order, safe to work on in another thread."""
+        return self._values[: self.kept].copy()
+
+
+def described(values: Floats) -> dict[str, float | int | None]:
+    """n, mean, exact percentiles, min and max, as analysis.stats gives them; None of no samples."""
+    ordered = np.sort(values)
+    if not len(ordered):
+        return {"n": 0, "mean": None, **dict.fromkeys(SHARES), "min": None, "max": None}
+    figures = {name: percentile(ordered, share) for name, share in SHARES.items()}
+    ends = {"mean": float(np.mean(ordered)), **figures, "min": float(ordered[0]), "max": float(ordered[-1])}
+    return {"n": len(ordered), **{name: round(value, DECIMALS) for name, value in ends.items()}}
+
+
+def detail_of(record: Record) -> str:
+    """The words of a failure with its numbers left out, so that the same failure is counted as one."""
+    return "".join("#" if letter.isdigit() else letter for letter in record.error_detail)[:200]
+
+
+class LiveFigures:
+    """Everything the page shows of one run."""
+
+    def __init__(self) -> None:
+        self.states = Counter[str]()
+        self.failures = Counter[tuple[str, str]]()
+        self.sent = 0
+        self.tokens = 0
+        self.reads = self.coalesced_reads = 0
+        self.send_late = NewestSamples(REQUEST_SAMPLES)
+        self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        self.points_seen = 0
+        self.samples = {
+            name: NewestSamples(REQUEST_SAMPLES if metric.per == "request" else TOKEN_SAMPLES)
+            for name, metric in SHOWN.items()
+        }
+        self.first_off = NewestSamples(REQUEST_SAMPLES)
+        """Beside each TTFT, what its stamp may be off by."""
+        self._pending: list[Record] = []
+        self._recent: dict[str, list[Floats]] = {name: [] for name in CHARTED}
+
+    def add(self, record: Record) -> None:
+        """Take the Record of a request that has ended; its latencies are worked out by `digest`."""
+        self.states[record.state] += 1
+        self.sent += record.sent_ns is not None
+        self.tokens += sum(record.chunk_tokens)
+        self.reads += record.reads
+        self.coalesced_reads += record.coalesced_reads
+        self._pending.append(record)
+        if record.state != "complete":
+            key = (record.error_kind, detail_of(record))
+            known = key in self.failures or len(self.failures) < FAILURES
+            self.failures[key if known else (record.error_kind, "(other words)")] += 1
+
+    def digest(self, pause: Callable[[], object] = lambda: None) -> None:
+        """Work out the latencies of what has come; of complete requests, as in every report. `pause` is called between
+        pieces of the work."""
+        while self._pending:
+            records, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
+            frame = frame_of(records)
+            self.send_late.extend((frame.sent_ns - frame.due_ns)[frame.sent] / 1e9)
+            self.first_off.extend(first_off_s(frame)[frame.sampled & ~np.isnan(frame.first_ns)])
+            for name, samples in self.samples.items():
+                values = SHOWN[name].values(frame)
+                samples.extend(values)
+                if name in self._recent:
+                    self._recent[name].append(values)
+            pause()
+
+    def point(self, **beside: Any) -> None:
+        """One second of the charts: percentiles of the requests that ended in it, and what is given."""
+        self.digest()
+        recent = {name: np.sort(np.concatenate([np.empty(0), *values])) for name, values in self._recent.items()}
+        self._recent = {name: [] for name in CHARTED}
+        percentiles = {
+            f"{name}_{share}": percentile(values, SHARES[share]) if len(values) else None
+            for name, values in recent.items()
+            for share in ("p50", "p99")
+        }
+        self.points.append({"at": self.points_seen, **percentiles, **beside})
+        self.points_seen += 1
+
+
+class LiveRun:
+    """Takes what users did, from the start of a run to its end."""
+
+    def __init__(
+        self, folder: Path, target: LiveTarget, *, stamps: StampSource, command: Sequence[str], sampler: SamplerProcess
+    ) -> None:
+        host.make_folder(folder, ROOM_BYTES)
+        dialect = target.dialect(None)
+        header = prepare.header_of(target.plan, target.facts, dialect, target.how(dialect))
+        header.telemetry = dict(sampler.facts(target.plan, header.server))
+        self.folder = folder
+        self.figures = LiveFigures()
+        self.in_flight: set[Exchange] = set()
+        self.ended = False
+        self._sampler = sampler
+        self._stamps = stamps
+        self._totals = Counter[str]()
+        """The client's health so far; `stall_ns_max` is the longest."""
+        self._late = Counter[int]()
+        self._cpu_share_max: float | None = None
+        self._clocks = ClockPairs()
+        self._health = Health()
+        self._arrived = 0
+        self._cache: dict[str, tuple[float, Any]] = {}
+        self._making = RLock()
+        self.start_ns = header.start_ns = time.monotonic_ns()
+        header.start_realtime_ns = self._clocks.to_realtime(self.start_ns)
+        header.command = list(command)
+        header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
+        header.load = load_facts(header.plan["arrivals"], target.plan.workload)
+        header.stamps = stamp_facts(stamps.name)
+        header.client |= {"stamps": stamps.name, "calibration": calibration.recall(header.host, lambda _: None)}
+        append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+        self._part = PartFile(folder / "run.jsonl")
+        sampler.begin(self.start_ns, folder)
+
+    def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
+        """A request that was sent and has ended."""
+        self.in_flight.discard(exchange)
+        record = record_of(exchange, request, dialect, self._clocks, self.start_ns, self._health, self._stamps)
+        record.connected_ns = connected_ns - self.start_ns
+        return self._add(record, due_ns)
+
+    def give_up(self, request: Request, due_ns: int, kind: ErrorKind, detail: str) -> Record:
+        """A request of which nothing was sent."""
+        record = Record(
+            id=request.id,
+            state="failed",
+            error_kind=kind,
+            error_detail=detail,
+            prompt_tokens_asked=request.input_tokens,
+            output_tokens_asked=request.output_tokens,
+        )
+        return self._add(record, due_ns)
+
+    def _add(self, record: Record, due_ns: int) -> Record:
+        record.due_ns = due_ns - self.start_ns
+        self._part.add(record)
+        self.figures.add(record)
+        return record
+
+    def tick(self, late_ns: int) -> None:
+        """Many times a second: the loop ran a timer this much too late."""
+        self._health.stall(late_ns)
+        self.figures.digest(lambda: gevent.sleep(ONE_LOOK_S))
+
+    def sample(self, users: int) -> None:
+        """Once a second: read the clocks, write the client's health, flush, and draw one point of the charts."""
+        self._clocks.take()
+        values = self._health.sample() | self._stamps.counts()
+        values["clock_disagreement_ns"] = self._clocks.disagreement_ns
+        self._add_health(values)
+        self._part.add(
+            Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values={**values, "users": users})
+        )
+        self._part.flush()
+        arriving = [len(exchange.sizes) for exchange in self.in_flight if begun(exchange)]
+        arrived = self.figures.tokens + sum(arriving)
+        rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
+        self._arrived = max(arrived, self._arrived)
+        self.figures.point(
+            tokens_per_s=rate, streams=len(arriving), waiting=len(self.in_flight) - len(arriving), users=users
+        )
+
+    def end(self, users: int, *, interrupted: bool = False) -> Path | None:
+        """Write the footer. Where the rest is when the disk refused it, else None. A second call does nothing."""
+        if self.ended:
+            return None
+        self.ended = True
+        self.sample(users)
+        with self._making:
+            self._cache.clear()  # what comes now is final
+        ended_ns = time.monotonic_ns() - self.start_ns
+        read = self._sampler.end(patient=not interrupted)
+        notes: list[str] = []
+        for line in whole_lines(read, notes, "telemetry"):
+            self._part.add_line(line)
+        states: Mapping[str, int] = self.figures.states
+        footer = Footer(
+            ended_ns=ended_ns,
+            sent=sum(states.values()),
+            complete=states["complete"],
+            truncated=states["truncated"],
+            failed=states["failed"],
+            dropped=0,
+            interrupted=interrupted,
+            notes=notes,
+        )
+        self._part.add(footer)  # type: ignore[arg-type]
+        rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
+        if rescued is None:
+            for path in read:
+                path.unlink(missing_ok=True)
+        return rescued
+
+    def latency(self) -> list[dict[str, Any]]:
+        """Of each metric its name, title and exact figures. Sorted in another thread: the loop goes on meanwhile."""
+        found: list[dict[str, Any]] = self._cached("latency", self._described)
+        return found
+
+    def client(self) -> dict[str, Any]:
+        """Whether the client was a bottleneck so far: named and judged as `client` of summary.json, whose limits and
+        formulas these are. The first second is left out of `cpu_share`, as there is no whole second to speak of."""
+        latency = {row["name"]: row for row in self.latency()}
+        found: dict[str, Any] = self._cached("client", lambda: self._judged(latency))
+        return found
+
+    def _cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gave within the last second; several pages may ask, and it is not made twice at a time."""
+        with self._making:
+            now_s = time.monotonic()
+            if name not in self._cache or now_s - self._cache[name][0] >= CACHED_S:
+                self._cache[name] = (now_s, make())
+            return self._cache[name][1]
+
+    def _described(self) -> list[dict[str, Any]]:
+        pool = gevent.get_hub().threadpool
+        taken = [(name, samples.seen - samples.kept, samples.copy()) for name, samples in self.figures.samples.items()]
+        return [
+            {"name": name, "title": SHOWN[name].title, "left_out": left_out, **pool.apply(described, (values,))}
+            for name, left_out, values in taken
+        ]
+
+    def _add_health(self, values: Mapping[str, Any]) -> None:
+        stall_ns = max(self._totals["stall_ns_max"], values["stall_ns_max"])
+        self._totals.update({name: values[name] for name in ADDED})
+        self._totals["stall_ns_max"] = stall_ns
+        self._late.update({int(bucket): number for bucket, number in values["late_counts"].items()})
+        if values["wall_ns"] >= SAMPLE_NS_MIN:
+            self._cpu_share_max = max(self._cpu_share_max or 0.0, values["cpu_ns"] / values["wall_ns"])
+
+    def _judged(self, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        totals, figures = self._totals, self.figures
+        exact = self._stamps.exact
+        late_s = np.sort(figures.send_late.copy())
+        passed_s = (time.monotonic_ns() - self.start_ns) / 1e9
+        found: dict[str, Any] = {
+            "stamps": self._stamps.name,
+            "late_p50_s": late_percentile_s(self._late, 0.50) if exact else None,
+            "late_p99_s": late_percentile_s(self._late, 0.99) if exact else None,
+            "coalesced_share": figures.coalesced_reads / max(1, figures.reads),
+            "send_late_p99_s": percentile(late_s, 0.99) if len(late_s) else None,
+            "clock_step_s": clock_step_s(self._clocks.disagreement_ns / 1e9, passed_s),
+            "cpu_share": self._cpu_share_max,
+            "stall_max_s": totals["stall_ns_max"] / 1e9,
+            "full_reads": totals["full_reads"],
+            "retransmit_share": totals["retransmits"] / max(1, figures.sent),
+            "out_of_order_share": totals["out_of_order"] / max(1, totals["reads"]),
+            "error_ttft_p50_s": None,
+            "error_bar_e2e_s": None,
+        }
+        own = own_error(found)
+        if own is not None:
+            off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)
+            median_s = median_off_s(figures.samples["ttft_s"].copy(), off_s)
+            found |= {"error_ttft_p50_s": own.stamp_s + median_s, "error_bar_e2e_s": own.stamp_s}
+        return {**found, "reasons": reasons({**found, **beside(found, latency)})}
+
+
+def begun(exchange: Exchange) -> bool:
+    """Whether an answer's first event has come: some servers send the head at once and the first token much later."""
+    return exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES) >= 0

@@ -1,0 +1,189 @@
+"""What the master makes of its worker machines, told by a link that says what a test has it say."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadgen.distributed import DistributedError, TokenError, master, protocol
+from loadgen.distributed.clocks import ClockSample
+from loadgen.distributed.master import Machines, Master, Spread, planned
+from loadgen.distributed.peers import Address, address_of
+from loadgen.distributed.protocol import Bye, Drawn, Gone, Heard, Hello, Joined, Listening, Unable, Wait
+from loadgen.engine.sampler import Sampler
+from loadgen.plan import plan_of
+from loadgen.runfile import Header
+
+VERSION = master.version("llm-loadgen")
+SERVER = {"name": "tgi", "version": "3", "model": "m", "simulated": True, "url": "http://127.0.0.1:9"}
+
+
+def unheard(*_: object) -> None:
+    """Takes what nobody looks at."""
+
+
+class Script:
+    """A link that says these events and keeps what it is told, by node."""
+
+    def __init__(self, *events: protocol.Event) -> None:
+        self.events = deque(events)
+        self.told: list[tuple[str, Any]] = []
+
+    def available(self, timeout_s: float) -> Iterator[protocol.Event]:  # noqa: ARG002 - never waits
+        while self.events:
+            yield self.events.popleft()
+
+    def tell(self, word: Any, node: str = "") -> None:
+        self.told.append((node, word))
+
+    def post(self, order: protocol.Series) -> None:
+        sample = ClockSample(0, 0, 1)
+        self.events += [protocol.Exchanged(order.node, sample), protocol.SeriesEnded(order.node)]
+
+
+def heard(node: str, word: protocol.Message) -> Heard:
+    return Heard(node, msgspec.msgpack.encode(word))
+
+
+def hello(node: str, name: str = "bench", version: str = VERSION) -> tuple[Joined, Heard]:
+    return Joined(node), heard(node, Hello(version, {"hostname": name}, f"/parts/{node}"))
+
+
+def task(worker: int) -> Any:
+    """A worker's task that sends the byte of its number."""
+    dialect = SimpleNamespace(encode=lambda request, _: bytes([request]))
+    return SimpleNamespace(
+        worker=worker, requests=lambda: iter([worker]), dialect=dialect, model="m", part=Path("/dev/null")
+    )
+
+
+def machines_of(*events: protocol.Event) -> tuple[Machines, Script, list[str]]:
+    """Two places, and what was said after these events."""
+    said: list[str] = []
+    script = Script(*events)
+    machines = Machines(
+        script,  # type: ignore[arg-type]
+        [[task(0)], [task(1)]],
+        said.append,
+        on_place=lambda machine: script.tell("assigned", machine.node),
+        on_piece=unheard,
+    )
+    machines.listen()
+    return machines, script, said
+
+
+def test_a_machine_that_leaves_before_the_start_is_replaced() -> None:
+    """By the one that waited, with the same place; hosts of one name get numbers."""
+    events = [event for node in ("a", "b", "c") for event in hello(node)]
+    machines, script, said = machines_of(Listening(1), *events, Gone("a", "it left"))
+    assert [machine.node for machine in machines.present] == ["c", "b"]
+    assert [machine.name for machine in machines.present] == ["bench (3)", "bench (2)"]
+    assert machines.present[0].workers == [0]
+    assert ("c", Wait("2 machines are there already")) in script.told
+    assert [node for node, word in script.told if word == "assigned"] == ["a", "b", "c"]
+    assert "bench is gone before the start (it left); waiting for another" in said
+
+
+def test_a_machine_with_another_version_is_sent_away() -> None:
+    """The same seed gives the same prompts in the same version only."""
+    machines, script, said = machines_of(Listening(1), *hello("old_1", version="0.0"))
+    assert not machines.present
+    assert script.told == [("old_1", Bye(f"the master is loadgen {VERSION}, and this machine has 0.0", kept=False))]
+    assert said == [f"refused old: it has loadgen 0.0, not {VERSION}"]
+
+
+def test_who_cannot_take_part_calls_the_run_off() -> None:
+    """In its own words, with its hint."""
+    with pytest.raises(DistributedError, match="bench cannot take part: no key") as raised:
+        machines_of(Listening(1), *hello("a"), heard("a", Unable("no key", "export one")))
+    assert raised.value.hint == "export one"
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    """Before anybody could come."""
+    with pytest.raises(DistributedError, match="cannot listen: something else"):
+        machines_of(protocol.Rejected("", "something else listens there"))
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        (None, "not every machine was ready after 0.1 s"),
+        (Drawn([b""], SERVER), "draws other prompts from the same seed"),
+        (Drawn([], {**SERVER, "version": "2"}), "finds another server at http://127.0.0.1:9: version 2, not 3"),
+    ],
+)
+def test_machines_have_to_ask_the_same(drawn: Drawn | None, said: str, tmp_path: Path) -> None:
+    """The same bytes of the same server, in time; otherwise everybody is told that the run is off."""
+    events = [Listening(1), *hello("a"), *([] if drawn is None else [heard("a", drawn)])]
+    script = Script(*events)
+    header = Header(version="", started_at="", start_ns=0, plan={}, server=SERVER)
+    prepared = SimpleNamespace(tasks=[task(0)], header=header)
+    spread = Spread(1, Address("127.0.0.1"), 0.1)
+    run = Master(
+        script,  # type: ignore[arg-type]
+        spread,
+        prepared,  # type: ignore[arg-type]
+        tmp_path,
+        say=unheard,
+        on_progress=unheard,
+    )
+    with pytest.raises(DistributedError, match=said):
+        run.run(Sampler({}))
+    node, bye = script.told[-1]
+    assert (node, bye.kept, "the run was called off" in bye.reason) == ("a", False, True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("bind", "token", "said"),
+    [
+        ("0.0.0.0", "", "without a token the master listens on this machine only"),
+        ("127.0.0.1:0", "short", "it needs 16 or more"),
+    ],
+)
+def test_strangers_do_not_reach_the_master(
+    bind: str, token: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the server is asked anything."""
+    monkeypatch.setenv("LOADGEN_TOKEN", token)
+    spread = Spread(2, address_of(bind, "--bind"), 1.0)
+    with pytest.raises(TokenError, match=said):
+        master.run(
+            plan_of(server="tgi", n=2),
+            spread,
+            tmp_path,
+            command=[],
+            say=unheard,
+            on_progress=unheard,
+        )
+
+
+def test_an_address_has_a_host_and_a_port() -> None:
+    """Anything else names the option."""
+    assert address_of("bench-1", "--bind") == Address("bench-1", 5557)
+    with pytest.raises(DistributedError, match="--bind bench:port: not an address"):
+        address_of("bench:port", "--bind")
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        ({"due_ns": [0, 1, 2]}, 3),  # an open loop: its due instants
+        ({"due_ns": [0, 1], "of_sessions": True}, 5),  # of sessions: their turns
+        ({"due_ns": None}, 5),  # a closed loop that its requests end
+        ({"due_ns": None, "until_ns": 10**9}, 2),  # one that the clock ends: what was due by then
+    ],
+)
+def test_the_rest_of_a_lost_task_counts_where_it_is_known(load: dict[str, Any], expected: int) -> None:
+    """Two requests had their turn when the machine was lost, of five that the plan gave it."""
+    schedule = SimpleNamespace(due_ns=load["due_ns"], until_ns=load.get("until_ns"))
+    prompts = SimpleNamespace(of_sessions=load.get("of_sessions", False))
+    lost = SimpleNamespace(schedule=schedule, prompts=prompts, requests=lambda: iter(range(5)))
+    assert planned(lost, 2) == expected  # type: ignore[arg-type]

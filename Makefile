@@ -1,7 +1,9 @@
 # The commands of this project. `make burst` and `make test` need Python >= 3.11, git and make, and fetch the rest.
 #
 #   make burst      install into .venv and send the first burst, to the built-in simulated TGI
-#   make test       every check but those that need a real engine
+#   make test       layout, types, imports, and every test that needs no real engine and no build
+#   make test-packaging   the wheel, the image, Compose, Kubernetes, and the benchmarks at tiny size
+#   make coverage   make test's tests once more, one at a time, and which lines they reach
 #   make engine     real inference servers on this machine's CPU, in .engine
 #   make test-real  the checks that need them
 #   make docs       write the generated reference pages again
@@ -10,7 +12,7 @@
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 BIN := .venv/bin
 
-.PHONY: burst test docs clean
+.PHONY: burst test test-packaging coverage docs clean
 
 # Exit code 5 says that this machine was too busy for exact figures: a first look is none the worse for it.
 burst: .venv/.installed
@@ -21,6 +23,12 @@ test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
+
+test-packaging: .venv/.tests .venv/.compiler
+	$(BIN)/python -m pytest tests/packaging tests/benchmarks
+
+coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest --cov --cov-report=term
 
 docs: .venv/.installed

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis import words
+from analysis.summary import QuotedCalibration
 from loadgen.record import Record
 from loadgen.runfile import Run
 
@@ -144,16 +144,16 @@ def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
     )
 
 
-def quoted(found: object, stamps: str) -> dict[str, Any] | None:
+def quoted(found: object, stamps: str) -> QuotedCalibration | None:
     """Of a calibration in a run's header, what is said of stamps of this kind; None for anything else."""
     try:
         said = msgspec.convert(found, _Found)
-        return {
-            "made_at": said.made_at,
-            "version": said.version,
-            "ttft_p99_s": said.errors[stamps].ttft_s.p99,
-            "events_per_s": said.events_per_s,
-        }
+        return QuotedCalibration(
+            made_at=said.made_at,
+            version=said.version,
+            ttft_p99_s=said.errors[stamps].ttft_s.p99,
+            events_per_s=said.events_per_s,
+        )
     except (msgspec.ValidationError, KeyError):
         return None
 

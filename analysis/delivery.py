@@ -1,4 +1,4 @@
-"""Proof of delivery: was the load that was named the load that was sent?
+"""Delivery: was the requested load the load that was sent?
 
 Two comparisons. Due against name: does the seeded plan have the rate and the variation it claims? Sent against due:
 did the client keep to it? Gaps are those between consecutive requests in order of time.
@@ -6,118 +6,76 @@ did the client keep to it? Gaps are those between consecutive requests in order 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from analysis.distributions import Floats, gamma_cdf, kolmogorov_survival
+from analysis.frame import NS_PER_S, Floats
+from analysis.stats import gamma_cdf, kolmogorov_smirnov, rounded
+from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
+from loadgen.runfile import LoadFacts
 
-NS_PER_S = 1e9
-DECIMALS = 9
+Instants = Sequence[int] | Sequence[int | None] | Floats
 RESOLUTION_MAX = 0.1
 """Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
 GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
 
 
-class Named(NamedTuple):
-    """What the arrivals' text promises; None where it promises nothing."""
-
-    rate_per_s: float | None = None
-    cv: float | None = None
-    stochastic: bool = False
-    open_loop: bool = True
-
-
-def delivery(due_ns: Sequence[int] | Floats, sent_ns: Sequence[int | None] | Floats, arrivals: str) -> dict[str, Any]:
+def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
     """Compare what was asked for with what went out.
 
     `due_ns` and `sent_ns` are a run's due and send instants in whole nanoseconds from its start, one pair per request;
-    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection). `arrivals` is the canonical text,
-    `str(workloads.arrivals.parse(...))`.
-
-    Gives, with None where a figure does not exist:
-
-        arrivals, asked, sent, not_sent
-        rate_per_s   {named, due, sent}    (requests - 1) / (last - first)
-        cv           {named, due, sent}    standard deviation of the gaps / their mean
-        ks           {due, sent}, each {statistic, p_value, gaps, resolution_s}: Kolmogorov-Smirnov test of the gaps
-                     against the named distribution
-        late_s       {p50, p90, p99, max}  sent - due, exact percentiles, linear interpolation
+    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection).
 
     The test takes each gap as known to within `resolution_s`: due instants are whole nanoseconds, and send instants
     are late by what `late_s` says (its p99 is taken). Without it, clumps of requests that are due within the same
     microsecond, of which gamma arrivals are full, would look like another distribution. Where that is more than a
     tenth of the mean gap there is no test: it would pass whatever was sent.
 
-    Closed loops and interactive users have no due instants, hence neither lateness nor figures of `due`. Raises
-    ValueError when the two sequences differ in length.
+    Raises ValueError when the two sequences differ in length.
     """
     if len(due_ns) != len(sent_ns):
         raise ValueError(f"{len(due_ns)} due instants and {len(sent_ns)} send instants are not of the same requests")
-    named = named_by(arrivals)
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     sent = ~np.isnan(sent_at)
-    due_gaps = _gaps_s(due_at if named.open_loop else due_at[:0])
+    due_gaps = _gaps_s(due_at if load.open_loop else due_at[:0])
     sent_gaps = _gaps_s(sent_at[sent])
-    late_s = _late_s((sent_at - due_at)[sent]) if named.open_loop else None
-    return {
-        "arrivals": arrivals,
-        "asked": len(due_at),
-        "sent": int(sent.sum()),
-        "not_sent": int((~sent).sum()),
-        "rate_per_s": {"named": named.rate_per_s, "due": _rate_per_s(due_gaps), "sent": _rate_per_s(sent_gaps)},
-        "cv": {"named": named.cv, "due": _cv(due_gaps), "sent": _cv(sent_gaps)},
-        "ks": {
-            "due": _check(due_gaps, named, 1 / NS_PER_S),
-            "sent": _check(sent_gaps, named, max(late_s["p99"], 1 / NS_PER_S)) if late_s else None,
-        },
-        "late_s": late_s,
-    }
+    late_s = _late_s((sent_at - due_at)[sent]) if load.open_loop else None
+    return Delivery(
+        arrivals=arrivals,
+        asked=len(due_at),
+        sent=int(sent.sum()),
+        not_sent=int((~sent).sum()),
+        rate_per_s=TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
+        cv=TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
+        ks=GapTests(
+            due=_check(due_gaps, load, 1 / NS_PER_S),
+            sent=_check(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
+        ),
+        late_s=late_s,
+    )
 
 
-def named_by(arrivals: str) -> Named:
-    """The rate and coefficient of variation in the text of arrivals."""
-    kind, _, rest = arrivals.partition(":")
-    if kind == "constant":
-        return Named(float(rest), 0.0)
-    if kind == "poisson":
-        return Named(float(rest), 1.0, stochastic=True)
-    if kind == "gamma":
-        rate, _, cv = rest.partition(",cv=")
-        return Named(float(rate), float(cv), stochastic=True)
-    return Named(open_loop=kind not in ("closed", "interactive"))
-
-
-def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
-    """Statistic and p-value of the one-sample test.
-
-    `below` and `above` are the named distribution function at the least and at the most that each value of the
-    sample can have been, in ascending order; the same array twice is the ordinary test. The statistic is the largest
-    distance of the sample's steps from that band. The p-value is asymptotic with Stephens's correction (JRSS B 32,
-    1970, 115-122): within 0.025 of the exact one from 8 values on, within 0.005 at 1000.
-    """
-    n = len(below)
-    steps = np.arange(n + 1) / n
-    statistic = max(0.0, float(np.max(steps[1:] - above)), float(np.max(below - steps[:-1])))
-    root = math.sqrt(n)
-    return statistic, kolmogorov_survival(statistic * (root + 0.12 + 0.11 / root))
-
-
-def _check(gaps_s: Floats, named: Named, resolution_s: float) -> dict[str, float] | None:
-    if not named.stochastic or named.rate_per_s is None or not named.cv or len(gaps_s) < GAPS_FOR_CHECK:
+def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
+    law, rate_per_s = LAWS.get(load.law), load.rate_per_s
+    if law is None or not rate_per_s or not load.cv or len(gaps_s) < GAPS_FOR_CHECK:
         return None
-    if resolution_s * named.rate_per_s > RESOLUTION_MAX:
+    if resolution_s * rate_per_s > RESOLUTION_MAX:
         return None
-    shape = 1 / named.cv**2
-    scale = named.rate_per_s * shape
     ordered = np.sort(gaps_s)
-    below = gamma_cdf(np.maximum(ordered - resolution_s, 0) * scale, shape)
-    above = gamma_cdf((ordered + resolution_s) * scale, shape)
+    below = law(np.maximum(ordered - resolution_s, 0), rate_per_s, load.cv)
+    above = law(ordered + resolution_s, rate_per_s, load.cv)
     statistic, p_value = kolmogorov_smirnov(below, above)
-    return {"statistic": statistic, "p_value": p_value, "gaps": len(gaps_s), "resolution_s": resolution_s}
+    return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
+
+
+def _gamma(gaps_s: Floats, rate_per_s: float, cv: float) -> Floats:
+    return gamma_cdf(gaps_s * (rate_per_s / cv**2), 1 / cv**2)
+
+
+LAWS: Mapping[str, Callable[[Floats, float, float], Floats]] = {"gamma": _gamma}
+"""Distribution functions of gaps in seconds, of a rate per second and a coefficient of variation, by LoadFacts.law."""
 
 
 def _gaps_s(instants_ns: Floats) -> Floats:
@@ -126,16 +84,16 @@ def _gaps_s(instants_ns: Floats) -> Floats:
 
 
 def _rate_per_s(gaps_s: Floats) -> float | None:
-    return round(float(1 / gaps_s.mean()), DECIMALS) if len(gaps_s) and gaps_s.any() else None
+    return rounded(float(1 / gaps_s.mean())) if len(gaps_s) and gaps_s.any() else None
 
 
 def _cv(gaps_s: Floats) -> float | None:
     """Needs two gaps, and requests that did not all come at once."""
-    return round(float(gaps_s.std(ddof=1) / gaps_s.mean()), DECIMALS) if len(gaps_s) > 1 and gaps_s.any() else None
+    return rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
 
 
-def _late_s(late_ns: Floats) -> dict[str, float] | None:
+def _late_s(late_ns: Floats) -> SendLateness | None:
     if not len(late_ns):
         return None
     figures = zip(("p50", "p90", "p99", "max"), np.percentile(late_ns, [50, 90, 99, 100]), strict=True)
-    return {name: round(float(late) / NS_PER_S, DECIMALS) for name, late in figures}
+    return SendLateness(**{name: rounded(float(late) / NS_PER_S) for name, late in figures})

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
+NS_PER_S = 1e9
 ENTRIES_PER_BLOCK = 1 << 20
 
 
@@ -57,6 +58,8 @@ class Window:
     to_ns: float
     chosen: Literal["auto", "set"]
     reason: str
+    plateau: bool = False
+    """Whether the load was found to be even in it, so that its parts are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,17 @@ class Frame:
         return np.where(np.isnan(self.prompt_reported), self.prompt_asked, self.prompt_reported)
 
     @property
+    def later_tokens(self) -> Floats:
+        """Output tokens after the first chunk, n - c_1; NaN where there are none."""
+        later = self.output_tokens - self.first_tokens
+        return np.where(later > 0, later, np.nan)
+
+    @property
+    def generated_tokens(self) -> Floats:
+        """`output_tokens`; NaN where there are none."""
+        return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
+
+    @property
     def later_turn(self) -> Booleans:
         """Turns of a session but its first: their instants follow answers and not the arrivals."""
         return self.turn > 0
@@ -148,9 +162,91 @@ class Frame:
         """The rows that latencies are of."""
         return self.complete & self.inside
 
+    @property
+    def span_ns(self) -> tuple[float, float] | None:
+        """The window's ends; of a whole run the first t_sent and the last t_end of all requests sent, complete or not.
+
+        None when nothing was sent or came back.
+        """
+        if self.window is not None:
+            ends = (self.window.from_ns, self.window.to_ns)
+            return ends if ends[1] > ends[0] and self.sent.any() else None
+        ended = self.end_ns[self.sent & ~np.isnan(self.end_ns)]
+        begun = self.sent_ns[self.sent]
+        return None if len(ended) == 0 or ended.max() <= begun.min() else (float(begun.min()), float(ended.max()))
+
+    def within(self, instants_ns: Floats) -> Booleans:
+        """Which instants lie in the window; all of a whole run, also those that never were."""
+        if self.window is None:
+            return np.ones(len(instants_ns), np.bool_)
+        return (instants_ns >= self.window.from_ns) & (instants_ns <= self.window.to_ns)
+
+    def tokens_inside(self) -> float:
+        """Generated tokens that arrived inside the window. Where a server's own count differs from what its chunks
+        held, it is spread over them as they came."""
+        tokens = np.where(self.sent, self.output_tokens, 0.0)
+        if self.window is None:
+            return float(tokens.sum())
+        inside = 0.0
+        for rows, chunks in self.blocks():
+            part = self.chunk_tokens[chunks] * self.within(self.chunk_ns[chunks])
+            came = sum_by_row(part, self.offsets[rows.start : rows.stop + 1] - chunks.start)
+            inside += float((tokens[rows] * came / np.maximum(self.arrived_tokens[rows], 1)).sum())
+        return inside
+
+    def prompt_tokens_inside(self) -> float:
+        """Prompt tokens of requests whose first token arrived inside the window. A prompt whose length nobody told (a
+        turn of a session that broke off before the server counted it) adds nothing."""
+        answered = self.sent & ~np.isnan(self.first_ns) & self.within(self.first_ns)
+        return float(np.nansum(self.prompt_tokens[answered]))
+
+    @property
+    def gap_counts(self) -> Integers:
+        """Gaps between the chunks of each row; 0 where it is not sampled."""
+        return np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0)
+
+    @property
+    def later_counts(self) -> Integers:
+        """Tokens after the first one, by the chunks' own counts; 0 where the row is not sampled."""
+        return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
+
+    def gaps_s(self) -> Floats:
+        """t_{j+1} - t_j in seconds, for every gap of every sampled row, in order."""
+        gaps = np.empty(int(self.gap_counts.sum()))
+        filled = 0
+        for _, part in self._gap_blocks():
+            gaps[filled : filled + len(part)] = part
+            filled += len(part)
+        return gaps
+
+    def token_gaps_s(self) -> Floats:
+        """The gaps and, for each further token of a chunk, a zero; row by row, n - 1 of each: first its gaps, then its
+        zeros."""
+        starts, gaps = offsets_of(self.later_counts), self.gap_counts
+        samples = np.zeros(starts[-1])
+        for rows, part in self._gap_blocks():
+            first, counts = starts[:-1][rows], gaps[rows]
+            place = np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)
+            samples[np.repeat(first, counts) + place] = part
+        return samples
+
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Rows and their chunks, piece by piece: see `blocks`."""
         return blocks(self.offsets)
+
+    def _gap_blocks(self) -> Iterator[tuple[slice, Floats]]:
+        """Gaps in seconds between the chunks of each sampled row, for one block of rows after the other."""
+        sampled = self.sampled
+        for rows, chunks in self.blocks():
+            counts = np.diff(self.offsets[rows.start : rows.stop + 1])
+            kept = np.repeat(sampled[rows], counts)
+            kept[self.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
+            yield rows, np.diff(self.chunk_ns[chunks])[kept[1:]] / NS_PER_S
+
+
+def offsets_of(counts: Integers) -> Integers:
+    """Where the entries of each row begin in a flat array, and where the last one's end."""
+    return np.concatenate(([0], np.cumsum(counts)))
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
@@ -172,3 +268,8 @@ def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floa
         if held.any():
             sums[rows][held] = np.add.reduceat(values[entries], firsts[held], dtype=np.float64)
     return sums
+
+
+def total(values: Floats, rows: Booleans) -> int:
+    """Sum over these rows of what is known."""
+    return int(np.nansum(values[rows]))

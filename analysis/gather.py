@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.frame import Ending, Floats, Frame, Integers, Seen, Source, sum_by_row
+from analysis.frame import Ending, Floats, Frame, Integers, Seen, Source, offsets_of, sum_by_row
 from analysis.window import windowed
 from loadgen.record import Record
 from loadgen.runfile import Run, scan
@@ -32,12 +32,12 @@ def load(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
     gathering = Gathering()
     run = scan(path, gathering.add)
-    return run, windowed(gathering.frame(), run.header.plan)
+    return run, windowed(gathering.frame(), run.header)
 
 
 def frame_of_run(run: Run) -> Frame:
     """The Frame of a Run that holds its Records, with its measuring window."""
-    return windowed(frame_of(run.records), run.header.plan)
+    return windowed(frame_of(run.records), run.header)
 
 
 def frame_of(records: Iterable[Record]) -> Frame:
@@ -68,7 +68,7 @@ class Gathering:
         self._close_block()
         columns: dict[str, Any] = {name: column.array() for name, column in self._columns.items()}
         counts = columns.pop("chunk_counts")
-        return Frame(**columns, offsets=_offsets(counts), endings=self._endings, sources=self._sources)
+        return Frame(**columns, offsets=offsets_of(counts), endings=self._endings, sources=self._sources)
 
     def _close_block(self) -> None:
         records, self._pending = self._pending, []
@@ -113,7 +113,7 @@ class Column:
 def _block(records: Sequence[Record]) -> Block:
     """One pass per column over the Records, one over the chunks."""
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
-    offsets = _offsets(counts)
+    offsets = offsets_of(counts)
     total = int(offsets[-1])
     chunk_ns = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.float64, total)
     chunk_tokens = np.fromiter(chain.from_iterable(record.chunk_tokens for record in records), np.int64, total)
@@ -138,10 +138,6 @@ def _block(records: Sequence[Record]) -> Block:
         **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
         **{name: _numbers(records, name) for name in NUMBERS},
     }
-
-
-def _offsets(counts: Integers) -> Integers:
-    return np.concatenate(([0], np.cumsum(counts)))
 
 
 def _instants(records: Sequence[Record], name: str) -> Floats:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from analysis import words
 from analysis.asked import length
 from analysis.matrix import LENGTH_SHARES
 from analysis.matrix_words import MAIN, figure, interval, platform_of, server_of
+from analysis.report.charts import PALETTE
 
 Found = Mapping[str, Any]
 
@@ -118,8 +120,14 @@ def _labels(found: Found, cell: Found) -> dict[str, Any]:
     kind = next(each["server"] for each in found["servers"] if each["name"] == cell["server"])
     return {
         "server": server_of(found, cell["server"]),
-        "colour": kind,
+        "colour": colours(found)[kind],
         "platform": platform_of(found, cell["host"]),
         "model": cell["model"],
         "workload": cell["workload"],
     }
+
+
+def colours(found: Mapping[str, Any]) -> dict[str, str]:
+    """The colour of each kind of server: a name of the palette, in the order in which they come."""
+    kinds = dict.fromkeys(cell["kind"] for cell in found["cells"])
+    return dict(zip(kinds, cycle(PALETTE), strict=False))

@@ -1,178 +1,250 @@
-"""Every Metric: its name, unit, direction, definition and pure function, and the summary of a Run that they make up.
+"""Every Metric: its name, unit, direction, definition and formula. All that knows of a latency or a rate derives from
+this table: summary, objectives, goodput, export, comparison, live page and documentation.
 
 Notation of the definitions: t_due, t_sent; t_1..t_k, the arrivals of the k chunks that hold at least one generated
 token; c_j, the tokens in chunk j; n, the output tokens; t_end, the arrival of the server's end marker.
+
+To add one: an entry below, and nothing else. No numpy here, so that objectives are read without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from analysis import client, facts, formulas, rates, stats
-from analysis.counters import counters
-from analysis.delivery import delivery
-from analysis.frame import Floats, Frame
-from analysis.gather import frame_of_run
-from analysis.machines import machines, skew_range_s
-from analysis.memory import memory
-from analysis.turns import turns
-from loadgen.runfile import Run
+if TYPE_CHECKING:
+    from analysis.frame import Booleans, Floats, Frame, Integers, Window
+    from loadgen.record import Record
+
+NS_PER_S = 1e9
+TAIL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure worth a name. `values` gives its samples, or one figure for `per="run"`; an empty array is undefined."""
+    """A figure worth a name."""
 
     name: str
+    """As in summary.json."""
+    short: str
+    """As a table's row says it."""
     title: str
     unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"]
     direction: Literal["lower", "higher"]
     per: Literal["request", "chunk", "token", "run"]
     definition: str
-    values: Callable[[Frame], Floats]
+    formula: Callable[[Frame], Any]
+    """Per request a value for each row, NaN where undefined; per chunk and token the samples of all sampled rows; of a
+    run the figure, or None."""
+    stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
+    """Which error bar of the client's stamps holds for it: `error_bar_<stamps>_s` of the summary."""
+    adjusted: bool = False
+    """Whether the summary also has it with every request that is not complete counted as infinitely slow."""
+    judged: bool = True
+    """Of a run: whether objectives and comparisons know it."""
+
+    @property
+    def key(self) -> str:
+        """Its name in objectives and on the command line: `ttft`, `requests_per_s`."""
+        return self.name if self.unit.endswith("/s") else self.name.removesuffix("_s")
+
+    def rows(self, frame: Frame) -> Floats:
+        """Its value for each row of the frame, NaN where the row has none. Of latencies per request."""
+        return cast("Floats", self.formula(frame))
+
+    def values(self, frame: Frame) -> Floats:
+        """Its samples: those of complete requests due in the window."""
+        found = self.rows(frame)
+        return found[frame.sampled & ~_undefined(found)] if self.per == "request" else found
+
+    def groups(self, frame: Frame) -> Integers | None:
+        """Offsets of the samples that belong to one request; None when each has one at most."""
+        from analysis.frame import offsets_of
+
+        if self.per not in ("chunk", "token"):
+            return None
+        return offsets_of((frame.gap_counts if self.per == "chunk" else frame.later_counts)[frame.sampled])
+
+    def figure(self, frame: Frame) -> float | None:
+        """Its one figure of a run; None where undefined."""
+        return cast("float | None", self.formula(frame))
 
 
-def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
-    """summary.json: all that is known about a Run in figures. Seconds, tokens and shares; None where undefined.
-
-    `frame` is that of a Run that was loaded without its Records (analysis.gather.load). Latencies are of complete
-    requests only; `latency_adjusted` counts every other request as infinitely slow.
-    """
-    if frame is None:
-        frame = frame_of_run(run)
-    latency = {name: _described(metric, frame) for name, metric in METRICS.items() if metric.per != "run"}
-    health = client.health(run, frame, latency)
-    facts_of_run = facts.run_facts(run, frame)
-    rows, on, by_turn = frame.measured, machines(run, frame), turns(frame)
-    starts = rows & ~frame.later_turn  # turns of a session follow its answers
-    return {
-        "run": facts_of_run,
-        "server": facts.server_facts(run),
-        "requests": facts.request_counts(run, frame),
-        "tokens": facts.token_counts(frame),
-        "window": _window(frame),
-        "throughput": _throughput(frame, health),
-        "latency": latency,
-        "intervals": facts.what_intervals_mean(facts_of_run["arrivals"]),
-        "latency_adjusted": {name: _adjusted(METRICS[name], frame) for name in ADJUSTED},
-        "burst": {"skew_s": _single(METRICS["skew_s"], frame)}
-        | ({"skew_range_s": skew_range_s(on, frame)} if on else {}),
-        "delivery": delivery(frame.due_ns[starts], frame.sent_ns[starts], facts_of_run["arrivals"]),
-        "memory": memory(run),
-        "server_counters": counters(run, frame),
-        "client": health,
-        **({"machines": on} if on else {}),
-        **({"turns": by_turn} if by_turn else {}),
-    }
+def of_record(record: Record) -> dict[str, float]:
+    """The latencies per request of one complete Record, by name; those that it has not are left out."""
+    if record.state != "complete":
+        return {}
+    chunks, counts = record.chunk_ns, record.chunk_tokens
+    tokens = sum(counts) if record.output_tokens is None else record.output_tokens
+    row = SimpleNamespace(
+        due_ns=record.due_ns,
+        sent_ns=_known(record.sent_ns),
+        first_ns=chunks[0] if chunks else math.nan,
+        last_ns=chunks[-1] if chunks else math.nan,
+        end_ns=_known(record.end_ns, chunks[-1] if chunks else None),
+        output_tokens=tokens,
+        generated_tokens=tokens or math.nan,
+        output_asked=record.output_tokens_asked,
+        later_tokens=tokens - counts[0] if counts and tokens > counts[0] else math.nan,
+    )
+    found = ((name, each.formula(cast("Frame", row))) for name, each in METRICS.items() if each.per == "request")
+    return {name: value for name, value in found if not math.isnan(value)}
 
 
-def _window(frame: Frame) -> dict[str, Any]:
-    """What stretch the figures are of, in seconds from the run's start, and how many requests were due in it."""
-    span = formulas.window_ns(frame)
-    begins, ends = (None, None) if span is None else (round(each / 1e9, stats.DECIMALS) for each in span)
-    chosen, reason = ("whole", WHOLE) if frame.window is None else (frame.window.chosen, frame.window.reason)
-    return {"from_s": begins, "to_s": ends, "chosen": chosen, "reason": reason, "requests": int(frame.inside.sum())}
+def _known(instant_ns: int | None, otherwise: int | None = None) -> float:
+    return math.nan if (value := otherwise if instant_ns is None else instant_ns) is None else value
 
 
-def _described(metric: Metric, frame: Frame) -> dict[str, Any]:
-    return stats.describe(metric.values(frame), formulas.group_offsets(metric.per, frame))
+def _per_second(amount: float, frame: Frame) -> float | None:
+    span = frame.span_ns
+    return None if span is None else amount / (span[1] - span[0]) * NS_PER_S
 
 
-def _throughput(frame: Frame, health: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures, and the share by which they may be off because each end of the window is off by an error bar: that
-    of an answer's end for a whole run, else that of the tokens at the window's ends; and their intervals, where the
-    window's parts can tell."""
-    error_bar_s = health["error_bar_e2e_s" if frame.window is None else "error_bar_s"]
-    figures = {name: _single(METRICS[name], frame) for name in THROUGHPUT}
-    window, within = formulas.window_ns(frame), rates.intervals(frame)
-    if window is None or error_bar_s is None:
-        return {**figures, "error_share": None, **within}
-    error = round(2 * error_bar_s / (window[1] - window[0]) * 1e9, stats.DECIMALS)
-    return {**figures, "error_share": error, **within}
+def _requests_per_s(frame: Frame) -> float | None:
+    return _per_second(float((frame.measured & frame.complete & frame.within(frame.end_ns)).sum()), frame)
 
 
-def _adjusted(metric: Metric, frame: Frame) -> dict[str, Any]:
-    return stats.describe_adjusted(metric.values(frame), int((frame.inside & ~frame.complete).sum()))
+def _output_tokens_per_s(frame: Frame) -> float | None:
+    return _per_second(frame.tokens_inside(), frame)
 
 
-def _single(metric: Metric, frame: Frame) -> float | None:
-    values = metric.values(frame)
-    return round(float(values[0]), stats.DECIMALS) if len(values) else None
+def _total_tokens_per_s(frame: Frame) -> float | None:
+    return _per_second(frame.tokens_inside() + frame.prompt_tokens_inside(), frame)
+
+
+def _before_tail(frame: Frame) -> Window | None:
+    """A whole run until fewer than a tenth of the requests sent were left in flight."""
+    from analysis.frame import Window
+
+    ends = frame.end_ns[frame.sent & ~_undefined(frame.end_ns)]
+    if frame.window is not None or frame.span_ns is None or len(ends) == 0:
+        return None
+    ends.sort()
+    begun = ends[min(len(ends) - 1, math.floor(len(ends) * (1 - TAIL_SHARE)))]
+    return Window(frame.span_ns[0], float(begun), "auto", "before the tail")
+
+
+def _tail_share(frame: Frame) -> float | None:
+    steady, span = _before_tail(frame), frame.span_ns
+    return None if steady is None or span is None else (span[1] - steady.to_ns) / (span[1] - span[0])
+
+
+def _steady_output_tokens_per_s(frame: Frame) -> float | None:
+    steady = _before_tail(frame)
+    if steady is None or steady.to_ns <= steady.from_ns:
+        return None
+    return _output_tokens_per_s(replace(frame, window=steady))
+
+
+def _skew_s(frame: Frame) -> float | None:
+    sent = frame.sent & ~_undefined(frame.sent_end_ns)
+    due_ns = frame.due_ns[sent]
+    if len(due_ns) == 0 or due_ns.max() > due_ns.min():
+        return None
+    return float(frame.sent_end_ns[sent].max() - frame.sent_ns[sent].min()) / NS_PER_S
+
+
+def _undefined(values: Floats) -> Booleans:
+    """Which are NaN: those that differ from themselves."""
+    return cast("Booleans", values != values)  # noqa: PLR0124
 
 
 _LATENCIES = (
     Metric(
         "ttft_s",
+        "TTFT",
         "Time to first token",
         "s",
         "lower",
         "request",
         "t_1 - t_sent. The first chunk that holds a generated token counts, reasoning included; "
         "role-only, empty and usage-only chunks do not.",
-        formulas.time_to_first_token,
+        lambda f: (f.first_ns - f.sent_ns) / NS_PER_S,
+        stamps="ttft",
+        adjusted=True,
     ),
     Metric(
         "ttft_due_s",
+        "TTFT from due",
         "Time to first token, from due",
         "s",
         "lower",
         "request",
         "t_1 - t_due: what a caller sees who also waits for the client to send.",
-        formulas.time_to_first_token_due,
+        lambda f: (f.first_ns - f.due_ns) / NS_PER_S,
+        stamps="ttft",
     ),
     Metric(
         "tpot_s",
+        "TPOT",
         "Time per output token",
         "s/token",
         "lower",
         "request",
         "(t_k - t_1) / (n - c_1); undefined when n <= c_1.",
-        formulas.time_per_output_token,
+        lambda f: (f.last_ns - f.first_ns) / f.later_tokens / NS_PER_S,
+        stamps="tpot",
     ),
     Metric(
         "icl_s",
+        "ICL",
         "Inter-chunk latency",
         "s",
         "lower",
         "chunk",
         "t_{j+1} - t_j, one sample per gap, never smoothed.",
-        formulas.inter_chunk,
+        lambda f: f.gaps_s(),
+        stamps="itl",
     ),
     Metric(
         "itl_s",
+        "ITL",
         "Inter-token latency",
         "s",
         "lower",
         "token",
         "Inter-chunk latency weighted by tokens: a chunk of c tokens gives its gap and c - 1 zeros, so a request of "
         "n tokens gives n - 1 samples whose sum is t_k - t_1.",
-        formulas.inter_token,
+        lambda f: f.token_gaps_s(),
+        stamps="itl",
     ),
     Metric(
         "e2e_s",
+        "E2E",
         "End-to-end latency",
         "s",
         "lower",
         "request",
         "t_k - t_sent, to the last chunk that holds a token.",
-        formulas.end_to_end,
+        lambda f: (f.last_ns - f.sent_ns) / NS_PER_S,
+        adjusted=True,
     ),
     Metric(
-        "e2e_due_s", "End-to-end latency, from due", "s", "lower", "request", "t_k - t_due.", formulas.end_to_end_due
+        "e2e_due_s",
+        "E2E from due",
+        "End-to-end latency, from due",
+        "s",
+        "lower",
+        "request",
+        "t_k - t_due.",
+        lambda f: (f.last_ns - f.due_ns) / NS_PER_S,
     ),
     Metric(
         "e2e_stream_s",
+        "E2E to end mark",
         "End-to-end latency, to the end marker",
         "s",
         "lower",
         "request",
         "t_end - t_sent.",
-        formulas.end_to_end_stream,
+        lambda f: (f.end_ns - f.sent_ns) / NS_PER_S,
     ),
     Metric(
         "e2e_asked_s",
+        "E2E at length asked",
         "End-to-end latency, at the length asked",
         "s",
         "lower",
@@ -180,81 +252,96 @@ _LATENCIES = (
         "t_k - t_sent + TPOT (n_asked - n): what the answer would have taken at the length asked, had it gone on at "
         "its own pace. Equal to E2E where lengths are as asked; where a server ends answers itself (TGI) it makes them "
         "comparable.",
-        formulas.end_to_end_asked,
+        lambda f: (
+            (f.last_ns - f.sent_ns + (f.last_ns - f.first_ns) / f.later_tokens * (f.output_asked - f.output_tokens))
+            / NS_PER_S
+        ),
     ),
     Metric(
         "normalised_s",
+        "Normalised",
         "Normalised latency",
         "s/token",
         "lower",
         "request",
         "(t_k - t_sent) / n. Its mean over requests is the normalised latency of the Orca and vLLM papers.",
-        formulas.normalised,
+        lambda f: (f.last_ns - f.sent_ns) / f.generated_tokens / NS_PER_S,
+        adjusted=True,
     ),
 )
 _FIGURES = (
     Metric(
         "requests_per_s",
+        "Requests",
         "Request throughput",
         "requests/s",
         "higher",
         "run",
         "Complete requests that ended inside the window / window. The window of a burst is from the first t_sent to "
         "the last t_end of all requests sent, failed ones included.",
-        formulas.requests_per_second,
+        _requests_per_s,
     ),
     Metric(
         "output_tokens_per_s",
+        "Output",
         "Output throughput",
         "tokens/s",
         "higher",
         "run",
         "Generated tokens that arrived inside the window / window, those of answers that were cut off later included.",
-        formulas.output_tokens_per_second,
+        _output_tokens_per_s,
     ),
     Metric(
         "steady_output_tokens_per_s",
+        "Output before drain",
         "Output throughput before the tail",
         "tokens/s",
         "higher",
         "run",
         "Generated tokens that arrived before the tail of a whole run / the time until then: what the server gives "
         "while it has enough to do. A run with a window has none: its window is steady.",
-        formulas.steady_output_tokens_per_second,
+        _steady_output_tokens_per_s,
+        judged=False,
     ),
     Metric(
         "total_tokens_per_s",
+        "Output and prompts",
         "Total throughput",
         "tokens/s",
         "higher",
         "run",
         "Output throughput plus the prompt tokens of requests whose first token arrived inside the window / window.",
-        formulas.total_tokens_per_second,
+        _total_tokens_per_s,
     ),
     Metric(
         "tail_share",
+        "Drain",
         "Tail",
         "share",
         "lower",
         "run",
         "Share of a whole run in which fewer than a tenth of the requests were left in flight: how much of the "
         "throughput is that of a server running empty.",
-        formulas.tail_share,
+        _tail_share,
+        judged=False,
     ),
     Metric(
         "skew_s",
+        "Burst skew",
         "Burst skew",
         "s",
         "lower",
         "run",
         "Last t_sent_end - first t_sent of requests due at one instant: how far from `all at once` the burst was.",
-        formulas.burst_skew,
+        _skew_s,
     ),
 )
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
-THROUGHPUT = (
-    *("requests_per_s", "output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "tail_share"),
-)
-WHOLE = "from the first byte sent to the last answer's end"
-ADJUSTED = ("ttft_s", "e2e_s", "normalised_s")
+
+def summarise(run: Any, frame: Any = None) -> dict[str, Any]:
+    """Moved to analysis.summarise."""
+    from analysis.summarise import summarise as made
+    from analysis.summary import as_dict
+
+    return as_dict(made(run, frame))

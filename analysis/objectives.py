@@ -1,7 +1,7 @@
 """Objectives: what a run has to keep to, in the words of a command line: `ttft.p99 < 500ms`, `complete >= 99.9%`.
 
-This file only reads them, without numpy, so that a wrong one is found before anything is sent; `analysis.judging` holds
-a run against them.
+This file only reads them, without numpy, so that a wrong one is found before anything is sent; `analysis.slo` holds a
+run against them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
+from analysis.metrics import METRICS
+
 Unit = Literal["s", "share", "requests", "per second"]
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
@@ -21,12 +23,12 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-LATENCIES = ("ttft", "ttft_due", "tpot", "icl", "itl", "e2e", "e2e_due", "e2e_stream", "e2e_asked", "normalised")
+LATENCIES = {metric.key: metric for metric in METRICS.values() if metric.per != "run"}
 """The latencies of summary.json without the unit at the end of their names."""
 STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "dropped")
-RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
-SKEW = "skew"
+RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
+SKEW = METRICS["skew_s"].key
 GOODPUT, ATTAINMENT = "goodput", "attainment"
 """Of the bounds that --goodput states."""
 UNITS_S = {"": 0, "s": 0, "ms": -3, "us": -6}
@@ -46,7 +48,7 @@ _BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
-REQUEST_LATENCIES = ("ttft", "ttft_due", "tpot", "e2e", "e2e_due", "e2e_stream", "normalised")
+REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
 """Those of which a request has one."""
 BOUND_HINT = f"""A bound on each request is a latency, < or <=, and a time, such as 'ttft < 500ms'.
   latencies    {", ".join(REQUEST_LATENCIES)}"""

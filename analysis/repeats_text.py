@@ -7,6 +7,8 @@ from typing import Any
 
 from analysis import words
 from analysis.asked import asked
+from analysis.report.document import Kind, Paragraph, Section, TableCell
+from analysis.report.tables import table
 from analysis.terminal import plain, printed
 
 SHOWN = (
@@ -47,6 +49,25 @@ def rows(between: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def section(between: Mapping[str, Any], place: int, of: str) -> Section:
+    """What repeats say together, for the page. `place` counts its groups from 1; `of` names one of several."""
+    text = (
+        f"{between['runs']} runs of one plan, {between['order']}. {between['state_said']} The interval is of the mean "
+        "over runs (Student's t): it is the one that counts, as the requests of one run share one server."
+    )
+    heads: dict[str, Kind] = {"figure": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
+    heads |= {"std / mean": "number", **{f"run {run}": "number" for run, _ in enumerate(between["seeds"], 1)}}
+    cells = [
+        (TableCell(row["name"], code=True), row["unit"], row["mean"], row["interval"], row["spread"], *row["values"])
+        for row in rows(between)
+    ]
+    name = "between-runs" if place == 1 else f"between-runs-{place}"
+    title = f"Between runs of {of}" if of else "Between runs"
+    return Section(
+        name, title, [Paragraph(text), table("Every figure, run by run", heads, cells, several=True, id="repeats")]
+    )
 
 
 def _parts(between: Mapping[str, Any], summaries: Sequence[words.Summary]) -> list[Any]:

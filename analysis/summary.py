@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from loadgen.runfile import LoadFacts
+
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
 
@@ -31,6 +33,8 @@ class RunInfo(msgspec.Struct, kw_only=True):
     duration_s: float
     arrivals: str
     """The canonical text of the arrival process, such as `burst` or `poisson:20`."""
+    load: LoadFacts = LoadFacts()
+    """What the arrivals are, as data."""
     asked_s: float | None
     """For how long arrivals were planned; None where their number was."""
     n: int | None
@@ -346,14 +350,14 @@ class CounterCheck(msgspec.Struct, kw_only=True):
     and `client_most` then, and `difference` is that to the nearer end."""
 
     server: int
-    client: int | None
-    client_most: int | None
-    difference: int | None
-    agree: bool | None
+    client: int | None = None
+    client_most: int | None = None
+    difference: int | None = None
+    agree: bool | None = None
     """None where there is nothing to compare; `why` says so."""
     resets: int
     """How often the server began to count anew."""
-    why: str
+    why: str = ""
 
 
 class QuotedCalibration(msgspec.Struct, kw_only=True):
@@ -368,50 +372,50 @@ class QuotedCalibration(msgspec.Struct, kw_only=True):
 class ClientHealth(msgspec.Struct, kw_only=True):
     """Whether the load generator was a bottleneck, and how exact its stamps are."""
 
-    verdict: Literal["ok", "limited"]
-    reasons: list[str]
+    verdict: Literal["ok", "limited"] = "ok"
+    reasons: list[str] = []
     """Why it may have been the limit; empty when the run is valid."""
     stamps: str
     """Where receive stamps come from."""
-    late_p50_s: float | None
+    late_p50_s: float | None = None
     """From a receive stamp to the instant at which the client had read the bytes; None without kernel stamps."""
-    late_p99_s: float | None
-    late_max_s: float | None
-    coalesced_share: float | None
+    late_p99_s: float | None = None
+    late_max_s: float | None = None
+    coalesced_share: float | None = None
     """Reads that held more than one event."""
-    send_late_p99_s: float | None
-    clock_disagreement_s: float | None
+    send_late_p99_s: float | None = None
+    clock_disagreement_s: float | None = None
     """The largest between the wall clock and the monotonic one."""
-    clock_step_s: float | None
+    clock_step_s: float | None = None
     """The part of it that slewing does not explain."""
-    cpu_share: float | None
+    cpu_share: float | None = None
     """Of one core, by the busiest worker in its busiest second."""
-    full_reads: int | None
+    full_reads: int | None = None
     """Reads that filled the whole receive window."""
-    retransmit_share: float | None
+    retransmit_share: float | None = None
     """TCP segments sent again, per request."""
-    out_of_order_share: float | None
+    out_of_order_share: float | None = None
     """TCP segments received out of order, per read."""
-    stall_max_s: float | None
+    stall_max_s: float | None = None
     """The longest that a worker's loop stood still."""
-    first_token_merged: int
+    first_token_merged: int = 0
     """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
-    reopened: int
+    reopened: int = 0
     """Connections that the server had closed and that were opened again."""
-    worker_lost: int
+    worker_lost: int = 0
     """Requests whose worker process died."""
-    workers: int
-    samples: int
+    workers: int = 0
+    samples: int = 0
     """Health samples in the run file."""
-    calibration: QuotedCalibration | None
-    error_bar_s: float | None
+    calibration: QuotedCalibration | None = None
+    error_bar_s: float | None = None
     """What 99 % of all stamps are off by at most; likewise of TTFT, TPOT, ITL and E2E below."""
-    error_bar_ttft_s: float | None
-    error_ttft_p50_s: float | None
+    error_bar_ttft_s: float | None = None
+    error_ttft_p50_s: float | None = None
     """What the median TTFT is off by at most."""
-    error_bar_tpot_s: float | None
-    error_bar_itl_s: float | None
-    error_bar_e2e_s: float | None
+    error_bar_tpot_s: float | None = None
+    error_bar_itl_s: float | None = None
+    error_bar_e2e_s: float | None = None
 
     @property
     def ok(self) -> bool:

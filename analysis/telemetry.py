@@ -1,13 +1,84 @@
-"""What the server, the GPUs and the host said during a Run, as curves on the run's own time axis."""
+"""What the server, the GPUs and the host said during a Run: its Telemetry lines in order of time, gaps kept as gaps; as
+curves on the run's time axis; and the server's own counts against the client's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
-from analysis.samples import Sample, Source, number, rows, samples
+import numpy as np
+
+from analysis.frame import Booleans, Frame, total
+from analysis.summary import CounterCheck
 from loadgen.runfile import Run
+
+Source = Literal["server", "gpu", "host"]
+BEFORE = ("idle", "start")
+"""Moments before the run's instant 0: `idle` before any request, `start` after the warm-up requests."""
+AFTER = ("end", "after")
+"""Moments after it: `end` as soon as the last request had ended, `after` a little later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of a source. A gap has its reason and no values."""
+
+    at_s: float
+    """From the run's instant 0."""
+    moment: str
+    """`idle`, `start`, `run`, `end` or `after`."""
+    values: Mapping[str, Any]
+    gap: str
+
+
+def samples(run: Run, source: Source) -> list[Sample]:
+    """The readings of one source in order of time; a line that is in the file twice counts once."""
+    found = {line.at_ns: line for line in run.telemetry if line.source == source}
+    return [
+        Sample(at_ns / 1e9, str(line.values.get("moment", "run")), line.values, str(line.values.get("gap", "")))
+        for at_ns, line in sorted(found.items())
+    ]
+
+
+def rows(sample: Sample, source: Source) -> dict[str, Mapping[str, Any]]:
+    """What one reading says of each thing it is about: `server`, `GPU 0`, `host`, `process 123`."""
+    if sample.gap:
+        return {}
+    if source == "server":
+        return {"server": sample.values}
+    if source == "gpu":
+        gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
+        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | _holders(gpus)
+    processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
+    return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
+
+
+def number(values: Mapping[str, Any], name: str) -> float | None:
+    """A figure; None where the reading has none."""
+    value = values.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def last_of(found: Sequence[Sample], moments: Sequence[str]) -> Sample | None:
+    """The latest reading at one of these moments that is no gap."""
+    return next((each for each in reversed(found) if each.moment in moments and not each.gap), None)
+
+
+def _holders(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """What each process holds of all GPUs together: `held_bytes`."""
+    held: dict[str, float] = {}
+    for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
+        if (size := number(process, "memory_used_bytes")) is not None:
+            name = f"process {process.get('pid')}"
+            held[name] = held.get(name, 0.0) + size
+    return {name: {"held_bytes": size} for name, size in held.items()}
+
+
+def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    listed = values.get(name)
+    return [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +180,112 @@ def _series(curve: Curve, found: Sequence[Sample]) -> list[Series]:
             x_s, y = zip(*points, strict=True)
             curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))
     return curves
+
+
+COMPARED = ("prompt_tokens", "output_tokens", "requests_finished")
+"""Words that the client counts too."""
+ALONE = ("cached_prompt_tokens", "preemptions", "rejections", "requests_failed")
+"""Words that only the server knows."""
+
+
+class _Span(NamedTuple):
+    """The readings between which the server's counts are compared, or why they cannot be."""
+
+    read: Sequence[Sample]
+    warmup: bool
+    """Whether warm-up requests lie between them."""
+    why_not: str
+
+
+def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
+    """What the `server` and the `client` counted from before the first request, warm-up included, to after the last
+    one. Empty for a run without readings of the server."""
+    found = samples(run, "server")
+    if not found:
+        return {}
+    span = _span(run, found)
+    whole = np.ones(len(frame), np.bool_) if span.warmup else frame.measured
+    checks = {}
+    for word in (*COMPARED, *ALONE):
+        growth, resets = _growth(span.read, word)
+        if growth is not None:
+            checks[word] = check = CounterCheck(server=round(growth), resets=resets)
+            if word in COMPARED:
+                check.why = span.why_not
+                if not span.why_not:
+                    _compare(check, word, growth, frame, whole, run)
+    return checks
+
+
+def _span(run: Run, found: Sequence[Sample]) -> _Span:
+    good = [sample for sample in found if not sample.gap]
+    first = next((sample for sample in good if sample.moment in BEFORE), None)
+    gaps = [sample.gap for sample in found if sample.gap] or ["none was taken"]
+    if first is None:
+        return _Span(good, False, f"there is no reading from before the run ({gaps[0]})")
+    read = [sample for sample in good if sample.at_s >= first.at_s]
+    why_not = ""
+    if run.footer is None or run.footer.interrupted:
+        why_not = "the run was interrupted"
+    elif last_of(found, AFTER) is None:
+        why_not = f"there is no reading from after the run ({gaps[-1]})"
+    elif anew := max(_growth(read, word)[1] for word in COMPARED):  # one past its old value already looks grown
+        why_not = f"the server began to count anew, {anew} time{'s' * (anew > 1)}"
+    return _Span(read, first.moment == "idle", why_not)
+
+
+def _growth(read: Sequence[Sample], word: str) -> tuple[float | None, int]:
+    """What a counter grew by over these readings, and how often it began anew.
+
+    A counter that the first page did not have yet was 0: servers publish some only when there is something to count.
+    """
+    values = [number(sample.values, word) for sample in read]
+    if all(value is None for value in values):
+        return None, 0
+    total, resets = 0.0, 0
+    known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]
+    for before, now in pairwise(known):
+        resets += now < before
+        total += now - before if now >= before else now
+    return total, resets
+
+
+def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
+    """Put the client's count beside the server's."""
+    least, most = _client(word, frame, rows)
+    check.client = least
+    unknown = int((rows & ~np.isnan(frame.sent_ns) & np.isnan(frame.prompt_tokens)).sum())
+    if word == "prompt_tokens" and unknown and growth > most:
+        check.why = f"prompts of unknown length that broke off: {unknown:,}"
+        return
+    check.client_most = None if most == least else most
+    check.difference = round(growth - min(max(growth, least), most))
+    check.agree = check.difference == 0
+    check.why = _why(run, frame, check.difference)
+
+
+def _client(word: str, frame: Frame, rows: Booleans) -> tuple[int, int]:
+    """What the client counted for complete requests, and the most that it may be with all that were sent."""
+    sent = rows & ~np.isnan(frame.sent_ns)
+    complete = sent & frame.complete
+    if word == "requests_finished":
+        return int(complete.sum()), int(sent.sum())
+    if word == "prompt_tokens":
+        return total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
+    least = total(frame.output_tokens, complete)
+    return least, least + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~frame.complete)
+
+
+def _why(run: Run, frame: Frame, difference: int) -> str:
+    """What a disagreement most likely comes from."""
+    title, notes = run.header.server_title, run.header.server_notes
+    if not difference:
+        return ""
+    piece = notes.get("prompt_piece_tokens")
+    if piece and np.nanmax(frame.output_asked, initial=0) > piece:
+        return f"{title} runs answers of more than {piece} tokens in pieces and counts the prompt of each"
+    if difference > 0:
+        return "somebody else was using the server, or it counts otherwise"
+    if notes.get("drops_counts"):
+        return f"{title} drops counts under load"
+    return "it had not booked everything, or lost some"

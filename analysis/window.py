@@ -12,26 +12,42 @@ being made, stays on a plateau, and falls when no more requests come:
 The window begins one stay (the median time that a request is in flight) after the first request was due if that is
 later: from then on answers end as often as requests come. The plateau is believed when the window holds two stays and
 the mean number in flight of its halves differs by a quarter at most, or by no more than chance explains.
+
+How exactly the rates of a window are known shows in how they vary within it. It is cut into equal batches, each longer
+than a request's residence time, and the rate of each is one value: what lingers within a batch moves that one alone
+(batch means: Law and Carson, "A sequential procedure for determining the length of a steady-state simulation", 1979).
+Their mean is the figure. Its interval is that of the studentised bootstrap (Efron and Tibshirani, "An Introduction to
+the Bootstrap", 1993, section 12.5), seeded, so that a run always gives the same. A burst is one piece of work and has
+no such batches: only repeats show how another would differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Frame, Integers, Window
+from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, Window
+from analysis.stats import CONFIDENCE, rounded
+from loadgen.runfile import Header, LoadFacts
 
 PLATEAU_SHARE = 0.8
 STAYS_MIN = 2
 HALVES_SHARE = 0.75
 HALVES_ERRORS = 3
 """The number in flight of Poisson arrivals is Poisson distributed: its standard error is the root of its mean."""
-RATE_CHANGES = ("ramp", "steps", "trace")
-WHOLE = ("burst", "interactive")
-"""Neither has a steady load: one comes all at once, the other as somebody turns it."""
+BATCHES_MOST, BATCHES_LEAST = 30, 10
+STAYS_PER_BATCH = 2
+"""A batch lasts at least so many times as long as a request stays in the median, or neighbours share requests."""
+REPLICATES = 4000
+SEED = 19_930_601
+NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how another would differ only repeats show"
+NO_PLATEAU = "the window is no plateau, so that its parts are not alike"
+SHORT = f"the window is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} stays of a request"
+ALIKE = "all parts of the window are alike"
 
 
 class Steps(NamedTuple):
@@ -41,23 +57,22 @@ class Steps(NamedTuple):
     levels: Integers
 
 
-def windowed(frame: Frame, plan: Mapping[str, Any]) -> Frame:
-    """The Frame with the window that its plan asks for."""
-    return replace(frame, window=choose(frame, plan))
+def windowed(frame: Frame, header: Header) -> Frame:
+    """The Frame with the window that its plan sets or its load asks for."""
+    return replace(frame, window=choose(frame, header.load, header.plan.get("window_s")))
 
 
-def choose(frame: Frame, plan: Mapping[str, Any]) -> Window | None:
-    """The window of a run by its plan (`arrivals`, `window_s`); None is the whole run."""
-    if set_s := plan.get("window_s"):
-        return Window(set_s[0] * 1e9, set_s[1] * 1e9, "set", "set by the plan")
-    kind = str(plan.get("arrivals", "burst")).partition(":")[0]
+def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
+    """The window of a run; None is the whole run, for a load that neither is steady nor changes by plan."""
+    if set_s:
+        return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
     asked = frame.sent & ~np.isnan(frame.end_ns)
-    if kind in WHOLE or not asked.any():
+    if not (load.steady or load.finite) or not asked.any():
         return None
     begins, ends = float(frame.due_ns[asked].min()), float(frame.due_ns[asked].max())
     if ends <= begins:
         return None
-    if kind in RATE_CHANGES:
+    if not load.steady:
         return _everything(begins, ends, "the rate changes by plan")
     return _plateau(frame, asked, begins, ends)
 
@@ -85,7 +100,7 @@ def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Windo
     to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
     if why := _no_plateau(steps, from_ns, to_ns, stay):
         return _everything(begins, ends, f"no plateau ({why})")
-    return Window(from_ns, to_ns, "auto", f"about {level:g} in flight")
+    return Window(from_ns, to_ns, "auto", f"about {level:g} in flight", plateau=True)
 
 
 def _everything(begins: float, ends: float, why: str) -> Window:
@@ -98,7 +113,8 @@ def _no_plateau(steps: Steps, from_ns: float, to_ns: float, stay: float) -> str:
     if stays >= 1:
         middle = (from_ns + to_ns) / 2
         early, late = _mean(_between(steps, from_ns, middle)), _mean(_between(steps, middle, to_ns))
-        if _differ(early, late):
+        low, high = sorted((early, late))
+        if low < HALVES_SHARE * high and high - low > HALVES_ERRORS * high**0.5:
             return f"{early:.3g} were in flight in its first half, {late:.3g} in its second"
     return f"too short for requests that take {stay / 1e9:.3g} s" if stays < STAYS_MIN else ""
 
@@ -124,6 +140,69 @@ def _median(part: Steps) -> float:
     return float(part.levels[:-1][order][np.searchsorted(elapsed, elapsed[-1] / 2)])
 
 
-def _differ(early: float, late: float) -> bool:
-    low, high = min(early, late), max(early, late)
-    return low < HALVES_SHARE * high and high - low > HALVES_ERRORS * high**0.5
+def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
+    """Of each rate of the window; and why there are none, or None where there are."""
+    number = _batches(frame)
+    if isinstance(number, str):
+        return {}, number
+    requests, tokens, prompts = _amounts(frame, number)
+    rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
+    found = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
+    return found, None if found else ALIKE
+
+
+def rate_interval(rates: Floats) -> tuple[float, float] | None:
+    """Of the mean of the rates of equal batches, in their unit; None where they cannot show how they vary.
+
+    Bootstrap t: the quantiles of (mean* - mean) / error* over samples drawn with replacement stand for those of
+    Student's t, so that lopsided rates get a lopsided interval.
+    """
+    count, mean = len(rates), float(rates.mean())
+    error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    if error == 0 or math.isnan(error):  # NaN where nobody said how long a prompt was
+        return None
+    drawn = rates[np.random.default_rng(SEED).integers(0, count, (REPLICATES, count))]
+    errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
+    known = errors > 0
+    turns = np.quantile(
+        (drawn.mean(axis=1) - mean)[known] / errors[known], ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
+    )
+    low, high = (mean - float(turn) * error for turn in turns)
+    return rounded(max(0.0, low)), rounded(high)
+
+
+def _batches(frame: Frame) -> int | str:
+    """Into how many batches the window is cut, or why it is not."""
+    span = frame.span_ns
+    if frame.window is None or span is None:
+        return NO_BATCHES
+    if frame.window.chosen == "auto" and not frame.window.plateau:
+        return NO_PLATEAU
+    ended = frame.sampled
+    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
+    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
+    return number if number >= BATCHES_LEAST else SHORT
+
+
+def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:
+    """Per second of each batch: requests that ended, tokens that arrived, prompt tokens of those that began; each as
+    in the figure of analysis.metrics."""
+    ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.first_ns)
+    requests = _counted(frame, number, frame.end_ns[ended], np.ones(int(ended.sum())))
+    prompts = _counted(frame, number, frame.first_ns[begun], frame.prompt_tokens[begun])
+    each = np.where(frame.sent, frame.output_tokens, 0.0) / np.maximum(frame.arrived_tokens, 1)
+    tokens = np.zeros(number)
+    for rows, chunks in frame.blocks():
+        counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
+        tokens += _counted(
+            frame, number, frame.chunk_ns[chunks], np.repeat(each[rows], counts) * frame.chunk_tokens[chunks]
+        )
+    return requests, tokens, prompts
+
+
+def _counted(frame: Frame, number: int, instants: Floats, amounts: Floats) -> Floats:
+    begins, ends = frame.span_ns or (0.0, 1.0)
+    inside = (instants >= begins) & (instants <= ends)
+    places = np.minimum(number - 1, (instants[inside] - begins) / (ends - begins) * number).astype(np.int64)
+    summed = np.bincount(places, amounts[inside], minlength=number)
+    return np.asarray(summed * (number / (ends - begins) * NS_PER_S), dtype=np.float64)

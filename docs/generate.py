@@ -7,6 +7,7 @@ python docs/generate.py --check   exit code 1 and their names when some are stal
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,9 +38,53 @@ def run_file() -> str:
     return "\n".join([f"# Run file\n\n{NOTE}\n\nWhat it is for: [The run file](../concepts/run-file.md).\n", *sections])
 
 
+def summary() -> str:
+    """The page of every field of summary.json, from its structs in the order of the file."""
+    structs = _summary_structs()
+    sections = [
+        f"## {name}\n\n{_text(ast.get_docstring(struct) or '')}\n\n{_fields(struct)}\n"
+        for name, struct in structs.items()
+    ]
+    head = (DOCS / "reference/summary.template").read_text("utf-8").replace("{note}", NOTE)
+    return "\n".join([head, *sections])
+
+
+def summary_schema() -> str:
+    """The JSON Schema of summary.json, with what each field says of itself."""
+    import msgspec
+
+    from analysis.summary import FORMAT, Summary
+
+    schema, structs = msgspec.json.schema(Summary), _summary_structs()
+    for name, definition in schema["$defs"].items():
+        meanings = {field: meaning for field, _, meaning in _fields_of(structs[name])} if name in structs else {}
+        for field, told in definition["properties"].items():
+            if meaning := meanings.get(field):
+                told["description"] = " ".join(meaning.split())
+    memory = schema["$defs"]["Summary"]["properties"]["memory"]  # {} in the file where it is None in Python
+    memory["anyOf"] = [each if "$ref" in each else {"type": "object", "maxProperties": 0} for each in memory["anyOf"]]
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "summary.json", "version": FORMAT}
+    return json.dumps(about | schema, indent=2) + "\n"
+
+
+def _summary_structs() -> dict[str, ast.ClassDef]:
+    """Summary first, then the others as they stand in their modules; the fields of a base belong to what it is of."""
+    modules = [
+        ast.parse((DOCS.parent / name).read_text("utf-8")) for name in ("analysis/summary.py", "loadgen/runfile.py")
+    ]
+    found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
+    named = [name for name, node in found.items() if any("Struct" in ast.unparse(base) for base in node.bases)]
+    for node in found.values():
+        for base in (found[each] for each in map(ast.unparse, node.bases) if each in found):
+            node.body = [node.body[0], *base.body[1:], *node.body[1:]]
+    used = [name for name in named if name not in ("Summary", "Header", "Telemetry", "Footer", "Run", "MemoryLevels")]
+    inherited = [name for name, node in found.items() if any(ast.unparse(base) in found for base in node.bases)]
+    return {name: found[name] for name in dict.fromkeys(["Summary", *used, *inherited])}
+
+
 def metrics() -> str:
     """The page of every metric and of the client's limits, from their registries."""
-    from analysis.limits import LIMITS, text
+    from analysis.client import LIMITS, text
     from analysis.metrics import METRICS
     from analysis.stats import PERCENTILES, samples_needed
 
@@ -92,7 +137,7 @@ def _filled(template: str, rows: dict[str, list[str]]) -> str:
 
 def exported() -> str:
     """The page of every exported table and column, from their registry."""
-    from analysis.exported import MEANINGS, TABLES
+    from analysis.export import MEANINGS, TABLES
 
     parts = []
     for name, columns in TABLES.items():
@@ -125,6 +170,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
     "reference/hardware.md": hardware,
     "reference/metrics.md": metrics,
+    "reference/summary.md": summary,
+    "reference/summary.schema.json": summary_schema,
     "reference/export.md": exported,
     "reference/run-file.md": run_file,
     "reference/telemetry.md": telemetry,
@@ -184,12 +231,17 @@ def _meaning(parameter: Any) -> str:
 
 
 def _fields(struct: ast.ClassDef) -> str:
-    rows = [
-        f"| `{node.target.id}` | `{_code(ast.unparse(node.annotation))}` | {_text(_said_after(struct, index))} |"
-        for index, node in enumerate(struct.body)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
+    rows = [f"| `{field}` | `{_code(kind)}` | {_text(meaning)} |" for field, kind, meaning in _fields_of(struct)]
     return "\n".join(["| field | type | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _fields_of(struct: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
+    """Name in the file, type and meaning of each."""
+    for index, node in enumerate(struct.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [each.value for each in getattr(node.value, "keywords", ()) if each.arg == "name"]
+            name = ast.literal_eval(names[0]) if names else node.target.id
+            yield name, ast.unparse(node.annotation), _said_after(struct, index)
 
 
 def _said_after(struct: ast.ClassDef, index: int) -> str:

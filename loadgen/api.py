@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import os
 import queue
 import signal
@@ -33,9 +34,9 @@ from loadgen.errors import LoadgenError, PlanError
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
     from analysis.objectives import Bound, Objective
-    from analysis.report.page import Part
+    from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
-    from loadgen.engine.counts import Counts
+    from loadgen.engine.health import Counts
     from loadgen.plan import Plan
 
 OnProgress = Callable[[str, "Counts"], None]
@@ -46,7 +47,7 @@ POLL_S = 0.5
 class Result:
     """What was measured in one run, and what it means."""
 
-    def __init__(self, path: Path, reported: Part) -> None:
+    def __init__(self, path: Path, reported: ReportedRun) -> None:
         self.path = path
         """The run's folder, or its file, as it was named."""
         self._reported = reported
@@ -57,9 +58,35 @@ class Result:
 
         `summary.latency.ttft.p99`, `summary.requests.complete`, `summary.client.verdict`.
         """
-        from analysis.summary import typed
+        return self._reported.summary
 
-        return typed(self._reported.summary)
+    @property
+    def figures(self) -> list[str]:
+        """The names that `figure` knows for this run."""
+        from analysis.report.charts import CHARTS
+
+        return [name for name in self._reported.data if CHARTS[name].traces]
+
+    def figure(self, name: str) -> Any:
+        """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
+        KeyError for a name that is not in `figures`."""
+        from analysis.report.charts import figure
+        from analysis.report.sections import chart_runs
+
+        if name not in self.figures:
+            raise KeyError(f"{name!r}: there are {', '.join(self.figures)}")
+        try:
+            from plotly.graph_objects import Figure
+        except ImportError:
+            raise LoadgenError("figures need plotly", "pip install 'llm-loadgen[notebook]'") from None
+        return Figure(figure(name, chart_runs([self._reported])))
+
+    def text(self) -> str:
+        """What the command prints of a run, in 80 columns."""
+        from analysis.report.sections import brief
+        from analysis.report.terminal import render
+
+        return render(brief(self.summary))
 
     def frame(self) -> Any:
         """One row per request, warm-up included: the columns of `loadgen export`'s table `requests`, instants in
@@ -67,7 +94,7 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from analysis.exported import REQUESTS, request_row
+        from analysis.export import REQUESTS, request_row
         from loadgen import runfile
 
         rows = [request_row(record) for record in runfile.read(self.path).records]
@@ -89,6 +116,9 @@ class Result:
 
     def __repr__(self) -> str:
         return f"Result({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text())}</pre>"
 
 
 def run(
@@ -248,7 +278,7 @@ class _Measurement:
         if kind == "progress":
             self._began = True
             if progress:
-                from loadgen.engine.counts import Counts
+                from loadgen.engine.health import Counts
 
                 phase, counts = said
                 progress(phase, Counts.from_buffer_copy(counts))

@@ -27,11 +27,11 @@ from loadgen import calibration, host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Plan
 from workloads import arrivals, lengths, workload
-from workloads.material import Order, Prompts, prompts_for
+from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
-    from loadgen.engine.counts import Counts
     from loadgen.engine.feed import Schedule
+    from loadgen.engine.health import Counts
     from loadgen.engine.sampler import Sampler
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
@@ -185,7 +185,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     from workloads.tokenizer import load as load_tokenizer
 
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
-    order = Order(
+    spec = WorkloadSpec(
         asked,
         lengths.parse(str(plan.input_tokens)),
         None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens)),
@@ -196,7 +196,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     )
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
     prompts = prompts_for(
-        order, token_ids=dialect.token_ids, chat=dialect.endpoint == "chat", local=local, server=server
+        spec, token_ids=dialect.token_ids, local=local, server=server, chat=dialect.endpoint == "chat"
     )
     path = getattr(asked, "path", None)
     if path is not None and schedule.count is not None:

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-from loadgen.engine.counts import Counts
+from loadgen.engine.health import Counts
 
 PLAIN_EVERY_S = 5.0
 

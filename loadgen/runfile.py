@@ -1,4 +1,4 @@
-"""The Run file: append-only JSON Lines. Writing is `recorder`'s; here are the line types and the reader.
+"""The Run file: append-only JSON Lines. Its line types, its writer and its reader.
 
 A run is a folder holding `run.jsonl`. While it is running each worker appends to `part-<worker>.jsonl`; the
 coordinator appends the parts to `run.jsonl` and closes it with a footer. A run that was killed has parts and
@@ -12,6 +12,7 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from servers.kinds.base import ServerKind
 
 FORMAT = 1
+FLUSH_BYTES = 1 << 20
 
 
 class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -216,6 +218,49 @@ class RunFileError(Exception):
 
 
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
+
+
+class RunWriter:
+    """Writes one process's part of the Run: lines are kept until the disk has taken them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._encoder = msgspec.json.Encoder()
+        self._pending = bytearray()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.error: OSError | None = None
+        """Why the last flush could not write everything; None when it could."""
+
+    def add(self, item: Record | Telemetry) -> None:
+        """Append one line. Written when a mebibyte has gathered or `flush` is called."""
+        self.add_line(self._encoder.encode(item) + b"\n")
+
+    def add_line(self, line: bytes) -> None:
+        """Append a line that is encoded already, with its end."""
+        self._pending += line
+        if len(self._pending) >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending; what the disk refuses stays pending and `error` says why."""
+        self.error = None
+        try:
+            while self._pending:
+                del self._pending[: os.write(self._file, self._pending)]
+        except OSError as error:
+            self.error = error
+
+    def close(self, rescue: Path) -> Path | None:
+        """Flush and close. What the disk refused goes to the file `rescue`, whose path is returned.
+
+        Raises OSError when that cannot be written either.
+        """
+        self.flush()
+        os.close(self._file)
+        if not self._pending:
+            return None
+        rescue.write_bytes(self._pending)
+        return rescue
 
 
 def read(path: Path) -> Run:

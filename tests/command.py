@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -10,12 +11,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from urllib.request import urlopen
 
 from loadgen import runfile
-from loadgen.cli import main
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
@@ -40,21 +39,6 @@ def burst(folder: Path, *arguments: str, command: str = "burst", **environment: 
     out, err = process.communicate(timeout=100)
     assert "Traceback" not in err, err
     return process.returncode, out, err
-
-
-def called(*arguments: str) -> tuple[int, str, str]:
-    """Run a command in this process, for what is messages, exit codes or files; exit code, stdout, stderr."""
-    out, err, told = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["loadgen", *arguments]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = told
-    return code, out.getvalue(), err.getvalue()
 
 
 def summary_of(folder: Path) -> dict[str, dict[str, object]]:
@@ -85,3 +69,22 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def in_process(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """`loadgen ...` with this process's own interpreter, for what only has messages, files and an exit code."""
+    from loadgen.cli import main
+
+    out, err, argv, before = io.StringIO(), io.StringIO(), sys.argv, Path.cwd()
+    sys.argv = ["loadgen", *arguments]
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = argv
+        os.chdir(before)
+    return code if isinstance(code, int) else 0, out.getvalue(), err.getvalue()

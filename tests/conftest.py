@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("loadgen", deadline=None)
 settings.load_profile("loadgen")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder of the repository."""
+    return Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workloads.lengths import Fixed
-from workloads.material import Order, material, requests
-from workloads.prompts import Judge, Tokenizer, id_prompts
-from workloads.texts import Wanted, text_prompts
-from workloads.words import Count
-from workloads.workload import Synthetic
+from workloads.prompts import Count, Judge, Tokenizer, WantedText, id_prompts, text_prompts
+from workloads.workload import Synthetic, WorkloadSpec, prompts_for
 
 
 @dataclass(frozen=True)
@@ -25,9 +22,9 @@ def exact_prompts(
     n: int, tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: Judge | None
 ) -> Prompts:
     """The prompts of a run that asks for one length."""
-    order = Order(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
-    made = material(order, token_ids=token_ids, local=local, server=server)
-    return Prompts([request.prompt for request in requests(order, made)], made.how)
+    order = WorkloadSpec(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
+    made = prompts_for(order, token_ids=token_ids, local=local, server=server)
+    return Prompts([request.prompt for request in made.requests()], made.how)
 
 
 def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[str | tuple[int, ...]]:
@@ -38,4 +35,4 @@ def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[s
 
 def alike_texts(count: Count, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
     """Texts 0 to n - 1."""
-    return text_prompts(count, words, [Wanted(number, tokens) for number in range(n)], seed)
+    return text_prompts(count, words, [WantedText(number, tokens) for number in range(n)], seed)

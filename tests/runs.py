@@ -11,8 +11,11 @@ import numpy as np
 
 from analysis.gather import frame_of_run
 from analysis.metrics import summarise
-from analysis.report.curves import curves
-from analysis.report.page import Part
+from analysis.report.charts import ChartInput, chart_data
+from analysis.report.findings import findings
+from analysis.report.sections import ReportedRun, brief
+from analysis.report.terminal import render
+from analysis.summary import typed
 from analysis.telemetry import series
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
@@ -174,9 +177,20 @@ def run_of(
     return read(folder)
 
 
-def part_of(run: Run) -> Part:
+def part_of(run: Run) -> ReportedRun:
     """What a page needs of this run."""
-    return Part(run, summarise(run), curves(frame_of_run(run)), series(run))
+    summary = typed(summarise(run))
+    return ReportedRun(run, summary, chart_data(ChartInput(frame_of_run(run), summary, series(run))))
+
+
+def text_of(summary: Any, *, width: int = 80, colour: bool = False) -> str:
+    """What the terminal shows of a summary."""
+    return render(brief(typed(summary)), width=width, colour=colour)
+
+
+def said(summary: Any, name: str) -> str:
+    """The findings of this name, as one text."""
+    return " ".join(each.sentence for each in findings(typed(summary)) if each.id == name)
 
 
 def loop(number: int = 400, *, warmup: int = 0, rate_per_s: float = 100, stay_ms: int = 500) -> list[Record]:

@@ -1,7 +1,11 @@
 """Prompts of exactly N tokens by the server's own count, all different from their first tokens on.
 
-    token ids        where the API takes them: N ids are N tokens, and nothing can go wrong (this module)
-    text             words that cost N tokens together, and are counted as a whole (workloads.texts)
+    token ids   where the API takes them: N ids are N tokens, and nothing can go wrong
+    text        words that cost N tokens together. The first words number the text, as digits, random words fill it up;
+                it is counted as a whole, and where that is not the sum of its words its end is drawn anew
+
+    number  random words                      a text of its own
+    stretch  stretch  number  random words    one that begins as others do
 
 The same seed gives the same prompts, byte for byte, on any machine: prompt i is drawn from a generator of its own
 seeded with the text "seed:i", and only through `Random.random`, the one method whose sequence Python promises to keep.
@@ -9,8 +13,12 @@ seeded with the text "seed:i", and only through `Random.random`, the one method 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
+from math import gcd
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -20,6 +28,27 @@ STRETCHES_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 5
 Item = TypeVar("Item", int, str)
 Stretch = tuple[int, int]
 """(number below zero, tokens): a stretch of tokens that prompts may share. The same pair is the same tokens."""
+Count = Callable[[Sequence[str]], list[int]]
+"""Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
+
+_COMMON = (
+    "the of and to in is that it was for on are as with they be at one have this from by but some what there we can "
+    "out other all your when up use how each which do time if will way about many then them would so these long make "
+    "see two has look more day could go come no most over know than call first people may down now find any new work "
+    "part take get a b c d e f g h j k l m n o p q r s t u v w x y z"
+)
+COMMON_WORDS = tuple(_COMMON.split())
+"""Short English words, one token each in most vocabularies, and letters for the vocabularies where they are not."""
+
+COST_LIMIT = 8  # words of more tokens are left out: they make poor change for the last few tokens
+WORDS_LIMIT = 512  # enough for 512 x 512 different prompts from the second word on
+MIX_TOKENS = COST_LIMIT * COST_LIMIT
+"""From here on any word may come next. Coins of at most c without a common divisor can pay every amount from
+(c - 1)^2 on (Frobenius and Schur), which leaves room for one more word."""
+BATCH = 256  # texts counted together: a tokenizer's encodings are far larger than the texts
+ROUNDS_LIMIT = 64  # attempts to mend a text whose count is off
+MEND_TOKENS = 8  # how much of the end of a text one attempt replaces
+LEAD_LIMIT = 4  # words at the start of a text that number it
 
 
 class PromptError(Exception):
@@ -124,3 +153,262 @@ def digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
         number, position = divmod(number, len(wheel))
         shown.append(wheel[position])
     return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words with their costs by one tokenizer."""
+
+    opening: dict[int, list[str]]
+    """Prompt length in tokens to the words that make a prompt of that length when sent alone."""
+    costs: dict[str, int]
+    """Tokens that a word adds when it follows another word and a blank."""
+    fits: list[list[str]]
+    """Entry t holds the words that may come next when t tokens are left, so that the rest can still be filled."""
+
+    def can_fill(self, tokens: int) -> bool:
+        """Whether some words together cost exactly `tokens`."""
+        if tokens < MIX_TOKENS:
+            return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
+        return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0
+
+    def fill(self, tokens: int, random: Random) -> list[str]:
+        """Random words that together cost exactly `tokens`, which `can_fill` has found possible."""
+        everything, most = list(self.costs), max(self.costs.values(), default=1)
+        draw, size = random.random, len(everything)
+        picked: list[str] = []
+        while tokens >= MIX_TOKENS:
+            some = [everything[int(draw() * size)] for _ in range((tokens - MIX_TOKENS) // most + 1)]
+            tokens -= sum([self.costs[word] for word in some])
+            picked += some
+        while tokens:
+            choices = self.fits[tokens]
+            picked.append(choices[int(draw() * len(choices))])
+            tokens -= self.costs[picked[-1]]
+        return picked
+
+
+def learn(count: Count, candidates: Sequence[str]) -> Words:
+    """Ask `count` what each of the candidates costs, at the start of a prompt and after another word."""
+    alone = count(candidates)
+    after = count([f"{candidates[0]} {word}" for word in candidates])
+    added = sorted(
+        (tokens - alone[0], position) for position, tokens in enumerate(after) if 1 <= tokens - alone[0] <= COST_LIMIT
+    )
+    costs = {candidates[position]: cost for cost, position in added[:WORDS_LIMIT]}
+    opening: dict[int, list[str]] = {}
+    for word, tokens in zip(candidates, alone, strict=True):
+        if word in costs:
+            opening.setdefault(tokens, []).append(word)
+    return Words(opening, costs, _fits(costs))
+
+
+def _fits(costs: dict[str, int]) -> list[list[str]]:
+    fits: list[list[str]] = [[]]
+    for tokens in range(1, MIX_TOKENS):
+        fits.append([word for word, cost in costs.items() if cost == tokens or (cost < tokens and fits[tokens - cost])])
+    return fits
+
+
+@dataclass(frozen=True, slots=True)
+class WantedText:
+    """One text to build: its number, its tokens in all, and the stretches that it begins with."""
+
+    number: int
+    tokens: int
+    shared: tuple[Stretch, ...] = ()
+
+    @property
+    def opening(self) -> Stretch:
+        """What stands at its very beginning: number and tokens of its first stretch, or its own."""
+        return self.shared[0] if self.shared else (self.number, self.tokens)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A text in the making."""
+
+    words: list[str]
+    keep: int
+    """Words at its start that mending leaves alone."""
+    tokens: int
+    random: Random
+
+
+def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[WantedText], seed: int) -> list[str]:
+    """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on.
+
+    The cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not
+    enough different texts of it.
+    """
+    words = learn(count, candidates)
+    writer = Writer(words, seed, openings(words, wanted, seed), _counter(words, len(wanted), seed))
+    heads = list(dict.fromkeys(want.shared[0] for want in wanted if want.shared))
+    for stretch, text in zip(heads, _exact(count, words, map(writer.head, heads)), strict=True):
+        writer.stretches[stretch, True] = text.split()
+    return _exact(count, words, map(writer.draft, wanted))
+
+
+def openings(words: Words, wanted: Sequence[WantedText], seed: int) -> dict[Stretch, tuple[list[str], int]]:
+    """The first words of every text that begins anew, and how many tokens are then left to fill.
+
+    Texts are numbered through, whatever their length. Those too short to hold such a number are numbered among
+    themselves; their length sets them apart from the others.
+    """
+    starts = list(dict.fromkeys(want.opening for want in wanted))
+    alike = Counter(tokens for _, tokens in starts)
+    wheels: dict[int, tuple[list[list[str]], int, bool]] = {}
+    ranks: Counter[int] = Counter()
+    made = {}
+    for number, (name, tokens) in enumerate(starts):
+        if tokens not in wheels:
+            wheels[tokens] = _wheels(words, len(starts), alike[tokens], tokens, seed)
+        lead, left, is_short = wheels[tokens]
+        made[name, tokens] = digits(ranks[tokens] if is_short else number, lead), left
+        ranks[tokens] += 1
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes drafts whose words cost what is wanted, one by one."""
+
+    words: Words
+    seed: int
+    openings: dict[Stretch, tuple[list[str], int]]
+    counter: list[list[str]]
+    """The wheels that number what follows shared words."""
+    stretches: dict[tuple[Stretch, bool], list[str]] = field(default_factory=dict)
+    """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
+
+    def draft(self, want: WantedText) -> Draft:
+        """Stretches first, then the text's own words, numbered."""
+        if not want.shared:
+            return self.head(want.opening)
+        random = generator(self.seed, want.number)
+        begun, left = self._begun(want)
+        lead = self._lead(want.number, left)
+        left -= sum(self.words.costs[word] for word in lead)
+        # What is shared to its end has no words of its own, and only its end can be mended.
+        keep = len(begun) + len(lead) if left else 1
+        return Draft([*begun, *lead, *self.words.fill(left, random)], keep, want.tokens, random)
+
+    def head(self, stretch: Stretch) -> Draft:
+        """A text, or a stretch, that begins anew."""
+        random = generator(self.seed, stretch[0])
+        lead, left = self.openings[stretch]
+        return Draft([*lead, *self.words.fill(left, random)], len(lead), stretch[1], random)
+
+    def _begun(self, want: WantedText) -> tuple[list[str], int]:
+        """The stretches, cut where they are longer than the text, and the tokens left to fill."""
+        begun: list[str] = []
+        left = want.tokens
+        for stretch in want.shared:
+            if left <= 0:
+                break
+            begun += self._stretch(stretch, first=not begun)
+            left -= stretch[1]
+        while not (left >= 0 and self.words.can_fill(left)):
+            if len(begun) == 1:
+                raise _too_short(self.words, 1, want.tokens, 0)
+            left += self.words.costs[begun.pop()]
+        return begun, left
+
+    def _stretch(self, stretch: Stretch, *, first: bool) -> list[str]:
+        if (stretch, first) not in self.stretches:
+            name, tokens = stretch
+            if not self.words.can_fill(tokens):
+                raise _too_short(self.words, 1, tokens, 0)
+            self.stretches[stretch, first] = self.words.fill(tokens, generator(self.seed, name))
+        return self.stretches[stretch, first]
+
+    def _lead(self, number: int, left: int) -> list[str]:
+        """The number, as far as there is room for it."""
+        lead = digits(number, self.counter)
+        while lead and not self.words.can_fill(left - sum(self.words.costs[word] for word in lead)):
+            lead.pop()
+        return lead
+
+
+def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
+    """Count the drafts, and mend those that are off until none is."""
+    texts: list[str] = []
+    waiting = iter(drafts)
+    while batch := list(islice(waiting, BATCH)):
+        _settle(count, words, batch)
+        texts += [" ".join(draft.words) for draft in batch]
+    return texts
+
+
+def _settle(count: Count, words: Words, pending: Sequence[Draft]) -> None:
+    for _ in range(ROUNDS_LIMIT):
+        counts = count([" ".join(draft.words) for draft in pending])
+        off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
+        if not off:
+            return
+        for draft, missing in off:
+            _mend(draft, missing, words)
+        pending = [draft for draft, _ in off]
+    raise PromptError(
+        f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, in "
+        f"{ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
+        "use an endpoint that takes token ids, or pass the model's own --tokenizer",
+    )
+
+
+def _mend(draft: Draft, missing: int, words: Words) -> None:
+    """Replace the end of a draft by words that cost `missing` tokens more."""
+    freed = 0
+    while len(draft.words) > draft.keep:
+        freed += words.costs[draft.words.pop()]
+        if freed >= MEND_TOKENS and words.can_fill(freed + missing):
+            break
+    if words.can_fill(freed + missing):
+        draft.words += words.fill(freed + missing, draft.random)
+
+
+def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
+    """The wheels of the counter that opens texts of so many tokens: an opening word, then words of the least cost.
+
+    They number all `n` texts, or where there is no room for that the `alike` ones of this length. All words of a wheel
+    cost the same, so each such text has the same number of tokens left to fill: the second value. The third says
+    whether there was no room.
+    """
+    cost, wheel = _cheapest(words)
+    most = 0
+    for needed in (n, alike):
+        for depth in range(LEAD_LIMIT):
+            for opening, first in sorted(words.opening.items(), key=lambda item: (-len(item[1]), item[0])):
+                left = tokens - opening - depth * cost
+                if not words.can_fill(left):
+                    continue
+                most = max(most, len(first) * len(wheel) ** depth)
+                if len(first) * len(wheel) ** depth >= needed:
+                    return [shuffled(column, seed) for column in (first, *[wheel] * depth)], left, needed < n
+    raise _too_short(words, alike, tokens, most)
+
+
+def _counter(words: Words, n: int, seed: int) -> list[list[str]]:
+    _, wheel = _cheapest(words)
+    depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= n), LEAD_LIMIT)
+    return [shuffled(wheel, seed)] * depth
+
+
+def _cheapest(words: Words) -> tuple[int, list[str]]:
+    """The least cost of a word, and the words that have it."""
+    cost = min(words.costs.values(), default=1)
+    return cost, [word for word, tokens in words.costs.items() if tokens == cost]
+
+
+def _too_short(words: Words, n: int, tokens: int, most: int) -> PromptError:
+    shortest = min(words.opening, default=0)
+    if shortest > tokens:
+        return PromptError(
+            f"the shortest prompt of text counts {shortest} tokens with the special tokens that the server adds, "
+            f"so none can count {tokens}",
+            f"ask for at least {shortest} input tokens; min={shortest} where they are drawn",
+        )
+    return PromptError(
+        f"{len(words.costs)} known words make only {most} different prompts of {tokens} tokens, not {n}",
+        "ask for longer prompts or fewer of them",
+    )

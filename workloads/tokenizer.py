@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.prompts import PromptError
-from workloads.words import COMMON_WORDS
+from workloads.prompts import COMMON_WORDS, PromptError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

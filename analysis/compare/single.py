@@ -106,13 +106,12 @@ def _quantile(name: str, statistic: str, a: Loaded, b: Loaded, piece: float) -> 
 
 def _rate(figure: str, a: Loaded, b: Loaded, piece: float) -> Row:
     """A rate is what was done by the time it took, so it varies as that time does."""
-    values = [METRICS[figure].values(run.frame) for run in (a, b)]
-    if not all(len(each) and each[0] > 0 for each in values) or not math.isfinite(piece):
+    value_a, value_b = (METRICS[figure].figure(run.frame) for run in (a, b))
+    if not value_a or not value_b or not math.isfinite(piece):
         return untold(figure, "per second", "higher", SHORT)
     spans = noise.span_s(a), noise.span_s(b)
     within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(figure, a, b, *spans))
-    both = float(values[0][0]), float(values[1][0])
-    return _row(figure, "per second", "higher", both, within, min(_requests(a), _requests(b)))
+    return _row(figure, "per second", "higher", (value_a, value_b), within, min(_requests(a), _requests(b)))
 
 
 def _pairs(name: str, a: Loaded, b: Loaded, piece: float) -> Row:

@@ -1,5 +1,6 @@
-// What every chart of the page shares: colours, layout, drawing again when the reader's scheme or the paper changes, the
-// keyboard, and its data as a table and as a file. Scripts after this one add charts with Report.chart.
+// The charts of the page: those that analysis/report/charts.py describes by traces, and what all share: colours, layout,
+// drawing again when the reader's scheme or the paper changes, the keyboard, and the data as a table and as a file.
+// Scripts after this one add charts with Report.chart.
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Report = (() => {
@@ -80,6 +81,76 @@ const Report = (() => {
     const { line: look, ...rest } = more;
     return { type: "scatter", mode: x.length > 1 ? "lines" : "markers", name: plain(run.name), x, y,
       line: { color: colour(run.colour), dash: run.dash, width: 2, ...look }, ...rest };
+  }
+
+  const column = (data, path) => path.split(".").reduce((part, name) => part[name], data);
+
+  // A trace or a layout of charts.py with its references replaced: see there.
+  function resolved(value, run, spec) {
+    if (Array.isArray(value)) return value.map((each) => resolved(each, run, spec));
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, resolved(each, run, spec)]));
+    if (typeof value !== "string") return value;
+    if (value[0] === "$" && run) {
+      const columns = value.slice(1).split(",").map((path) => column(run.data[spec.id], path));
+      return columns.length === 1 ? columns[0] : columns[0].map((_, index) => columns.map((each) => each[index]));
+    }
+    if (value === "@dash") return run.dash;
+    const [hue, faded = ""] = value.slice(1).split(":");
+    if (value[0] === "@" && (hue === "run" || (/^[\w-]+$/.test(hue) && colour(hue)))) return fade(colour(hue === "run" ? run.colour : hue), faded);
+    const words = { name: run && several ? plain(run.name) : "", xunit: spec.scales.x?.unit ?? "s", yunit: spec.scales.y?.unit ?? "s" };
+    return value.replace(/@(name|xunit|yunit)\b/g, (_, word) => words[word]);
+  }
+
+  function described(spec) {
+    const traces = DATA.runs.filter((run) => run.data[spec.id]).flatMap((run) => spec.traces
+      .filter(({ alone = !several }) => alone === !several)
+      .map(({ alone: _, ...trace }) => {
+        const found = resolved(trace, run, spec);
+        if (found.mode === "lines" && found.x.length === 1) found.mode = "markers";
+        for (const [axis, { factor }] of Object.entries(spec.scales)) found[axis] = found[axis].map((each) => each === null ? null : each * factor);
+        return found;
+      })).filter(({ x }) => x.length);
+    const changes = resolved(spec.layout, null, spec);
+    if (changes.showlegend) changes.margin = { l: 48, r: 14, t: 34, b: 44 };
+    if (element(spec.id).closest("section").querySelector("input[name=axis][value=log]")?.checked) {
+      changes.xaxis = { ...changes.xaxis, type: "log", ...logarithmic(traces) };
+    }
+    return { traces, layout: changes };
+  }
+
+  function rowsOf(spec) {
+    const heads = Object.keys(spec.table);
+    return [["run", ...heads], ...DATA.runs.filter((run) => run.data[spec.id]).flatMap((run) => {
+      const columns = heads.map((head) => column(run.data[spec.id], spec.table[head]));
+      return columns[0].map((_, index) => [run.name, ...columns.map((each) => each[index])]);
+    })];
+  }
+
+  // Plotly labels a logarithmic axis with bare digits between the powers of ten; whole numbers read better.
+  function logarithmic(traces) {
+    const values = traces.flatMap((trace) => trace.x).filter((value) => value > 0);
+    const low = values.reduce((least, value) => Math.min(least, value), Infinity);
+    const high = values.reduce((most, value) => Math.max(most, value), 0);
+    const tickvals = high / low > 4 ? powers(low, high) : steps(low, high);
+    return { tickvals, ticktext: tickvals.map((value) => value.toLocaleString("en", { maximumSignificantDigits: 3 })) };
+  }
+
+  function powers(low, high) {
+    const wide = high / low > 1000;
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+      for (const factor of wide ? [1] : [1, 2, 5]) ticks.push(factor * 10 ** power);
+    }
+    return ticks;
+  }
+
+  function steps(low, high) {
+    const rough = (high - low) / 5 || low / 5;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+    const ticks = [];
+    for (let index = Math.ceil(low / step); index * step <= high; index += 1) ticks.push(index * step);
+    return ticks;
   }
 
   // Text cells are quoted, and one that a spreadsheet would take for a formula gets an apostrophe.
@@ -172,6 +243,10 @@ const Report = (() => {
   }));
   document.querySelectorAll("[data-zoom-of]").forEach((button) =>
     button.addEventListener("click", () => zoom(element(button.dataset.zoomOf), button.dataset.key)));
+  const specs = (DATA.charts ?? []).filter(({ script }) => !script);
+  specs.forEach((spec) => chart(spec.id, { draw: () => described(spec), rows: () => rowsOf(spec) }));
+  document.querySelectorAll("input[name=axis]").forEach((input) => input.addEventListener("change", () =>
+    specs.filter(({ id }) => input.closest("section").contains(element(id))).forEach(({ id }) => draw(id))));
   dark.addEventListener("change", drawAll);
   addEventListener("beforeprint", () => onPaper(true));
   addEventListener("afterprint", () => onPaper(false));

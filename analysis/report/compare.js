@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { chart, colour, fade } = Report;
-  const { rows, margin } = DATA.extras.comparison;
+  const { rows, margin } = DATA.comparison;
   const outcomes = { better: "good", worse: "bad", "no difference": "ink", "cannot tell": "badge" };
   const symbols = { better: "triangle-up", worse: "triangle-down", "no difference": "circle", "cannot tell": "circle-open" };
 

@@ -7,11 +7,11 @@
   const shape = { shape: "hv" };
   const UNITS = { requests: "requests", "%": "share, %" };
 
-  const panels = ["output tokens/s", "streams", ...new Set(DATA.runs.flatMap((run) => run.series.map((each) => each.panel)))];
+  const panels = ["output tokens/s", "streams", ...new Set(DATA.runs.flatMap((run) => run.data.course.series.map((each) => each.panel)))];
   const axisName = (index, letter = "yaxis") => `${letter}${index ? index + 1 : ""}`;
 
   function own(run) {
-    const { course } = run;
+    const { course } = run.data.course;
     const stepped = (values) => [...values, ...values.slice(-1)];
     const x = course.start_s.length ? [...course.start_s, course.start_s.at(-1) + course.bin_s] : [];
     return [
@@ -28,7 +28,7 @@
   function told(run) {
     const looks = [[run.colour, "solid"], ["ink", "solid"], ["quiet", "dash"], ["other-1", "solid"], ["other-2", "dash"], ["ink", "dot"], ["other-1", "dot"], ["quiet", "dot"]];
     const seen = new Map();
-    return run.series.map((each) => {
+    return run.data.course.series.map((each) => {
       const index = panels.indexOf(each.panel, 2);
       const place = seen.get(index) ?? 0;
       seen.set(index, place + 1);
@@ -41,12 +41,11 @@
 
   // Warm-up, and whatever lies outside the window. Several runs would shade each other.
   function shades() {
-    const [{ course, window: measured }] = DATA.runs;
+    const [{ data: { course: { course } }, window: measured }] = DATA.runs;
     if (several || !course.start_s.length) return [];
     const first = course.start_s[0];
     const last = course.start_s.at(-1) + course.bin_s;
-    const whole = measured.chosen === "whole";
-    return [[first, whole ? 0 : measured.from_s], [whole ? last : measured.to_s, last]].filter(([from, to]) => to > from)
+    return [[first, measured?.[0] ?? 0], [measured?.[1] ?? last, last]].filter(([from, to]) => to > from)
       .map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, layer: "below",
         fillcolor: fade(colour("quiet")), line: { width: 0 } }));
   }
@@ -67,7 +66,7 @@
     const inner = panels.length * PANEL + above.slice(1).reduce((sum, gap) => sum + gap, 0);
     const height = above[0] + BOTTOM + inner;
     let filled = 0;
-    if (DATA.runs.some((run) => run.course.start_s.length)) place.style.height = `${height}px`;
+    if (DATA.runs.some((run) => run.data.course.course.start_s.length)) place.style.height = `${height}px`;
     const axes = Object.fromEntries(panels.flatMap((unit, index) => {
       filled += index ? PANEL + above[index] : 0;
       const top = 1 - filled / inner;
@@ -82,7 +81,7 @@
   }
 
   // One row per interval of the run's own curves, then one per reading of each other curve.
-  const rows = () => [["run", "from_s", "figure", "of", "value", "unit"], ...DATA.runs.flatMap(({ name, course: own, series }) => [
+  const rows = () => [["run", "from_s", "figure", "of", "value", "unit"], ...DATA.runs.flatMap(({ name, data: { course: { course: own, series } } }) => [
     ...own.start_s.flatMap((start, index) => [[name, start, "output_tokens", "client", own.tokens_per_s[index], "tokens/s"],
       [name, start, "in_flight", "client", own.in_flight[index], "streams"], [name, start, "receiving", "client", own.receiving[index], "streams"]]),
     ...series.flatMap((each) => each.x.map((at, index) => [name, at, each.title, each.of, each.y[index], each.unit])),

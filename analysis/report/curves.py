@@ -1,40 +1,55 @@
-"""What the charts draw: distribution functions with their band, the course of the run, when requests were sent; and
-what `lifetime` and `requests` add to it.
+"""What the charts draw, as plain lists: distributions with their band, the run over time, when requests were sent,
+first tokens, gaps between tokens, and the timeline of each request.
 
 Curves of many samples are drawn through some of them. Which ones never depends on their values, except that the
-extremes are always among them, so that no tail is smoothed away; `drawn` and `n` say how many of how many.
+extremes are always among them, so that no tail is smoothed away; `drawn` and `n` say how many of how many. Of many
+requests every k-th in the order sent is drawn, and beside them the slowest and those that failed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from analysis.frame import Floats, Frame, Integers
-from analysis.metrics import METRICS
-from analysis.report.lifetime import lifetime
-from analysis.report.requests import first_tokens, timeline
-from analysis.report.spacing import nice_step
-from analysis.stats import dkw_margin
+from analysis.frame import Booleans, Floats, Frame, Integers
+from analysis.stats import PERCENTILES, dkw_margin, samples_needed
+from analysis.telemetry import Series
 from analysis.window import in_flight
 
-CDF_METRICS = ("e2e_s", "ttft_s", "tpot_s", "itl_s")
 POINTS_MAX = 700
 EXTREMES = 50
-BINS_MAX = 160
+COURSE_BINS_MAX = 160
+
+SCATTER_MAX = 1500
+ROWS_MAX = 1000
+SLOWEST = 100
+BAD_MOST = 100
+PARTS_MAX = 24
+PART_LEAST = 25
+CHUNKS_MAX = 130_000
+"""Token instants kept for the timeline: about four bytes each in the page."""
+TICK_NS = 100_000
+
+TOKEN_BINS_MAX = 128
+LONGEST = 20
+BUCKET = 1.01
+"""Percentiles of gaps per token come from a histogram with buckets 1 % wide, so that a million requests cost one pass
+and two megabytes; largest gaps are exact."""
+LEAST_S = 1e-6
+BUCKETS = int(np.log(1e9) / np.log(BUCKET))
+"""From a microsecond to a quarter of an hour; what lies outside counts with the ends."""
+SHOWN = ("p50", "p90", "p99")
+
+PIECES = 300
+UNITS: dict[str, tuple[float, str]] = {"bytes": (2.0**-30, "GiB"), "share": (100.0, "%"), "Hz": (1e-6, "MHz")}
 
 
-def curves(frame: Frame) -> dict[str, Any]:
-    """All curves of one Run as plain lists, ready for JSON."""
-    return {
-        "cdf": {name: distribution(METRICS[name].values(frame), int(frame.sampled.sum())) for name in CDF_METRICS},
-        "course": course(frame),
-        "sends": sends(frame),
-        "first": first_tokens(frame),
-        "lifetime": lifetime(frame),
-        "timeline": timeline(frame),
-    }
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least this much."""
+    power = 10.0 ** np.floor(np.log10(least))
+    return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9)))
 
 
 def distribution(samples: Floats, requests: int) -> dict[str, Any]:
@@ -62,7 +77,7 @@ def drawn_ranks(count: int) -> Integers:
 
 
 def course(frame: Frame) -> dict[str, Any]:
-    """Output tokens per second and the most streams at once in each of at most BINS_MAX equal pieces of the run.
+    """Output tokens per second and the most streams at once in each of at most COURSE_BINS_MAX equal pieces of the run.
 
     Warm-up is part of it, at negative instants.
     """
@@ -71,7 +86,7 @@ def course(frame: Frame) -> dict[str, Any]:
     if len(ends) == 0 or ends.max() <= frame.sent_ns[sent].min():
         return {"bin_s": 0, "start_s": [], "tokens_per_s": [], "in_flight": [], "receiving": []}
     begins, last = float(frame.sent_ns[sent].min()), float(ends.max())
-    bin_ns = nice_step((last - begins) / BINS_MAX)
+    bin_ns = nice_step((last - begins) / COURSE_BINS_MAX)
     edges = np.minimum(begins + bin_ns * np.arange(int(np.ceil((last - begins) / bin_ns)) + 1), last)
     rates = _tokens_by_bin(frame, begins, bin_ns, len(edges) - 1) / np.maximum(np.diff(edges), 1.0) * 1e9
     return {
@@ -89,6 +104,107 @@ def sends(frame: Frame) -> dict[str, Any]:
     ranks = drawn_ranks(len(sent))
     after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
     return {"x": np.round(after_s, 9).tolist(), "y": (ranks + 1).tolist(), "n": len(sent), "drawn": len(ranks)}
+
+
+def first_tokens(frame: Frame) -> dict[str, Any]:
+    """TTFT of complete requests by prompt length and by place in the queue (1 is the first sent)."""
+    order = _order_sent(frame)
+    positions = np.zeros(len(frame), np.int64)
+    positions[order] = np.arange(1, len(order) + 1)
+    rows = order[(frame.sampled & ~np.isnan(frame.first_ns))[order]]
+    ttft_s = (frame.first_ns - frame.sent_ns)[rows] / 1e9
+    prompts = frame.prompt_tokens[rows]
+    drawn = _some(len(rows), SCATTER_MAX, ttft_s)
+    return {
+        "request": frame.id[rows][drawn].tolist(),
+        "position": positions[rows][drawn].tolist(),
+        "prompt": prompts[drawn].astype(np.int64).tolist(),
+        "ttft_s": np.round(ttft_s[drawn], 6).tolist(),
+        "n": len(rows),
+        "drawn": len(drawn),
+        "by_position": _middles(positions[rows].astype(np.float64), ttft_s),
+        "by_prompt": _middles(prompts, ttft_s),
+        "prompts": [int(prompts.min()), int(prompts.max())] if len(prompts) else [],
+    }
+
+
+def timeline(frame: Frame) -> dict[str, Any]:
+    """When each request was sent, got its first and its last token, and ended; and its tokens, where they fit."""
+    order = _order_sent(frame)
+    bad = ~frame.complete[order]
+    taken_ns = (frame.end_ns - frame.sent_ns)[order]
+    chosen = _some(len(order), ROWS_MAX, taken_ns, bad)
+    rows = order[chosen]
+    columns = {"sent_s": frame.sent_ns, "first_s": frame.first_ns, "last_s": frame.last_ns, "end_s": frame.end_ns}
+    return {
+        "request": frame.id[rows].tolist(),
+        "position": (chosen + 1).tolist(),
+        **{name: _seconds(values[rows]) for name, values in columns.items()},
+        "bad": (~frame.complete[rows]).astype(int).tolist(),
+        "tokens": _ticks(frame, rows),
+        "n": len(order),
+        "drawn": len(rows),
+        "every": 1 if len(rows) == len(order) else round(len(order) / _evenly(ROWS_MAX)),
+        "tick_s": TICK_NS / 1e9,
+    }
+
+
+def lifetime(frame: Frame) -> dict[str, Any]:
+    """Percentiles and the largest of complete requests' gaps by token, and the LONGEST of all, with their place."""
+    sampled = frame.sampled
+    most = int(frame.arrived_tokens[sampled].max(initial=0))
+    width = max(1, round(nice_step(most / TOKEN_BINS_MAX))) if most else 1
+    bins = most // width + 1
+    counts, largest = np.zeros((bins, BUCKETS), np.int64), np.zeros(bins)
+    longest: list[tuple[float, int, int, float]] = []
+    for rows, chunks in frame.blocks():
+        gaps, tokens, places, ends_ns = _gaps(frame, rows, chunks)
+        if len(gaps) == 0:
+            continue
+        binned = tokens // width
+        flat = binned * BUCKETS + _bucket(gaps)
+        counts += np.bincount(flat, minlength=bins * BUCKETS).reshape(bins, BUCKETS)
+        np.maximum.at(largest, binned, gaps)
+        top = np.argpartition(gaps, -LONGEST)[-LONGEST:] if len(gaps) > LONGEST else np.arange(len(gaps))
+        found = zip(gaps[top], places[top], tokens[top], ends_ns[top], strict=True)
+        longest = sorted([*longest, *((float(g), int(p), int(t), float(e)) for g, p, t, e in found)], reverse=True)
+        longest = longest[:LONGEST]
+    return _drawn(frame, counts, largest, width) | {"longest": [_place(frame, *each) for each in longest]}
+
+
+def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap.
+
+    Curves with the same `panel` share an axis: those of one unit, but the many prompt tokens apart from output tokens.
+    """
+    return [_panel(each) for each in series]
+
+
+def _panel(each: Series) -> dict[str, Any]:
+    factor, unit = UNITS.get(each.unit, (1.0, each.unit))
+    places = thinned(each.y)
+    return {
+        "title": each.title,
+        "unit": unit,
+        "panel": f"{each.title[0].lower()}{each.title[1:]}/s" if unit == "tokens/s" else unit,
+        "of": each.of,
+        "x": [round(each.x_s[place], 4) for place in places],
+        "y": [None if (value := each.y[place]) is None else float(f"{value * factor:.6g}") for place in places],
+        "n": len(each.y),
+    }
+
+
+def thinned(values: Sequence[float | None]) -> list[int]:
+    """The places to draw: all, or of each of PIECES pieces its first, its smallest, its largest and its gap."""
+    if len(values) <= 3 * PIECES:
+        return list(range(len(values)))
+    kept: set[int] = {len(values) - 1}
+    for piece in range(PIECES):
+        places = range(piece * len(values) // PIECES, (piece + 1) * len(values) // PIECES)
+        known = [(value, place) for place in places if (value := values[place]) is not None]
+        gap = next((place for place in places if values[place] is None), places[0])
+        kept |= {places[0], gap, *((min(known)[1], max(known)[1]) if known else ())}
+    return sorted(kept)
 
 
 def _tokens_by_bin(frame: Frame, begins: float, bin_ns: float, bins: int) -> Floats:
@@ -110,3 +226,108 @@ def _most_at_once(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
         int(max(level, levels[first:last].max(initial=0)))
         for level, first, last in zip(before, positions[:-1], positions[1:], strict=True)
     ]
+
+
+def _order_sent(frame: Frame) -> Integers:
+    """The rows of measured requests that were sent, first sent first."""
+    rows = np.flatnonzero(frame.sent)
+    return rows[np.argsort(frame.sent_ns[rows], kind="stable")]
+
+
+def _evenly(most: int) -> int:
+    return most - SLOWEST - BAD_MOST
+
+
+def _some(count: int, most: int, slowness: Floats, bad: Booleans | None = None) -> Integers:
+    """Which of `count` to draw: all up to `most`, else every k-th, the slowest, and of the bad ones every k-th."""
+    if count <= most:
+        return np.arange(count)
+    slowest = np.argsort(np.where(np.isnan(slowness), -np.inf, slowness), kind="stable")[-SLOWEST:]
+    failed = np.empty(0, np.int64) if bad is None else np.flatnonzero(bad)
+    if len(failed) > BAD_MOST:
+        failed = failed[np.linspace(0, len(failed) - 1, BAD_MOST).astype(np.int64)]
+    even = np.linspace(0, count - 1, _evenly(most)).astype(np.int64)
+    return np.unique(np.concatenate((even, slowest, failed)))
+
+
+def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
+    """Median and p90 of y along x: in up to PARTS_MAX parts of equally many, none of fewer than PART_LEAST."""
+    empty: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
+    parts = min(PARTS_MAX, len(x) // PART_LEAST)
+    if parts < 2 or x.min() == x.max():
+        return empty
+    order = np.argsort(x, kind="stable")
+    cuts = np.unique(np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]]))
+    for part in np.split(order, cuts):  # a part holds all requests of one x, or none of them
+        if len(part):
+            empty["x"].append(round(float(np.median(x[part])), 1))
+            for name, share in (("p50", 50), ("p90", 90)):
+                empty[name].append(round(float(np.percentile(y[part], share)), 6))
+    return empty
+
+
+def _seconds(instants_ns: Floats) -> list[float | None]:
+    return [None if np.isnan(value) else round(value / 1e9, 6) for value in instants_ns.tolist()]
+
+
+def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
+    """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent.
+
+    Empty lists where the chunks of all rows together are too many; then every k-th row has its own.
+    """
+    counts = frame.chunk_counts[rows]
+    every = max(1, int(np.ceil(counts.sum() / CHUNKS_MAX)))
+    kept = []
+    for place, row in enumerate(rows):
+        begins, ends = (int(each) for each in frame.offsets[row : row + 2])
+        steps = np.rint((frame.chunk_ns[begins:ends] - frame.sent_ns[row]) / TICK_NS).astype(np.int64)
+        kept.append(np.diff(steps, prepend=0).tolist() if place % every == 0 else [])
+    return kept
+
+
+def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers, Floats]:
+    """Of one block: each gap in seconds, the token that ends it (counted from 1), its row, and when it ended."""
+    counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
+    kept = np.repeat(frame.sampled[rows], counts)
+    firsts = frame.offsets[rows][counts > 0] - chunks.start
+    kept[firsts] = False  # a request's first chunk ends no gap
+    kept = kept[1:]
+    before = np.cumsum(frame.chunk_tokens[chunks], dtype=np.int64)  # tokens up to and with each chunk, in the block
+    started = np.zeros(len(counts), np.int64)
+    started[counts > 0] = before[firsts] - frame.chunk_tokens[chunks][firsts]
+    tokens = (before[:-1] - np.repeat(started, counts)[1:] + 1)[kept]
+    places = np.repeat(np.arange(rows.start, rows.stop), counts)[1:][kept]
+    instants = frame.chunk_ns[chunks]
+    return np.diff(instants)[kept] / 1e9, tokens, places, instants[1:][kept]
+
+
+def _bucket(gaps: Floats) -> Integers:
+    buckets = np.log(np.maximum(gaps, LEAST_S) * (1 / LEAST_S))
+    buckets *= 1 / np.log(BUCKET)
+    return np.minimum(buckets.astype(np.int64), BUCKETS - 1)
+
+
+def _drawn(frame: Frame, counts: Integers, largest: Floats, width: int) -> dict[str, Any]:
+    """Only where there are gaps; a percentile only where enough requests reach that far for it to mean something."""
+    totals = counts.sum(axis=1)
+    held = np.flatnonzero(totals)
+    below = np.cumsum(counts, axis=1)
+    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
+    drawn: dict[str, Any] = {
+        "token": np.maximum(held * width, 1).tolist(),
+        "width": width,
+        "n": totals[held].tolist(),
+        "requests": int(frame.sampled.sum()),
+        "max": [round(float(value), 7) for value in largest[held]],
+    }
+    for name in SHOWN:
+        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
+        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
+        values = np.minimum(middles[reached], largest[held])
+        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
+    return drawn
+
+
+def _place(frame: Frame, gap_s: float, row: int, token: int, ended_ns: float) -> dict[str, Any]:
+    """A gap: whose it is, before which token, and from when on, in seconds from the run's start."""
+    return {"request": int(frame.id[row]), "token": token, "from_s": round(ended_ns / 1e9 - gap_s, 6), "gap_s": gap_s}

@@ -20,9 +20,9 @@ from analysis.matrix import FIGURES, SAMPLED, Measured, pooled
 from analysis.matrix_differences import COMPARED
 from analysis.matrix_words import BY_NAME
 from analysis.metrics import METRICS
+from analysis.report.charts import DASHES
 from analysis.report.curves import distribution, drawn_ranks
-from analysis.report.page import DASHES, assembled
-from analysis.report.tables import SERVERS
+from analysis.report.page import assembled
 
 SCRIPTS = ("plotly-basic.min.js", "charts.js", "matrix.js")
 POINTS_OF_A_RUN = 120
@@ -101,7 +101,7 @@ def _group(found: Found, group: Group, place: int) -> dict[str, Any]:
 
 def _data(found: Found, measured: Sequence[Measured], groups: Sequence[Found]) -> dict[str, Any]:
     """What the script draws. `runs` is what charts.js asks for, and empty: no chart here is of a single run."""
-    cells = _met(found)
+    cells, colours = _met(found), tables.colours(found)
     titles = {host["name"]: host["title"] for host in found["hosts"]}
     names = {name: index for index, name in enumerate(dict.fromkeys(cell["server"] for cell in cells))}
     return {
@@ -112,7 +112,10 @@ def _data(found: Found, measured: Sequence[Measured], groups: Sequence[Found]) -
             for name in SAMPLED
         ],
         "cells": [
-            _drawn(cell, [run for run in measured if _is(run, cell)], titles, names, found["hosts"]) for cell in cells
+            _drawn(
+                cell, colours[cell["kind"]], [run for run in measured if _is(run, cell)], titles, names, found["hosts"]
+            )
+            for cell in cells
         ],
         "groups": [
             {
@@ -129,15 +132,19 @@ def _data(found: Found, measured: Sequence[Measured], groups: Sequence[Found]) -
 
 
 def _drawn(
-    cell: Found, runs: Sequence[Measured], titles: Mapping[str, str], names: Mapping[str, int], hosts: Sequence[Found]
+    cell: Found,
+    colour: str,
+    runs: Sequence[Measured],
+    titles: Mapping[str, str],
+    names: Mapping[str, int],
+    hosts: Sequence[Found],
 ) -> dict[str, Any]:
     """One cell: its names and colour, its figures, and its curves, pooled and of each repeat."""
-    kind = cell["kind"] if cell["kind"] in SERVERS else "openai"
     places = [host["name"] for host in hosts]
     return {
         "server": said.server_title({"name": cell["server"], "server": cell["kind"]}),
         "platform": titles[cell["host"]],
-        "colour": kind,
+        "colour": colour,
         "server_dash": DASHES[names[cell["server"]] % len(DASHES)] if cell["server"] != cell["kind"] else "solid",
         "host_dash": DASHES[places.index(cell["host"]) % len(DASHES)],
         "figures": {name: _values(each) for name, each in cell["figures"].items()},

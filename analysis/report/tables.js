@@ -26,7 +26,7 @@
   function sort(table, index, descending) {
     const body = table.tBodies[0];
     const rows = [...body.rows].map((row) => ({ row, key: value(row.cells[index]) }));
-    const missing = ({ key }) => key === "" || key === "–" || key === "n too small";
+    const missing = ({ key }) => key === "" || key === "–" || /^n</.test(key);
     rows.sort((one, other) => missing(one) - missing(other) || (descending ? -1 : 1) * compare(one.key, other.key));
     body.append(...rows.map(({ row }) => row));
   }

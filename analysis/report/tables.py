@@ -1,269 +1,335 @@
-"""What the page's tables and cards hold, as plain values for the template; no figure is computed here."""
+"""Each table of a report and the cards of its first screen, once: for one run or several, in short or in full."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis import delivery_words, words
-from analysis.limits import LIMITS
-from analysis.limits import text as limit_text
+from analysis.client import LIMITS
+from analysis.client import text as limit_text
 from analysis.metrics import METRICS
+from analysis.report import findings
+from analysis.report.document import Card, Kind, Level, Table, TableCell, TableColumn, TableRow
+from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
-from loadgen.runfile import Run
+from analysis.summary import AdjustedDistribution, Distribution, Summary
 
-Summary = Mapping[str, Any]
-
-SERVERS = ("vllm", "tgi", "lightllm", "openai")
-FIGURES = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
-LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per != "run")
-
-
-def names(summaries: Sequence[Summary]) -> list[str]:
-    """A short name per run, different for each: server and version, with its repeat or place where these are equal."""
-    chosen = [words.who(summary) for summary in summaries]
-    runs = [summary["run"] for summary in summaries]
-    repeats = [f"{name} (repeat {run['repeat']})" for name, run in zip(chosen, runs, strict=True)]
-    if len({*repeats}) == len(repeats) > 1 and all(run["repeats"] > 1 for run in runs):
-        return repeats
-    again = Counter(chosen)
-    return [name if again[name] == 1 else f"{name} (run {place})" for place, name in enumerate(chosen, 1)]
+STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
+BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")
+BRIEF_LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "normalised_s")
+TURNS_BRIEF = 10
+"""Turns in the terminal; the page has them all."""
+ERROR_SAID = 1e-3
+"""From which share on the timing error of a rate is mentioned."""
+LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "cannot tell": "warning"}
+Summaries = Sequence[Summary]
+Cells = Sequence[TableCell | str]
 
 
-def colour_of(summary: Summary) -> str:
-    """The server kind whose colour a run has everywhere."""
-    name = summary["server"]["name"]
-    return name if name in SERVERS else "openai"
+def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
+    """A table from texts and cells. The column `run` is left out where there is one run."""
+    kept = [place for place, head in enumerate(heads) if several or head != "run"]
+    columns = [TableColumn(head, kind) for head, kind in heads.items()]
+    made = [[TableCell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    return Table(
+        title, [columns[each] for each in kept], [TableRow([row[each] for each in kept]) for row in made], **more
+    )
 
 
-def headline(summary: Summary) -> list[dict[str, str]]:
-    """The cards of the first screen: label, value, unit, and what to know about the figure."""
-    throughput, latency, requests = summary["throughput"], summary["latency"], summary["requests"]
-    total = requests["sent"] + requests["dropped"] + requests["unrecorded"]
-    rate = words.significant(throughput["output_tokens_per_s"], 4)
-    complete = f"{requests['complete']:,} of {total:,} complete"
-    ended = "; ".join(filter(None, (complete, words.rate_interval(summary, "requests_per_s"))))
-    mean = latency["normalised_s"]["mean"]
-    return [
-        _card("Output throughput", rate, "tokens/s", words.tail(summary)),
-        _card("Requests", words.significant(throughput["requests_per_s"]), "/s", ended),
-        _median("Time to first token", latency["ttft_s"]),
-        _median("Time per token", latency["tpot_s"]),
-        _median("Between tokens", latency["itl_s"]),
-        _median("End to end", latency["e2e_s"]),
-        _card("Normalised latency", *_split(words.duration(mean)), "per token, mean"),
-        _sending(summary),
-    ]
+def cards(summary: Summary) -> dict[str, Card]:
+    """The figures of the first screen, by short names."""
+    throughput, latency, requests = summary.throughput, summary.latencies, summary.requests
+    complete = f"{requests.complete:,} of {requests.planned:,} complete"
+    total, took = _interval(summary, "total_tokens_per_s"), f"in {duration(summary.run.duration_s)}"
+    ended = _joined(complete, took, _interval(summary, "requests_per_s"))
+    found = {
+        "output": ("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", _drain(summary)),
+        "total": (
+            "Total throughput",
+            significant(throughput.total_tokens_per_s, 4),
+            "tokens/s",
+            total or "with prompts",
+        ),
+        "requests": ("Requests", significant(throughput.requests_per_s), "/s", ended),
+        "ttft": _median("Time to first token", latency["ttft_s"]),
+        "tpot": _median("Time per output token", latency["tpot_s"]),
+        "itl": _median("Inter-token latency", latency["itl_s"]),
+        "e2e": _median("End-to-end latency", latency["e2e_s"]),
+        "normalised": ("Normalised latency", *_split(duration(latency["normalised_s"].mean)), "mean, per token"),
+    }
+    if summary.burst.skew_s is not None:
+        said = "from the first byte sent to the last"
+        if bounds := summary.burst.skew_range_s:
+            said = f"{duration(bounds[0])} to {duration(bounds[1])}, as far as clocks tell"
+        found["skew"] = ("Burst skew", *_split(duration(summary.burst.skew_s)), said)
+    else:
+        rate = summary.delivery.rate_per_s
+        target = "" if rate.named is None else f"target {significant(rate.named, 4)}"
+        title = "Sessions begun" if findings.of_sessions(summary) else "Actual load"
+        found["load"] = (title, significant(rate.sent, 4), "/s", target)
+    return {name: Card(*card) for name, card in found.items()}
 
 
-def beliefs(summary: Summary) -> list[dict[str, Any]]:
-    """Whether to believe it: sentences, each good or not."""
-    requests, tokens = summary["requests"], summary["tokens"]
-    whole = requests["complete"] == requests["sent"] + requests["dropped"] + requests["unrecorded"] > 0
-    exact = not (tokens["prompt_mismatches"] or tokens["output_mismatches"] or tokens["prompt_unreported"])
-    lines = [
-        {"good": whole, "text": words.endings(summary)},
-        {"good": exact and requests["complete"] > 0, "text": words.lengths(summary)},
-        {"good": summary["client"]["verdict"] == "ok", "text": words.believe(summary)},
-    ]
-    if sent := delivery_words.delivery(summary):
-        lines.append({"good": delivery_words.delivered(summary), "text": sent})
-    if machines := words.machines(summary):
-        lines.append({"good": True, "text": machines})
-    if counted := words.counters(summary):
-        lines.append({"good": True, "text": counted})
-    if window := words.window(summary):
-        lines.append({"good": not summary["window"]["reason"].startswith("no plateau"), "text": window})
-    return lines + [{"good": False, "text": warning} for warning in words.warnings(summary)]
-
-
-def trust(summary: Summary) -> dict[str, str]:
-    """The beliefs in one sentence and in a word or two, and their kind: good, care or bad."""
-    if not summary["requests"]["complete"]:
-        return _trust("bad", "no", "There is nothing to believe: no request was complete.")
-    if summary["client"]["verdict"] != "ok":
-        return _trust("bad", "no", "Not as it stands: the client may have been the limit.")
-    if doubts := sum(not line["good"] for line in beliefs(summary)):
-        return _trust("care", "with care", f"With care: {words.count(doubts, 'remark')} below.")
-    return _trust("good", "yes", "Yes: nothing that was checked speaks against it.")
-
-
-def overview_rows(summaries: Sequence[Summary]) -> list[list[tuple[str, float | None]]]:
-    """One row per run: the figures of OVERVIEW as texts in their units, and as they are."""
-    return [[_overview(summary, title) for title, _ in OVERVIEW] for summary in summaries]
-
-
-def percentile_rows(summaries: Sequence[Summary], part: str = "latency") -> list[dict[str, Any]]:
-    """One row per latency and run: unit, n, and for each figure its text, raw value and interval."""
+def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False) -> Table:
+    """Statistics of each latency and run. `adjusted`: with every other request as infinitely slow."""
+    several = len(summaries) > 1
+    shown = WITH_INTERVAL if adjusted else BRIEF_STATISTICS if brief else STATISTICS
+    parts: list[Mapping[str, Distribution | AdjustedDistribution]]
+    parts = [dict(each.latencies_adjusted if adjusted else each.latencies) for each in summaries]
     rows = []
-    for name in (name for name in LATENCIES if name in summaries[0][part]):
-        described = [summary[part][name] for summary in summaries]
-        factor, unit = words.scale_of(next((each["p50"] for each in described if each["p50"]), None))
-        for index, each in enumerate(described):
-            cells = [_cell(each, figure, factor) for figure in FIGURES if part == "latency" or figure in WITH_INTERVAL]
-            rows.append(
-                {
-                    "metric": name,
-                    "title": METRICS[name].title,
-                    "run": index,
-                    "unit": unit,
-                    "n": each["n"],
-                    "cells": cells,
-                }
-            )
-    return rows
+    for name in BRIEF_LATENCIES if brief else parts[0]:
+        factor, unit = scale_of(next((part[name].p50 for part in parts if part[name].p50), None))
+        for place, part in enumerate(parts):
+            heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
+            heads += [TableCell("", run=place)] if several else []
+            heads += [TableCell(unit), *([] if brief else [TableCell(f"{part[name].n:,}", part[name].n)])]
+            cells = [statistic(part[name], figure, factor) for figure in shown]
+            rows.append(TableRow([*heads, *cells], name, several and place == 0))
+    columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
+    columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
+    columns += [TableColumn(name.replace("p99_9", "p99.9"), key=name) for name in shown]
+    notes = []
+    if any(cell.thin for row in rows for cell in row.cells):
+        notes.append("n<N: too few samples, the percentile needs N independent ones.")
+    if brief and summaries[0].burst.skew_s is not None and summaries[0].requests.complete:
+        notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
+    title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"
+    return Table(title, columns, rows, "percentiles", notes)
 
 
-def failure_rows(summary: Summary) -> list[dict[str, Any]]:
-    """One row per error kind: how many, their share, and the most frequent words of each."""
-    requests = summary["requests"]
-    total = max(1, requests["sent"] + requests["dropped"])
-    return [
-        {"kind": kind, "count": number, "share": words.share(number / total), "examples": requests["examples"][kind]}
-        for kind, number in requests["errors"].items()
+def statistic(
+    described: Distribution | AdjustedDistribution, figure: str, factor: float, *, bare: bool = False
+) -> TableCell:
+    """One statistic with its interval, or without; of a percentile with too few samples how many it takes."""
+    value = getattr(described, figure)
+    if figure in described.thin or (figure == "p99_9" and value is None and described.n):
+        return TableCell(f"n<{samples_needed(PERCENTILES[figure])}", thin=True)
+    infinite = isinstance(described, AdjustedDistribution) and described.failures
+    text = "∞" if value is None and infinite else significant(value if value is None else value * factor, 4)
+    ends = (None, None) if isinstance(described, AdjustedDistribution) else described.ci95.get(figure, (None, None))
+    if bare or ends == (None, None):
+        return TableCell(text, value)
+    return TableCell(text, value, " to ".join(significant(end and end * factor, 4) for end in ends))
+
+
+def turns(summaries: Summaries, *, brief: bool = False) -> Table:
+    """Latency by turn, where runs were of sessions."""
+    rows: list[Cells] = []
+    for place, summary in enumerate(summaries):
+        for turn in summary.turns[: TURNS_BRIEF if brief else None]:
+            prompts = turn.prompt_tokens_mean
+            heads: Cells = (str(turn.turn), f"{turn.n:,}", UNKNOWN if prompts is None else f"{prompts:,.0f}")
+            both = [(each, figure) for each in (turn.ttft_s, turn.e2e_s) for figure in ("p50", "p90")]
+            rows.append([_run(place), *heads, *(statistic(each, figure, 1e3, bare=True) for each, figure in both)])
+    more = len(summaries[0].turns) - TURNS_BRIEF
+    notes = [f"{count(more, 'later turn')} in summary.json and on the page."] if brief and more > 0 else []
+    figures = ("n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
+    heads_of: Mapping[str, Kind] = {"run": "text", "turn": "number", **dict.fromkeys(figures, "number")}
+    return table("Latency by turn", heads_of, rows, several=len(summaries) > 1, id="turns", notes=notes)
+
+
+def failures(summary: Summary, run: int | None = None) -> Table:
+    """One row per kind of error: how many, their share, and its most frequent reasons."""
+    requests = summary.requests
+    rows = []
+    for kind, number in requests.errors.items():
+        lines = []
+        for each in requests.examples[kind]:
+            status = f"HTTP {each.http_status}" if each.http_status not in (None, 200) else ""
+            said = " ".join(filter(None, (status, each.detail and f"“{each.detail}”", f"(request {each.request})")))
+            lines.append(f"{each.count:,} x {said}")
+        if (others := number - sum(each.count for each in requests.examples[kind])) > 0:
+            lines.append(f"{others:,} others")
+        part = share(number / max(1, requests.sent + requests.dropped))
+        cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level="error"), TableCell(part)]
+        rows.append(TableRow([*cells, TableCell("", lines=lines)], kind))
+    columns = [
+        TableColumn("requests"),
+        TableColumn("kind", "head"),
+        TableColumn("share"),
+        TableColumn("reasons", "text"),
     ]
+    title = f"{requests.failed:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
+    return Table(title, columns, rows, "failures", run=run)
 
 
-def delivery_rows(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
-    """What the load was by its name, by its due instants and as it was sent: title, and one text per run."""
-    found = [summary["delivery"] for summary in summaries]
-    what = "Sessions" if all(map(words.of_sessions, summaries)) else "Requests"
-    rows = [(f"{what} {title}", [f"{each[key]:,}" for each in found]) for key, title in DELIVERY_COUNTS.items()]
-    for key, title in {"rate_per_s": f"{what} per second", "cv": "Variation of the gaps"}.items():
-        for side, of in DELIVERY_SIDES.items():
-            rows.append((f"{title}, {of}", [words.significant(each[key][side], 4) for each in found]))
+def objectives(summaries: Summaries) -> Table:
+    """Every objective, its verdict, and what was measured."""
+    rows = [
+        (
+            _run(place),
+            TableCell(each.verdict, level=LEVELS[each.verdict]),
+            TableCell(each.objective, code=True),
+            findings.measured(each),
+        )
+        for place, summary in enumerate(summaries)
+        for each in summary.objectives
+    ]
+    untold = sum(each.verdict == "cannot tell" for summary in summaries for each in summary.objectives)
+    notes = [f"{count(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
+    heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
+    return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
+
+
+def goodput(summaries: Summaries) -> Table:
+    """How many requests met the bounds, and which bounds 90 % would have met."""
+    rows: list[Cells] = []
+    for place, found in ((place, each.goodput) for place, each in enumerate(summaries) if each.goodput):
+        met = found.met_by["90%"]
+        bounds = ", ".join(f"{name} {duration(bound)}" for name, bound in met.bounds_s.items()) if met else UNKNOWN
+        interval = " to ".join(significant(end * 100) for end in found.attainment_ci95)
+        figures = (f"{found.good:,}", f"{found.requests:,}", share(found.attainment), f"{interval} %")
+        rows.append([_run(place), *figures, significant(found.per_s), bounds])
+    heads: dict[str, Kind] = {"run": "head", "good": "number", "of": "number", "attainment": "number", "95 %": "number"}
+    heads |= {"goodput, requests/s": "number", "90 % would have met": "text"}
+    return table("Good requests", heads, rows, several=len(summaries) > 1)
+
+
+def overview(summaries: Summaries) -> Table:
+    """One row per run: latencies are in one unit down a column, to be compared."""
+    shown = [("ttft_s", "p50", "s"), ("ttft_s", "p99", "s"), ("tpot_s", "p50", "ms"), ("itl_s", "p99", "ms")]
+    shown.append(("e2e_s", "p50", "s"))
+    rows: list[Cells] = []
+    for place, each in enumerate(summaries):
+        verdict = findings.verdict(each, findings.findings(each))
+        rates = (each.throughput.output_tokens_per_s, each.throughput.requests_per_s)
+        cells = [_run(place), *(TableCell(significant(rate, 4), rate) for rate in rates)]
+        scales = {"s": 1.0, "ms": 1e3}
+        cells += [statistic(each.latencies[name], figure, scales[unit], bare=True) for name, figure, unit in shown]
+        ended = TableCell(f"{each.requests.complete:,} of {each.requests.planned:,}", each.requests.complete)
+        rows.append([*cells, ended, TableCell(verdict.id, level=verdict.level)])
+    heads: dict[str, Kind] = {"run": "head", "output, tokens/s": "number", "requests, /s": "number"}
+    heads |= {f"{METRICS[name].short} {figure}, {unit}": "number" for name, figure, unit in shown}
+    return table("All runs", heads | {"complete": "number", "validity": "text"}, rows, several=True, id="overview")
+
+
+def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
+    """Eight of one run, three of each of several."""
+    several = len(gaps) > 1
+    rows = [
+        (
+            _run(place),
+            TableCell(duration(gap["gap_s"]), gap["gap_s"]),
+            str(gap["request"]),
+            f"{gap['token']:,}",
+            f"{gap['from_s']:,.3f}",
+        )
+        for place, found in enumerate(gaps)
+        for gap in found[: 3 if several else 8]
+    ]
+    heads: dict[str, Kind] = {"run": "text", **dict.fromkeys(("gap", "request", "before token", "from, s"), "number")}
+    return table("Longest gaps", heads, rows, several=several)
+
+
+def load(summaries: Summaries, names: Sequence[str]) -> Table:
+    """The load as requested, as due, and as sent: one column per run."""
+    found = [summary.delivery for summary in summaries]
+    what = "Sessions" if all(map(findings.of_sessions, summaries)) else "Requests"
+    sides = {"named": "target", "due": "due", "sent": "actual"}
+    rows = [(f"{what} {side}", [f"{getattr(each, key):,}" for each in found]) for key, side in COUNTED_LOAD.items()]
+    for key, title in {"rate_per_s": f"{what} per second", "cv": "Inter-arrival CV"}.items():
+        for side, word in sides.items():
+            values = [getattr(getattr(each, key), side) for each in found]
+            rows.append((f"{title}, {word}", [significant(value, 4) for value in values]))
     for side in ("due", "sent"):
-        checks = [each["ks"][side] for each in found]
-        texts = [words.UNKNOWN if check is None else words.significant(check["p_value"], 2) for check in checks]
-        rows.append((f"Kolmogorov-Smirnov p, {DELIVERY_SIDES[side]}", texts))
+        tests = [getattr(each.ks, side) for each in found]
+        rows.append((f"Kolmogorov-Smirnov p, {sides[side]}", [significant(test and test.p_value, 2) for test in tests]))
     for figure in ("p50", "p90", "p99", "max"):
-        late = [each["late_s"] and each["late_s"][figure] for each in found]
-        rows.append((f"Sent late, {figure}", [words.duration(value) for value in late]))
-    return [(title, texts) for title, texts in rows if set(texts) != {words.UNKNOWN}]
+        late = [getattr(each.late_s, figure) if each.late_s else None for each in found]
+        rows.append((f"Dispatch delay, {figure}", [duration(value) for value in late]))
+    known = [(title, *texts) for title, texts in rows if set(texts) != {UNKNOWN}]
+    return table("Requested and actual load", _by_run(names), known, several=True, id="load")
 
 
-def length_rows(summaries: Sequence[Summary]) -> list[tuple[int, str, list[str]]]:
-    """Run, side, and the tokens asked, the tokens reported, and the answers in which the two differ."""
-    return [
-        (run, side, [f"{summary['tokens'][f'{key}_{what}']:,}" for what in ("asked", "reported", "mismatches")])
-        for run, summary in enumerate(summaries)
-        for side, key in (("Prompts", "prompt"), ("Answers", "output"))
+def lengths(summaries: Summaries) -> Table:
+    """Tokens requested, tokens reported, and the requests in which the two differ."""
+    rows: list[Cells] = [
+        (
+            _run(place),
+            side,
+            *(f"{getattr(summary.tokens, f'{key}_{what}'):,}" for what in ("asked", "reported", "mismatches")),
+        )
+        for place, summary in enumerate(summaries)
+        for side, key in (("Prompts", "prompt"), ("Outputs", "output"))
     ]
+    heads: dict[str, Kind] = {"run": "text", "side": "head", "requested": "number", "reported": "number"}
+    heads |= {"requests that differ": "number"}
+    return table("Tokens, as counted by the server", heads, rows, several=len(summaries) > 1, id="lengths")
 
 
-def client_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """What is known about the client of each run, with the limit beyond which it is taken for the bottleneck."""
+def client(summaries: Summaries, names: Sequence[str]) -> Table:
+    """The load generator's figures, with the limit beyond which it is taken for the bottleneck."""
     limits = {limit.figure: limit for limit in LIMITS}
     rows = []
     for name, title in CLIENT_FIGURES.items():
         limit = limits.get(name)
-        values = [limit_text(name, summary["client"][name]) for summary in summaries]
-        beyond = ("", "") if limit is None else (limit_text(name, limit.most), limit.meaning)
-        rows.append({"title": title, "texts": values, "limit": beyond[0], "meaning": beyond[1]})
-    return rows
+        values = [limit_text(name, getattr(summary.client, name)) for summary in summaries]
+        rows.append((title, *values, *(("", "") if limit is None else (limit_text(name, limit.most), limit.meaning))))
+    return table(
+        "The client, and its limits", {**_by_run(names), "limit": "number", "beyond it": "text"}, rows, several=True
+    )
 
 
-def environment(run: Run, summary: Summary) -> dict[str, dict[str, str]]:
-    """Everything needed to run it again, by heading."""
-    facts = summary["run"] | {"prompts made exact by": summary["run"]["prompts"]}
-    parts = {
-        "Run": {name: facts[name] for name in (*SHOWN, "prompts made exact by", "version")},
-        "Server": {name: value for name, value in summary["server"].items() if name != "limits"},
-        "Server limits": summary["server"]["limits"],
-        "Client host": run.header.host,
-    }
-    return {title: _texts(values) for title, values in parts.items()}
+def memory(summaries: Summaries) -> Table:
+    """Memory of GPUs, processes and hosts: before, after, at its peak, and in all."""
+    rows = []
+    for place, found in ((place, each.memory) for place, each in enumerate(summaries) if each.memory):
+        for each in (*found.gpus, *found.processes, *([found.host] if found.host else [])):
+            on = getattr(each, "on", "host")
+            of = f"{each.of[0].upper()}{each.of[1:]}{f' on {on}' if on != 'host' else ''}"
+            levels = (each.idle_bytes, each.loaded_bytes, each.peak_bytes, getattr(each, "total_bytes", None))
+            cells = [TableCell(size(level), level) for level in levels]
+            rows.append([_run(place), TableCell(of, note=getattr(each, "name", "")), *cells])
+    heads: dict[str, Kind] = {"run": "text", "of": "head"}
+    heads |= dict.fromkeys(("before the first request", "after the last", "peak", "total"), "number")
+    return table("Memory in use", heads, rows, several=len(summaries) > 1, id="memory")
 
 
-OVERVIEW = (
-    ("output", "tokens/s"),
-    ("requests", "/s"),
-    ("TTFT p50", "s"),
-    ("TTFT p99", "s"),
-    ("TPOT p50", "ms"),
-    ("ITL p99", "ms"),
-    ("E2E p50", "s"),
-    ("complete", ""),
-)
-"""What a page of several runs shows of each at once: latencies are in one unit down a column, to be compared."""
-SHOWN = (
-    *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
-    *("seed", "workers", "timeout_s"),
-)
-CLIENT_FIGURES = {
-    "error_bar_s": "Error bar of a stamp",
-    "error_bar_ttft_s": "Error bar of TTFT",
-    "error_bar_tpot_s": "Error bar of TPOT",
-    "error_bar_itl_s": "Error bar of ITL",
-    "late_p50_s": "Reads late, median",
-    "late_p99_s": "Reads late, p99",
-    "late_max_s": "Reads late, largest",
-    "coalesced_share": "Reads that held several tokens",
-    "send_late_p99_s": "Sends late, p99",
-    "stall_max_s": "Longest stall",
-    "full_reads": "Reads of a full window",
-    "retransmit_share": "Segments sent again, per request",
-    "out_of_order_share": "Segments out of order, per read",
-    "cpu_share": "Busiest second, of one core",
-    "clock_disagreement_s": "Clocks moved apart",
-    "clock_step_s": "of which more than slewing explains",
-    "first_token_merged": "First tokens not alone in their read",
-    "reopened": "Connections opened again",
-    "worker_lost": "Requests lost with their worker",
-}
+def counters(summaries: Summaries) -> Table:
+    """What the server counted beside the client's counts."""
+    rows = []
+    for place, summary in enumerate(summaries):
+        for word, entry in summary.server_counters.items():
+            ours = UNKNOWN if entry.client is None else f"{entry.client:,}"
+            ours += "" if entry.client_most is None else f" to {entry.client_most:,}"
+            agree = {True: "yes", False: "no", None: UNKNOWN}[entry.agree]
+            title = COUNTERS.get(word, word.replace("_", " ").capitalize())
+            rows.append((_run(place), title, f"{entry.server:,}", ours, agree, entry.why))
+    heads: dict[str, Kind] = {"run": "text", "counted": "head", "server": "number", "client": "number"}
+    heads |= {"equal": "text", "why not": "text"}
+    return table("Server and client counts", heads, rows, several=len(summaries) > 1, id="counters")
 
 
-DELIVERY_COUNTS = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
-"""Of sessions their first turns are meant."""
-DELIVERY_SIDES = {"named": "as named", "due": "as due", "sent": "as sent"}
+def _drain(summary: Summary) -> str:
+    """How exactly output throughput is known, and what it was before the server ran empty."""
+    figures = summary.throughput
+    error, steady = figures.error_share or 0, figures.steady_output_tokens_per_s
+    return _joined(
+        _interval(summary, "output_tokens_per_s"),
+        "" if steady is None else f"{significant(steady, 4)} excluding drain ({share(figures.tail_share)} of the run)",
+        f"±{share(error)} timing error" if error >= ERROR_SAID else "",
+    )
 
 
-def _sending(summary: Summary) -> dict[str, str]:
-    """A burst's skew; of other arrivals the rate that was reached."""
-    if summary["run"]["arrivals"] == "burst":
-        return _card("Burst skew", *_split(words.duration(summary["burst"]["skew_s"])), words.skew(summary))
-    rate = summary["delivery"]["rate_per_s"]
-    named = "" if rate["named"] is None else f"{words.significant(rate['named'], 4)} named"
-    title = "Sessions begun" if words.of_sessions(summary) else "Load sent"
-    return _card(title, words.significant(rate["sent"], 4), "/s", named)
+def _interval(summary: Summary, rate: str) -> str:
+    """The 95 % interval of a rate; empty where the run cannot tell it."""
+    ends = summary.throughput.ci95.get(rate)
+    return f"95 %: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
 
 
-def _overview(summary: Summary, title: str) -> tuple[str, float | None]:
-    requests, throughput = summary["requests"], summary["throughput"]
-    figure, _, percentile = title.partition(" ")
-    if not percentile:
-        if title == "complete":
-            asked = requests["sent"] + requests["dropped"] + requests["unrecorded"]
-            return f"{requests['complete']:,} of {asked:,}", requests["complete"]
-        value = throughput["output_tokens_per_s" if title == "output" else "requests_per_s"]
-        return words.significant(value, 4), value
-    described = summary["latency"][f"{figure.lower()}_s"]
-    if percentile in described["thin"]:
-        return "n too small", None
-    value = described[percentile]
-    factor = 1e3 if dict(OVERVIEW)[title] == "ms" else 1.0
-    return words.UNKNOWN if value is None else words.significant(value * factor, 4), value
-
-
-def _trust(kind: str, brief: str, word: str) -> dict[str, str]:
-    return {"kind": kind, "brief": brief, "word": word}
-
-
-def _card(label: str, value: str, unit: str, note: str) -> dict[str, str]:
-    return {"label": label, "value": value, "unit": unit, "note": note}
-
-
-def _median(label: str, described: Summary) -> dict[str, str]:
-    value, unit = _split(words.duration(described["p50"]))
-    factor, _ = words.scale_of(described["p50"])
-    low, high = described["ci95"].get("p50", (None, None))
-    if "p50" in described["thin"] or low is None or high is None:
-        interval = f"median of {described['n']:,}: too few" if described["n"] else "no sample"
+def _median(label: str, described: Distribution) -> tuple[str, str, str, str]:
+    factor, _ = scale_of(described.p50)
+    low, high = described.ci95.get("p50", (None, None))
+    if "p50" in described.thin or low is None or high is None:
+        interval = f"median of {described.n:,}: too few" if described.n else "no sample"
     else:
-        interval = f"median, 95 %: {words.significant(low * factor)} to {words.significant(high * factor)}"
-    tail = "" if "p99" in described["thin"] or described["p99"] is None else f"; p99 {words.duration(described['p99'])}"
-    return _card(label, value, unit, interval + tail)
+        interval = f"median, 95 %: {significant(low * factor)} to {significant(high * factor)}"
+    p99 = "" if "p99" in described.thin or described.p99 is None else f"p99 {duration(described.p99)}"
+    return (label, *_split(duration(described.p50)), _joined(interval, p99))
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -271,27 +337,36 @@ def _split(text: str) -> tuple[str, str]:
     return value, unit
 
 
-def _cell(described: Summary, figure: str, factor: float) -> dict[str, Any]:
-    value = described.get(figure)
-    if figure in described.get("thin", ()) or (figure == "p99_9" and value is None and described["n"]):
-        needed = f"{samples_needed(PERCENTILES[figure]):,}"
-        return {"figure": figure, "value": value, "text": "n too small", "interval": f"needs {needed}", "thin": True}
-    low, high = described.get("ci95", {}).get(figure, (None, None))
-    known = figure in WITH_INTERVAL and (low is not None or high is not None)
-    ends = [words.UNKNOWN if end is None else words.significant(end * factor, 4) for end in (low, high)]
-    interval = " to ".join(ends) if known else ""
-    text = words.UNKNOWN if value is None else words.significant(value * factor, 4)
-    if value is None and described.get("failures"):
-        text = "∞"
-    return {"figure": figure, "value": value, "text": text, "interval": interval, "thin": False}
+def _run(place: int) -> TableCell:
+    return TableCell("", run=place)
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    shown = {name: value for name, value in values.items() if value not in (None, "")}
-    return {name.removesuffix("_bytes").replace("_", " "): _text(name, value) for name, value in shown.items()}
+def _by_run(names: Sequence[str]) -> dict[str, Kind]:
+    """The heads of a table with one column per run."""
+    return {"figure": "head", **dict.fromkeys(names if len(names) > 1 else ["value"], "number")}
 
 
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return ("no", "yes")[value]
-    return words.size(value) if name.endswith("_bytes") else str(value)
+COUNTED_LOAD = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
+"""Of sessions their first turns are meant."""
+COUNTERS = {"cached_prompt_tokens": "Prompt tokens from the cache"}
+CLIENT_FIGURES = {
+    "error_bar_s": "Error of a timestamp",
+    "error_bar_ttft_s": "Error of TTFT",
+    "error_bar_tpot_s": "Error of TPOT",
+    "error_bar_itl_s": "Error of ITL",
+    "late_p50_s": "Reads late, median",
+    "late_p99_s": "Reads late, p99",
+    "late_max_s": "Reads late, largest",
+    "coalesced_share": "Coalesced reads",
+    "send_late_p99_s": "Dispatch delay, p99",
+    "stall_max_s": "Longest stall",
+    "full_reads": "Reads of a full window",
+    "retransmit_share": "Retransmitted segments, per request",
+    "out_of_order_share": "Segments out of order, per read",
+    "cpu_share": "CPU in the busiest second, of one core",
+    "clock_disagreement_s": "Clocks moved apart",
+    "clock_step_s": "of which more than slewing explains",
+    "first_token_merged": "Coalesced first tokens",
+    "reopened": "Connections reopened",
+    "worker_lost": "Requests lost with their worker",
+}

@@ -125,7 +125,7 @@ def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) 
 
 
 def _write_page(runs: Sequence[Loaded], found: Comparison, page: Path) -> None:
-    from analysis.compare.page import extra
+    from analysis.compare.page import document
     from analysis.report.page import render
 
-    write_text(page, render([part_of(run.run, run.frame, run.summary) for run in runs], extras=[extra(found)]))
+    write_text(page, render(document(found, [part_of(run.run, run.frame, run.summary) for run in runs])))

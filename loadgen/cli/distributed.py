@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
@@ -12,39 +12,28 @@ from loadgen.cli.options import seconds
 if TYPE_CHECKING:
     from loadgen.distributed.master import Spread
 
+
+def _option(*names: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel="Distributed", **more)
+
+
 Distributed = Annotated[
-    bool,
-    Option(
-        "--distributed",
-        help="Split the run over machines on which `loadgen worker` runs.",
-        rich_help_panel="Distributed",
-    ),
+    bool, _option("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
 ]
 ExpectWorkers = Annotated[
-    int,
-    Option(
-        help="With --distributed: worker machines to wait for; --workers processes run on each.",
-        rich_help_panel="Distributed",
-    ),
+    int, _option(help="With --distributed: worker machines to wait for; --workers processes run on each.")
 ]
 Bind = Annotated[
     str,
-    Option(
+    _option(
         metavar="HOST[:PORT]",
         help="With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
         "LOADGEN_TOKEN.",
-        rich_help_panel="Distributed",
     ),
 ]
 JoinTimeout = Annotated[
     float,
-    Option(
-        "--join-timeout",
-        parser=seconds,
-        metavar="T",
-        help="With --distributed: how long to wait for them.",
-        rich_help_panel="Distributed",
-    ),
+    _option("--join-timeout", parser=seconds, metavar="T", help="With --distributed: how long to wait for them."),
 ]
 BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0

@@ -17,7 +17,8 @@ from loadgen.errors import OutputError
 if TYPE_CHECKING:
     from analysis.frame import Frame
     from analysis.objectives import Bound, Objective
-    from analysis.report.page import Part
+    from analysis.report.sections import ReportedRun
+    from analysis.summary import Summary as Typed
     from loadgen.progress import Display
     from loadgen.runfile import Run
 
@@ -38,13 +39,13 @@ class Group(NamedTuple):
     """One run, or the repeats in one folder."""
 
     folder: Path
-    parts: list[Part]
+    parts: list[ReportedRun]
     between: Summary | None
     """What repeats say together; None for a run by itself."""
 
     def json(self) -> Summary:
         """summary.json of a run; of repeats what they say together, and all of theirs."""
-        summaries = [dict(part.summary) for part in self.parts]
+        summaries = [_as_dict(part.summary) for part in self.parts]
         return summaries[0] if self.between is None else {"repeats": self.between, "runs": summaries}
 
 
@@ -94,7 +95,7 @@ class Output:
         parts = [part for group in groups for part in group.parts]
         if page is not None:
             write_page(parts, page, [group for group in groups if group.between])
-        summaries = [dict(part.summary) for part in parts]
+        summaries = [_as_dict(part.summary) for part in parts]
         if self._junit is not None:
             _write_junit(summaries, self._junit)
         if self._as_json:
@@ -112,18 +113,19 @@ class Output:
         parts = [summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)
-        group = Group(path, parts, _between([part.summary for part in parts]))
+        group = Group(path, parts, _between([_as_dict(part.summary) for part in parts]))
         names = [part.run.path.parent.name for part in parts]
         write_text(path / "summary.json", json.dumps({"repeats": group.between, "runs": names}, indent=2) + "\n")
         return group
 
     def _print(self, group: Group) -> None:
         width, colour = screen(self._stream)
-        summaries = [part.summary for part in group.parts]
+        summaries = [_as_dict(part.summary) for part in group.parts]
         if group.between is None:
-            from analysis.text import render
+            from analysis.report.sections import brief
+            from analysis.report.terminal import render
 
-            print(f"\n{render(summaries[0], width=width, colour=colour)}")
+            print(f"\n{render(brief(group.parts[0].summary), width=width, colour=colour)}")
         else:
             from analysis import repeats_text
 
@@ -131,11 +133,18 @@ class Output:
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
-        from analysis.words import objective
+        from analysis.report.findings import measured
+        from analysis.summary import typed
 
-        for each in (each for summary in summaries for each in summary.get("objectives", ())):
-            if each["verdict"] == "fail" or (each["verdict"] == "cannot tell" and not self._quiet):
-                print(f"loadgen: {each['verdict']}: {objective(each)}", file=sys.stderr)
+        for each in (each for summary in summaries for each in typed(summary).objectives):
+            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self._quiet):
+                print(f"loadgen: {each.verdict}: {each.objective}: {measured(each)}", file=sys.stderr)
+
+
+def _as_dict(summary: Typed) -> Summary:
+    from analysis.summary import as_dict
+
+    return as_dict(summary)
 
 
 def folder_of(run: Path) -> Path:
@@ -159,7 +168,7 @@ def _between(summaries: list[Mapping[str, Any]]) -> Summary:
     return between(summaries)
 
 
-def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Part:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.metrics import summarise
@@ -178,13 +187,15 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bou
     return part_of(run, frame, summary)
 
 
-def part_of(run: Run, frame: Frame, summary: Mapping[str, Any]) -> Part:
+def part_of(run: Run, frame: Frame, summary: Mapping[str, Any]) -> ReportedRun:
     """What a page needs of a run."""
-    from analysis.report.curves import curves
-    from analysis.report.page import Part
+    from analysis.report.charts import ChartInput, chart_data
+    from analysis.report.sections import ReportedRun
+    from analysis.summary import typed
     from analysis.telemetry import series
 
-    return Part(run, summary, curves(frame), series(run))
+    found = typed(summary)
+    return ReportedRun(run, found, chart_data(ChartInput(frame, found, series(run))))
 
 
 def _goodput(frame: Frame, summary: Summary, bounds: Sequence[Bound]) -> Summary:
@@ -205,16 +216,16 @@ def _write_junit(summaries: list[Summary], file: Path) -> None:
     write_text(file, render(summaries))
 
 
-def write_page(parts: list[Part], page: Path, repeats: list[Group]) -> None:
-    from analysis.report.extras import between_runs, by_turn, good_requests
+def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
+    from analysis.repeats_text import section
     from analysis.report.page import render
+    from analysis.report.sections import full
 
     extras = [
-        between_runs(group.between or {}, place, group.folder.name if len(repeats) > 1 else "")
+        section(group.between or {}, place, group.folder.name if len(repeats) > 1 else "")
         for place, group in enumerate(repeats, 1)
     ]
-    summaries = [part.summary for part in parts]
-    write_text(page, render(parts, extras=[*extras, *good_requests(summaries), *by_turn(summaries)]))
+    write_text(page, render(full(parts, extras)))
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

@@ -20,7 +20,7 @@ from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, Incoming
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
-from loadgen.engine.counts import Counts
+from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather

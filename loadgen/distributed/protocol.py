@@ -87,7 +87,7 @@ class Started(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Twice a second: the sums of loadgen.engine.counts.Counts, in its order."""
+    """Twice a second: the sums of loadgen.engine.health.Counts, in its order."""
 
     counts: list[int]
     due: list[int]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar, cast
 
 from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
@@ -15,7 +16,7 @@ from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, Outgoing
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
-from loadgen.engine.counts import Counts, total
+from loadgen.engine.health import Counts, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
@@ -28,22 +29,25 @@ INTERRUPTS_MOST = 2
 """Then nobody wants to wait for the master any more."""
 
 
+Word = TypeVar("Word", bound=protocol.MasterWord)
+
+
 class MasterSession:
     """What the master has said so far."""
 
     def __init__(self, link: Frames[Event], interrupts: Interrupts) -> None:
         self.link = link
         self.joined = False
-        self.assign: protocol.Assign | None = None
-        self.connect = False
-        self.start: protocol.Start | None = None
-        self.wait: protocol.Wait | None = None
-        self.bye: protocol.Bye | None = None
         self.gone = ""
         """Why the master says nothing more."""
         self.outgoing: Outgoing | None = None
         self.interrupts = interrupts
+        self._words: dict[type, protocol.MasterWord] = {}
         self._stops = 0
+
+    def word(self, kind: type[Word]) -> Word | None:
+        """The last word of this kind; None when there was none."""
+        return cast("Word | None", self._words.get(kind))
 
     @property
     def interrupted_here(self) -> bool:
@@ -53,7 +57,7 @@ class MasterSession:
     @property
     def over(self) -> bool:
         """Whether the master has nothing more to say."""
-        return bool(self.gone) or self.bye is not None
+        return bool(self.gone) or protocol.Bye in self._words
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
@@ -79,24 +83,12 @@ class MasterSession:
         elif isinstance(event, protocol.Rejected | protocol.Gone):
             self._ends(event.reason)
         elif isinstance(event, protocol.Heard):
-            self._heard(protocol.MASTER_WORD.decode(event.body))
-
-    def _heard(self, word: protocol.MasterWord) -> None:
-        if isinstance(word, protocol.Assign):
-            self.assign = word
-        elif isinstance(word, protocol.Connect):
-            self.connect = True
-        elif isinstance(word, protocol.Start):
-            self.start = word
-        elif isinstance(word, protocol.Wait):
-            self.wait = word
-        elif isinstance(word, protocol.Stop):
-            self._stop()
-        elif isinstance(word, protocol.Bye):
-            self.bye = word
-            self._stop()
-        elif self.outgoing is not None:
-            self.outgoing.taken(word)
+            word = protocol.MASTER_WORD.decode(event.body)
+            self._words[type(word)] = word
+            if isinstance(word, protocol.Stop | protocol.Bye):
+                self._stop()
+            elif isinstance(word, protocol.Taken) and self.outgoing is not None:
+                self.outgoing.taken(word)
 
     def _ends(self, reason: str) -> None:
         self.gone = self.gone or reason
@@ -124,15 +116,16 @@ def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_pro
             say(f"looking for the master at {master}")
             parts = folder / f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
             _join(session, parts, say, stay=stay)
-            if session.assign is not None:
-                _take_part(session, session.assign, parts, say, on_progress)
+            if (assign := session.word(protocol.Assign)) is not None:
+                _take_part(session, assign, parts, say, on_progress)
             if session.interrupted_here:
                 return EXIT_INTERRUPTED
             if stay:
                 continue
-            if (session.bye is not None and session.bye.kept) or session.wait is not None:
+            bye = session.word(protocol.Bye)
+            if (bye is not None and bye.kept) or session.word(protocol.Wait) is not None:
                 return EXIT_OK
-            raise DistributedError(session.bye.reason if session.bye is not None else session.gone)
+            raise DistributedError(session.gone if bye is None else bye.reason)
 
 
 def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
@@ -142,11 +135,12 @@ def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) 
         return
     say("let in")
     session.link.tell(protocol.Hello(version("llm-loadgen"), host.facts(), str(parts.absolute())))
-    session.until(lambda: session.assign or session.wait)
-    if session.wait is not None and session.assign is None:
-        say(f"not needed now: {session.wait.reason}" + ("; waiting for the next run" if stay else ""))
+    session.until(lambda: session.word(protocol.Assign) or session.word(protocol.Wait))
+    wait = session.word(protocol.Wait)
+    if wait is not None and session.word(protocol.Assign) is None:
+        say(f"not needed now: {wait.reason}" + ("; waiting for the next run" if stay else ""))
         if stay:
-            session.until(lambda: session.assign)
+            session.until(lambda: session.word(protocol.Assign))
 
 
 def _take_part(
@@ -162,24 +156,23 @@ def _take_part(
             part = _Part(session, mine, on_progress)
             prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
             session.link.tell(protocol.Drawn(prints, prepared.header.server))
-            session.until(lambda: session.connect)
-            outcomes = part.drive() if session.connect else []
+            session.until(lambda: session.word(protocol.Connect))
+            outcomes = part.drive() if session.word(protocol.Connect) else []
     except Exception as error:
         if part is None or not part.began:
             session.link.tell(protocol.Unable(str(error), str(getattr(error, "hint", ""))))
             deadline = time.monotonic() + GOODBYE_LIMIT_S
             session.until(lambda: time.monotonic() > deadline)
         raise
-    bye = session.bye
     if part.began:
         part.deliver(outcomes)
-        bye = session.bye
-        if bye is None or not bye.kept:
-            reason = session.gone or (bye.reason if bye else "interrupted twice")
-            raise DistributedError(
-                f"{reason}: what this machine recorded is in {parts}",
-                "Copy its part files into the run's folder on the master, then `loadgen report` it.",
-            )
+    bye = session.word(protocol.Bye)
+    if part.began and (bye is None or not bye.kept):
+        reason = session.gone or (bye.reason if bye else "interrupted twice")
+        raise DistributedError(
+            f"{reason}: what this machine recorded is in {parts}",
+            "Copy its part files into the run's folder on the master, then `loadgen report` it.",
+        )
     for outcome in outcomes:
         for path in (outcome.task.part, outcome.rescued):
             if path is not None:
@@ -221,12 +214,13 @@ class _Part:
         """The agreed instant, once everybody is ready."""
         session = self._session
         session.link.tell(protocol.Ready(stamps))
-        session.until(lambda: session.start)
-        if session.start is None:
+        session.until(lambda: session.word(protocol.Start))
+        start = session.word(protocol.Start)
+        if start is None:
             return None
-        session.link.tell(protocol.Started(session.start.at_ns - time.monotonic_ns()))
+        session.link.tell(protocol.Started(start.at_ns - time.monotonic_ns()))
         self.began = True
-        return session.start.at_ns
+        return start.at_ns
 
     def _end(self) -> None:
         self._ended_ns = time.monotonic_ns()

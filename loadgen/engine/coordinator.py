@@ -18,7 +18,7 @@ from types import FrameType
 import msgspec
 
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.counts import Counts, total
+from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, work
 from loadgen.gather import Outcome, append, gather

@@ -75,6 +75,20 @@ def record_of(
     return record
 
 
+def unsent(request: Request, kind: NoneOrKind, detail: str) -> Record:
+    """The Record of a request of which no byte was sent."""
+    return Record(
+        id=request.id,
+        session=request.session,
+        turn=request.turn,
+        state="dropped" if kind in {"dropped", "session_ended"} else "failed",
+        error_kind=kind,
+        error_detail=detail,
+        prompt_tokens_asked=request.input_tokens,
+        output_tokens_asked=request.output_tokens,
+    )
+
+
 def said(exchange: Exchange, dialect: Dialect) -> str:
     """The text of an answer that was recorded as complete. Only sessions pay for it."""
     body = b"".join(exchange.raw[start:end] for start, end in exchange.framing.body_spans(exchange.raw))

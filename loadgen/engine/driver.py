@@ -18,14 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loadgen.engine.clock import Clock
-from loadgen.engine.counts import Counts
 from loadgen.engine.feed import Feed, Sessions, Slot
-from loadgen.engine.part import Part
-from loadgen.engine.recorder import Recorder
+from loadgen.engine.health import Counts
+from loadgen.engine.recorder import Recorder, RecordSink
 from loadgen.record import ErrorKind, Record
 from servers.kinds.base import Dialect
-from servers.wire.connection import Connection
-from servers.wire.pool import Pool
+from servers.wire.connection import Connection, Pool
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads.sessions import TRANSCRIPT_LIMIT
@@ -61,14 +59,14 @@ class Limits:
 
 
 class Driver:
-    """Drives what `feed` gives over `wire`, and has it recorded in `part`."""
+    """Drives what `feed` gives over `wire`, and has it recorded in `sink`."""
 
     def __init__(
         self,
         feed: Feed,
         wire: Wire,
         dialect: Dialect,
-        part: Part,
+        sink: RecordSink,
         *,
         clock: Clock,
         limits: Limits,
@@ -80,7 +78,7 @@ class Driver:
         self._clock = clock
         self._limits = limits
         self._counts = counts
-        self._recorder = Recorder(dialect, part, worker, counts, wire.stamps, self._check_done, self._on_turn)
+        self._recorder = Recorder(dialect, sink, worker, counts, wire.stamps, self._check_done, self._on_turn)
         self._group: list[Slot] = []
         """Prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}

@@ -1,4 +1,5 @@
-"""How well the client itself kept up: lateness of its reads, stalls of its loop, its share of a core."""
+"""What a worker says of itself while the run is on: counts that other processes can watch, and its own health, which is
+lateness of its reads, stalls of its loop, its share of a core."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
+from ctypes import Structure, c_int64
 from typing import Any
 
 BUCKETS_PER_OCTAVE = 4
@@ -62,3 +64,41 @@ class Health:
         self._full = self._retransmits = self._out_of_order = 0
         self._cpu_ns, self._wall_ns = cpu_ns, wall_ns
         return values
+
+
+class Counts(Structure):
+    """Lives in shared memory; one worker writes, the coordinator reads.
+
+    `due`: requests whose turn has come, sent or not: the first so many of the worker's share; a session that starts
+    brings all of its turns. `streaming`: those in
+    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token.
+    """
+
+    _fields_ = (
+        ("due", c_int64),
+        ("sent", c_int64),
+        ("streaming", c_int64),
+        ("complete", c_int64),
+        ("truncated", c_int64),
+        ("failed", c_int64),
+        ("dropped", c_int64),
+        ("tokens", c_int64),
+    )
+
+    due: int
+    sent: int
+    streaming: int
+    complete: int
+    truncated: int
+    failed: int
+    dropped: int
+    tokens: int
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """The sum of several workers' counts."""
+    summed = Counts()
+    for each in counts:
+        for name, _ in Counts._fields_:
+            setattr(summed, name, getattr(summed, name) + getattr(each, name))
+    return summed

@@ -5,18 +5,42 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.counts import Counts
-from loadgen.engine.decode import record_of, said
+from loadgen.engine.decode import record_of, said, unsent
 from loadgen.engine.feed import Slot
-from loadgen.engine.health import Health
-from loadgen.engine.part import Part
+from loadgen.engine.health import Counts, Health
 from loadgen.record import NoneOrKind, Record
 from loadgen.runfile import Telemetry
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
+
+
+class RecordSink(Protocol):
+    """Somewhere Records and Telemetry go."""
+
+    def add(self, item: Record | Telemetry) -> None:
+        """Take one line."""
+
+    def flush(self) -> None:
+        """Make sure that others can see it."""
+
+
+class Held:
+    """A sink in memory: warm-up Records wait here until the run's instant 0 is known."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def add(self, item: Record | Telemetry) -> None:
+        """Keep a Record; the client's health during warm-up is in no figure."""
+        if isinstance(item, Record):
+            self.records.append(item)
+
+    def flush(self) -> None:
+        """See RecordSink. Nobody else looks here."""
 
 
 class Recorder:
@@ -26,7 +50,7 @@ class Recorder:
     def __init__(
         self,
         dialect: Dialect,
-        part: Part,
+        sink: RecordSink,
         worker: int,
         counts: Counts,
         stamps: StampSource,
@@ -37,7 +61,7 @@ class Recorder:
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
         self._dialect = dialect
-        self._part = part
+        self._sink = sink
         self._worker = worker
         self._counts = counts
         self._stamps = stamps
@@ -69,8 +93,8 @@ class Recorder:
         self._clocks.take()
         values = self.health.sample() | self._stamps.counts()
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
-        self._part.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
-        self._part.flush()
+        self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
+        self._sink.flush()
 
     def watch(self, in_flight: Collection[Exchange]) -> None:
         """Bring the counts of unfinished requests up to date."""
@@ -81,7 +105,7 @@ class Recorder:
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self._ended[0]
         if exchange is None:
-            record = unsent(slot, kind, detail)
+            record = unsent(slot.request, kind, detail)
         else:
             record = record_of(
                 exchange, slot.request, self._dialect, self._clocks, self.start_ns, self.health, self._stamps
@@ -90,7 +114,7 @@ class Recorder:
         record.due_ns = slot.due_ns
         record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
         record.reopened = slot.reopened
-        self._part.add(record)
+        self._sink.add(record)
         self._tokens += sum(record.chunk_tokens)
         setattr(self._counts, record.state, getattr(self._counts, record.state) + 1)
         slot.exchange, slot.payload = None, b""
@@ -102,17 +126,3 @@ class Recorder:
             asyncio.get_running_loop().call_soon(self._record_one)
         else:
             self._on_idle()
-
-
-def unsent(slot: Slot, kind: NoneOrKind, detail: str) -> Record:
-    """The Record of a request of which no byte was sent."""
-    return Record(
-        id=slot.request.id,
-        session=slot.request.session,
-        turn=slot.request.turn,
-        state="dropped" if kind in {"dropped", "session_ended"} else "failed",
-        error_kind=kind,
-        error_detail=detail,
-        prompt_tokens_asked=slot.request.input_tokens,
-        output_tokens_asked=slot.request.output_tokens,
-    )

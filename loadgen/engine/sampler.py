@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgen.engine.counts import Counts
-from loadgen.engine.part import PartFile
+from loadgen.engine.health import Counts
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.runfile import Telemetry
+from loadgen.runfile import RunWriter, Telemetry
 from servers.telemetry.source import GapError, NotMeasuredError, Source
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class Sampler:
         self._lock = threading.Lock()
         self._early: list[Telemetry] = []
         """Lines from before the run's instant 0 is known; `at_ns` is on the clock itself."""
-        self._part: PartFile | None = None
+        self._part: RunWriter | None = None
         self._start_ns = 0
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -149,7 +148,7 @@ class Sampler:
             return
         self._start_ns = start_ns
         try:
-            self._part = PartFile(folder / PART)
+            self._part = RunWriter(folder / PART)
         except OSError as error:
             raise OutputError(f"cannot write {folder / PART}: {error.strerror}", "Nothing was sent.") from error
         for line in self._early:
@@ -175,7 +174,7 @@ class Sampler:
         for thread in self._threads:
             thread.join()
 
-    def _rescued(self, part: PartFile) -> list[Path]:
+    def _rescued(self, part: RunWriter) -> list[Path]:
         """Where the lines are that the run's disk refused."""
         rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{PART}"
         try:

@@ -1,4 +1,4 @@
-"""One worker process: opens its task of the connections, waits for the common start, drives, and writes its part.
+"""One worker process: opens its share of the connections, waits for the common start, drives, and writes its part.
 
 worker                          coordinator
 connect ... ── ("ready", failed) ──>
@@ -29,21 +29,21 @@ import uvloop
 from msgspec import structs
 
 from loadgen.engine.clock import SystemClock
-from loadgen.engine.counts import Counts
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
-from loadgen.engine.part import Held, Part, PartFile
+from loadgen.engine.health import Counts
+from loadgen.engine.recorder import Held, RecordSink
 from loadgen.record import Record, shifted
+from loadgen.runfile import RunWriter
 from servers.kinds.base import Dialect
-from servers.wire.connection import Target
+from servers.wire.connection import Pool, Target
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
-from servers.wire.pool import Pool
 from servers.wire.stamps import StampSource, open_source
 from servers.wire.transport import Exchange
-from workloads.material import Prompts
 from workloads.request import Request
 from workloads.sessions import Conversation
+from workloads.workload import Prompts
 
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
@@ -111,7 +111,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stamps = open_source(task.stamps)
-    part = PartFile(task.part)
+    part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))
     stamps.close()
@@ -119,7 +119,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         pipe.send(("done", _closed(part, task.part)))
 
 
-def _closed(part: PartFile, path: Path) -> Path | None:
+def _closed(part: RunWriter, path: Path) -> Path | None:
     """Close the part. Where the rest of it is, when its own disk did not take all of it."""
     rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{path.name}"
     try:
@@ -137,7 +137,7 @@ class Net(NamedTuple):
     stamps: StampSource
 
 
-async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
+async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     clock = SystemClock(loop)
@@ -159,13 +159,13 @@ async def _work(task: WorkerTask, part: PartFile, pipe: Pipe, counts: Counts, st
     loop.remove_reader(pipe.fileno())
 
 
-def _driver(task: WorkerTask, feed: Feed, part: Part, net: Net, counts: Counts, spare: int) -> Driver:
+def _driver(task: WorkerTask, feed: Feed, sink: RecordSink, net: Net, counts: Counts, spare: int) -> Driver:
     pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=net.stamps)
     return Driver(
         feed,
         Wire(pool, partial(Exchange, net.poller), net.stamps),
         task.dialect,
-        part,
+        sink,
         clock=net.clock,
         limits=Limits(task.timeout_s, task.schedule.in_flight),
         worker=task.worker,

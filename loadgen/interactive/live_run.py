@@ -22,22 +22,20 @@ import numpy as np
 from gevent.lock import RLock
 from numpy.typing import NDArray
 
-from analysis.client import beside, clock_step_s, late_percentile_s, own_error
+from analysis.client import clock_step_s, first_off_s, late_percentile_s, median_off_s, own_error, reasons
 from analysis.gather import frame_of
-from analysis.limits import reasons
 from analysis.metrics import METRICS
-from analysis.stamp_errors import first_off_s, median_off_s
 from analysis.stats import DECIMALS, percentile
+from analysis.summary import ClientHealth
 from loadgen import calibration, host, prepare
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of
+from loadgen.engine.decode import record_of, unsent
 from loadgen.engine.health import Health
-from loadgen.engine.part import PartFile
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.gather import append, whole_lines
 from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
 from loadgen.record import ErrorKind, Record
-from loadgen.runfile import Footer, Telemetry, load_facts, stamp_facts
+from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, stamp_facts
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
@@ -56,7 +54,6 @@ AT_ONCE = 32
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
 """Users send as soon as they are due, and the page is to be read at a glance; reports have all of them."""
-SHOWN = {name: metric for name, metric in METRICS.items() if metric.per != "run" and name not in NOT_SHOWN}
 CHARTED = ("ttft_s", "tpot_s")
 ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order")
 SAMPLE_NS_MIN = 500_000_000
@@ -117,9 +114,10 @@ class LiveFigures:
         self.send_late = NewestSamples(REQUEST_SAMPLES)
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.points_seen = 0
+        self.metrics = {name: each for name, each in METRICS.items() if each.per != "run" and name not in NOT_SHOWN}
         self.samples = {
             name: NewestSamples(REQUEST_SAMPLES if metric.per == "request" else TOKEN_SAMPLES)
-            for name, metric in SHOWN.items()
+            for name, metric in self.metrics.items()
         }
         self.first_off = NewestSamples(REQUEST_SAMPLES)
         """Beside each TTFT, what its stamp may be off by."""
@@ -148,7 +146,7 @@ class LiveFigures:
             self.send_late.extend((frame.sent_ns - frame.due_ns)[frame.sent] / 1e9)
             self.first_off.extend(first_off_s(frame)[frame.sampled & ~np.isnan(frame.first_ns)])
             for name, samples in self.samples.items():
-                values = SHOWN[name].values(frame)
+                values = self.metrics[name].values(frame)
                 samples.extend(values)
                 if name in self._recent:
                     self._recent[name].append(values)
@@ -201,7 +199,7 @@ class LiveRun:
         header.stamps = stamp_facts(stamps.name)
         header.client |= {"stamps": stamps.name, "calibration": calibration.recall(header.host, lambda _: None)}
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-        self._part = PartFile(folder / "run.jsonl")
+        self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
 
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
@@ -213,15 +211,7 @@ class LiveRun:
 
     def give_up(self, request: Request, due_ns: int, kind: ErrorKind, detail: str) -> Record:
         """A request of which nothing was sent."""
-        record = Record(
-            id=request.id,
-            state="failed",
-            error_kind=kind,
-            error_detail=detail,
-            prompt_tokens_asked=request.input_tokens,
-            output_tokens_asked=request.output_tokens,
-        )
-        return self._add(record, due_ns)
+        return self._add(unsent(request, kind, detail), due_ns)
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns
@@ -304,12 +294,14 @@ class LiveRun:
             return self._cache[name][1]
 
     def _described(self) -> list[dict[str, Any]]:
+        self.figures.digest()  # also of users that were cut off as the run ended
         pool = gevent.get_hub().threadpool
-        taken = [(name, samples.seen - samples.kept, samples.copy()) for name, samples in self.figures.samples.items()]
-        return [
-            {"name": name, "title": SHOWN[name].title, "left_out": left_out, **pool.apply(described, (values,))}
-            for name, left_out, values in taken
-        ]
+        rows = []
+        for name, samples in self.figures.samples.items():
+            left_out, values = samples.seen - samples.kept, samples.copy()
+            title = self.figures.metrics[name].title
+            rows.append({"name": name, "title": title, "left_out": left_out, **pool.apply(described, (values,))})
+        return rows
 
     def _add_health(self, values: Mapping[str, Any]) -> None:
         stall_ns = max(self._totals["stall_ns_max"], values["stall_ns_max"])
@@ -324,27 +316,26 @@ class LiveRun:
         exact = self._stamps.exact
         late_s = np.sort(figures.send_late.copy())
         passed_s = (time.monotonic_ns() - self.start_ns) / 1e9
-        found: dict[str, Any] = {
-            "stamps": self._stamps.name,
-            "late_p50_s": late_percentile_s(self._late, 0.50) if exact else None,
-            "late_p99_s": late_percentile_s(self._late, 0.99) if exact else None,
-            "coalesced_share": figures.coalesced_reads / max(1, figures.reads),
-            "send_late_p99_s": percentile(late_s, 0.99) if len(late_s) else None,
-            "clock_step_s": clock_step_s(self._clocks.disagreement_ns / 1e9, passed_s),
-            "cpu_share": self._cpu_share_max,
-            "stall_max_s": totals["stall_ns_max"] / 1e9,
-            "full_reads": totals["full_reads"],
-            "retransmit_share": totals["retransmits"] / max(1, figures.sent),
-            "out_of_order_share": totals["out_of_order"] / max(1, totals["reads"]),
-            "error_ttft_p50_s": None,
-            "error_bar_e2e_s": None,
-        }
-        own = own_error(found)
-        if own is not None:
+        found = ClientHealth(
+            stamps=self._stamps.name,
+            late_p50_s=late_percentile_s(self._late, 0.50) if exact else None,
+            late_p99_s=late_percentile_s(self._late, 0.99) if exact else None,
+            coalesced_share=figures.coalesced_reads / max(1, figures.reads),
+            send_late_p99_s=percentile(late_s, 0.99) if len(late_s) else None,
+            clock_step_s=clock_step_s(self._clocks.disagreement_ns / 1e9, passed_s),
+            cpu_share=self._cpu_share_max,
+            stall_max_s=totals["stall_ns_max"] / 1e9,
+            full_reads=totals["full_reads"],
+            retransmit_share=totals["retransmits"] / max(1, figures.sent),
+            out_of_order_share=totals["out_of_order"] / max(1, totals["reads"]),
+        )
+        if (own := own_error(found)) is not None:
             off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)
-            median_s = median_off_s(figures.samples["ttft_s"].copy(), off_s)
-            found |= {"error_ttft_p50_s": own.stamp_s + median_s, "error_bar_e2e_s": own.stamp_s}
-        return {**found, "reasons": reasons({**found, **beside(found, latency)})}
+            found.error_ttft_p50_s = own.stamp_s + median_off_s(figures.samples["ttft_s"].copy(), off_s)
+            found.error_bar_e2e_s = own.stamp_s
+        found.reasons = reasons(found, latency["ttft_s"]["p50"], latency["e2e_s"]["p50"])
+        shown: dict[str, Any] = msgspec.to_builtins(found)
+        return shown
 
 
 def begun(exchange: Exchange) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -37,8 +36,8 @@ from servers.wire.poller import Poller
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
-from workloads.material import Prompts
 from workloads.request import Request
+from workloads.workload import Prompts
 
 TEXTS = 2_000
 """Prompts built beforehand where the server takes text only; after them the first comes again."""
@@ -264,29 +263,15 @@ def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection
         sock.connect(target.address)
         connection = Connection(cast("socket.socket", sock), monotonic_ns())
         if target.tls is not None:
-            _handshake(connection, target.tls, target.host)
+            connection.begin_tls(target)
+        while connection.shaking:
+            if sealed := connection.shake():
+                sock.sendall(sealed)
+            if connection.shaking:
+                connection.heard(sock.recv(READ_BYTES))
         sock.setblocking(False)
         stamps.watch(cast("socket.socket", sock))
     except BaseException:
         sock.close()
         raise
     return connection
-
-
-def _handshake(connection: Connection, context: ssl.SSLContext, host: str) -> None:
-    tls = context.wrap_bio(connection.incoming, connection.outgoing, server_hostname=host)
-    while True:
-        try:
-            tls.do_handshake()
-            done = True
-        except ssl.SSLWantReadError:
-            done = False
-        if sealed := connection.outgoing.read():
-            connection.sock.sendall(sealed)
-        if done:
-            break
-        received = connection.sock.recv(READ_BYTES)
-        if not received:
-            raise ConnectionResetError("the server closed the connection during the TLS handshake")
-        connection.incoming.write(received)
-    connection.tls = tls

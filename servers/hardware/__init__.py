@@ -7,7 +7,7 @@ row per entry: a new GPU is one row of gpus.csv, or, at run time, one table of a
     bf16_TFLOPs = 148
     memory_GB = 96
     memory_GBps = 4000
-    link_GBps = 900         # both directions together, as pcie_GBps; 0 or left out: its PCIe
+    link_GBps = 900         # both directions together; pcie_GBps where it has none
 
     [models."My-7B"]
     layers = 32             # and hidden, intermediate, heads, kv_heads, head_dim, vocabulary, parameters
@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 _Entry = TypeVar("_Entry", "Gpu", "ModelShape", "NumberFormat")
 
+FOLDER = Path(__file__).parent
+"""Where the tables are."""
 DEFAULT_GPU = "A800-80GB SXM"
 DEFAULT_MODEL = "Llama-2-7B"
 DEFAULT_FORMAT = "bf16"
@@ -152,7 +154,7 @@ def _number(name: str, row: Mapping[str, Any], column: str, default: float | Non
 
 def _rows(table: str, file: Path | None = None) -> dict[str, Mapping[str, Any]]:
     """Rows of a table by name, those of the file behind ours. Raises HardwareError."""
-    with Path(__file__).with_name(f"{table}.csv").open(encoding="utf-8", newline="") as lines:
+    with (FOLDER / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)
         key, *columns = reader.fieldnames or ()
         rows: dict[str, Mapping[str, Any]] = {row[key]: row for row in reader}

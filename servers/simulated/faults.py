@@ -135,38 +135,26 @@ def _malformed(at: int) -> Detour:
     return detour
 
 
-def _merged(at: int) -> Detour:
-    """Holds tokens back until there are K, then lets them share an event where the protocol can."""
-    held = 0
+def _held_back(*, merges: bool) -> Callable[[int], Detour]:
+    """Holds tokens back until there are K, then sends them at once; with `merges` they share an event where the
+    protocol can."""
 
-    def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-        nonlocal held
-        held += tokens
-        end = first + tokens
-        if held < at and end < stream.total:
-            return [], 0
-        shown, held = held, 0
-        return stream.events(end - shown, shown), shown
+    def arm(at: int) -> Detour:
+        held: list[tuple[int, int]] = []
 
-    return detour
+        def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+            held.append((first, tokens))
+            shown = sum(number for _, number in held)
+            if shown < at and first + tokens < stream.total:
+                return [], 0
+            groups = [(held[0][0], shown)] if merges else held
+            events = [event for group in groups for event in stream.events(*group)]
+            held.clear()
+            return events, shown
 
+        return detour
 
-def _coalesced(at: int) -> Detour:
-    """Holds events back until they carry K tokens, then sends them at once."""
-    held: list[bytes] = []
-    tokens_held = 0
-
-    def detour(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-        nonlocal held, tokens_held
-        held += stream.events(first, tokens)
-        tokens_held += tokens
-        if tokens_held < at and first + tokens < stream.total:
-            return [], 0
-        events, shown = held, tokens_held
-        held, tokens_held = [], 0
-        return events, shown
-
-    return detour
+    return arm
 
 
 FAULTS: dict[str, Behaviour] = {
@@ -185,7 +173,9 @@ FAULTS: dict[str, Behaviour] = {
     "error": Behaviour("the server's own error event after K tokens, under status 200", detour=_ends("failed")),
     "malformed": Behaviour("the event with token K is half its JSON", breaks_json=True, detour=_malformed),
     "role-first": Behaviour("chat: the role-only event is sent at once, before any token", role_first=True),
-    "merged": Behaviour("K tokens per event where the protocol can, else K events in one send", detour=_merged),
-    "coalesced": Behaviour("the events of K tokens in one send", detour=_coalesced),
+    "merged": Behaviour(
+        "K tokens per event where the protocol can, else K events in one send", detour=_held_back(merges=True)
+    ),
+    "coalesced": Behaviour("the events of K tokens in one send", detour=_held_back(merges=False)),
     "early-stop": Behaviour("the model ends its answer after K tokens", stops_early=True),
 }

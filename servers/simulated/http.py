@@ -128,7 +128,7 @@ class HttpServer:
             if not makes_tokens:
                 return self._write(request, self._page(request, fields))
             self._exchanges += 1
-            ended = await Exchange(self, request, received_ns, self._exchanges - 1).run(fields)
+            ended = await CompletionHandler(self, request, received_ns, self._exchanges - 1).run(fields)
             if isinstance(ended, Reply):
                 return self._write(request, ended)
             return self._keep if ended and request.keep_alive else self._close
@@ -219,7 +219,7 @@ class HttpServer:
         return self._dated[1:]
 
 
-class Exchange:
+class CompletionHandler:
     """One request for tokens, from its body, which has been read, to the line in the log."""
 
     def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int, index: int) -> None:

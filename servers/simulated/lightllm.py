@@ -25,6 +25,7 @@ from servers.simulated.protocol import (
     json_event,
     number,
     ok,
+    openai_error,
     text_events,
 )
 from servers.simulated.state import ServerState, exposition, steps_of_half
@@ -227,7 +228,7 @@ def error_reply(status: int, message: str) -> Reply:
     """`create_error_response` (api_errors.py)."""
     kinds = {404: "NotFoundError", 429: "RateLimitError"}
     kind = "InternalServerError" if status >= 500 else kinds.get(status, "BadRequestError")
-    return Reply(dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}), status)
+    return Reply(openai_error(message, kind, status), status)
 
 
 def _bad(message: str) -> ErrorReply:

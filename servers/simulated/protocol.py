@@ -148,6 +148,11 @@ def ok(value: Any, headers: Headers = JSON_TYPE) -> Reply:
     return Reply(dumps(value), headers=headers)
 
 
+def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> bytes:
+    """The body of an error as vLLM and LightLLM have it."""
+    return dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}})
+
+
 def mapping(body: bytes) -> dict[str, Any]:
     """The JSON object in a body; empty where it is something else."""
     try:

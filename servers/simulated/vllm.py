@@ -23,6 +23,7 @@ from servers.simulated.protocol import (
     integer,
     number,
     ok,
+    openai_error,
 )
 from servers.simulated.state import SECONDS, TOKENS, ServerState, exposition
 from servers.simulated.timing import Policy
@@ -74,7 +75,7 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
         raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
     if body.get("model") not in (None, state.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
-        raise ErrorReply(Reply(error_body(message, "NotFoundError", 404, "model"), 404))
+        raise ErrorReply(Reply(openai_error(message, "NotFoundError", 404, "model"), 404))
     if body.get("stream_options") and not body.get("stream"):
         raise _bad(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
@@ -131,11 +132,6 @@ def _checked_ids(prompt: Any) -> Sequence[int]:
     raise _bad("The simulated server takes one prompt per request. (parameter=prompt)", "prompt")
 
 
-def error_body(message: str, kind: str, code: int, parameter: str | None = None) -> bytes:
-    """Every error of the OpenAI routes, before the body starts and inside it."""
-    return dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}})
-
-
 def _encoding(
     state: ServerState, request: CompletionRequest, ids: Sequence[int], asked: int, *, chat: bool
 ) -> Encoding:
@@ -168,7 +164,7 @@ def _encoding(
         completion=completion,
         event=_event_encoder(completion, stream, returned, end, continuous, chat=chat),
         answer=lambda _: _answer(completion, identity, returned, chat=chat),
-        failure=(event(error_body("Internal server error", "InternalServerError", 500)), DONE),
+        failure=(event(openai_error("Internal server error", "InternalServerError", 500)), DONE),
         merges=True,
         opening=opening,
         closing=(*closing, DONE),
@@ -231,7 +227,7 @@ def _usage(prompt: int, output: int) -> bytes:
 
 
 def _bad(message: str, parameter: str | None) -> ErrorReply:
-    return ErrorReply(Reply(error_body(message, "BadRequestError", 400, parameter), 400))
+    return ErrorReply(Reply(openai_error(message, "BadRequestError", 400, parameter), 400))
 
 
 def _bad_value(parameter: str, message: str, value: Any) -> ErrorReply:
@@ -243,7 +239,7 @@ def _invalid(where: str, problem: dict[str, Any]) -> ErrorReply:
     kind = problem.pop("type")
     shown = {"type": kind, "loc": where} | problem
     message = f"1 validation error:\n  {shown}"
-    return ErrorReply(Reply(error_body(message, "Bad Request", 400, where), 400))
+    return ErrorReply(Reply(openai_error(message, "Bad Request", 400, where), 400))
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -347,9 +343,9 @@ def _buckets(longest: int) -> dict[str, Sequence[float]]:
 def _failure(status: int) -> Reply:
     """503 and 429 in the words of the queue limits (v1/engine/async_llm.py); vLLM itself has no 429."""
     if status == 500:
-        return Reply(error_body("Internal server error", "InternalServerError", 500), 500)
+        return Reply(openai_error("Internal server error", "InternalServerError", 500), 500)
     kind = "ServiceUnavailableError" if status == 503 else "RateLimitError"
-    return Reply(error_body("The server is overloaded, please try again later.", kind, status), status)
+    return Reply(openai_error("The server is overloaded, please try again later.", kind, status), status)
 
 
 def _overloaded(refused: Encoding) -> Reply:
@@ -387,7 +383,7 @@ PROTOCOL = ServerProtocol(
         ("POST", "/detokenize"): lambda _, fields: ok({"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}),
     },
     bad_type=Reply(
-        error_body(
+        openai_error(
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", "Bad Request", 400
         ),
         400,

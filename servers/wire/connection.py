@@ -1,10 +1,13 @@
-"""Connections of the measuring path: one resolved target, opened before the clock starts, with kernel stamps on."""
+"""Connections of the measuring path: one resolved target, opened before the clock starts, and a pool that keeps some
+open before they are needed."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -14,6 +17,8 @@ from urllib.parse import urlsplit
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
+CONNECTS_AT_ONCE = 64
+"""Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def tls_context(ca_file: Path | None, insecure: bool) -> ssl.SSLContext:
 class Connection:
     """One open connection. With TLS, bytes go through memory BIOs, so that reads keep their kernel stamps."""
 
-    __slots__ = ("incoming", "losses", "opened_ns", "outgoing", "sock", "tls")
+    __slots__ = ("incoming", "losses", "opened_ns", "outgoing", "shaking", "sock", "tls")
 
     def __init__(self, sock: socket.socket, opened_ns: int) -> None:
         self.sock = sock
@@ -66,8 +71,30 @@ class Connection:
         self.losses = (0, 0)
         """What servers.wire.stamps.losses said of it when it was last asked."""
         self.tls: ssl.SSLObject | None = None
+        self.shaking = False
+        """Whether a TLS handshake is under way."""
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()
+
+    def begin_tls(self, target: Target) -> None:
+        """A handshake is to come: while `shaking`, send what `shake` gives, and give what is received to `heard`."""
+        assert target.tls is not None
+        self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
+        self.shaking = True
+
+    def shake(self) -> bytes:
+        """The next bytes of the handshake to send. Raises ssl.SSLError."""
+        assert self.tls is not None
+        with suppress(ssl.SSLWantReadError):
+            self.tls.do_handshake()
+            self.shaking = False
+        return self.outgoing.read()
+
+    def heard(self, received: bytes) -> None:
+        """The next bytes of the handshake that came."""
+        if not received:
+            raise ConnectionResetError("the server closed the connection during the TLS handshake")
+        self.incoming.write(received)
 
     def seal(self, request: bytes) -> bytes:
         """The bytes to send for `request`: itself, or its TLS records, made before the clock starts."""
@@ -104,7 +131,12 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
             await loop.sock_connect(sock, target.address)
             connection = Connection(sock, monotonic_ns())
             if target.tls is not None:
-                await _handshake(loop, connection, target)
+                connection.begin_tls(target)
+            while connection.shaking:
+                if sealed := connection.shake():
+                    await loop.sock_sendall(sock, sealed)
+                if connection.shaking:
+                    connection.heard(await loop.sock_recv(sock, READ_BYTES))
         stamps.watch(sock)
     except BaseException:
         sock.close()
@@ -112,21 +144,59 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
     return connection
 
 
-async def _handshake(loop: asyncio.AbstractEventLoop, connection: Connection, target: Target) -> None:
-    assert target.tls is not None
-    tls = target.tls.wrap_bio(connection.incoming, connection.outgoing, server_hostname=target.host)
-    while True:
-        try:
-            tls.do_handshake()
-            done = True
-        except ssl.SSLWantReadError:
-            done = False
-        if sealed := connection.outgoing.read():
-            await loop.sock_sendall(connection.sock, sealed)
-        if done:
-            break
-        received = await loop.sock_recv(connection.sock, READ_BYTES)
-        if not received:
-            raise ConnectionResetError("the server closed the connection during the TLS handshake")
-        connection.incoming.write(received)
-    connection.tls = tls
+class Pool:
+    """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
+
+    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource) -> None:
+        self._target = target
+        self._spare = spare
+        self._timeout_s = timeout_s
+        self._stamps = stamps
+        self._idle: deque[Connection] = deque()
+        self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def fill(self) -> None:
+        """Open the spare connections. One that fails is not tried again here: whoever needs it opens its own."""
+        self.top_up()
+        await asyncio.gather(*self._opening)
+
+    async def open(self) -> Connection:
+        """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
+        async with self._gate:
+            return await connect(self._target, self._timeout_s, self._stamps)
+
+    def take(self) -> Connection | None:
+        """An idle connection that is still open, or None."""
+        while self._idle:
+            connection = self._idle.popleft()
+            if not connection.gone():
+                return connection
+            connection.close()
+        return None
+
+    def put(self, connection: Connection) -> None:
+        """Give back a connection that may serve another request."""
+        if len(self._idle) < self._spare:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def top_up(self) -> None:
+        """Open connections in the background until `spare` are idle."""
+        for _ in range(self._spare - len(self._idle) - len(self._opening)):
+            task = asyncio.get_running_loop().create_task(self._open_idle())
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def close(self) -> None:
+        """Close what is idle and open nothing more."""
+        self._spare = 0
+        for task in self._opening:
+            task.cancel()
+        while self._idle:
+            self._idle.popleft().close()
+
+    async def _open_idle(self) -> None:
+        with suppress(OSError, TimeoutError):
+            self.put(await self.open())

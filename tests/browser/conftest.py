@@ -12,6 +12,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
 
 from analysis.report.page import render
+from analysis.report.sections import full
+from analysis.summary import Summary
 from loadgen.runfile import Telemetry
 from tests.runs import burst, failed, header, healthy, loop, part_of, run_of
 
@@ -31,7 +33,7 @@ class Opened:
     """A report in the browser, and everything it tried to fetch or complained about."""
 
     page: Page
-    summary: dict[str, Any]
+    summary: Summary
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
@@ -41,7 +43,7 @@ class Written:
     """A report on disk and the summary it shows."""
 
     path: Path
-    summary: dict[str, Any]
+    summary: Summary
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +84,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Written:
         part_of(run_of(folder / f"{place}", burst(60, 8, seed=place), server=server, simulated=place == 2))
         for place, server in enumerate(servers)
     ]
-    (folder / "report.html").write_text(render(parts), encoding="utf-8")
-    return Written(folder / "report.html", dict(parts[0].summary))
+    (folder / "report.html").write_text(render(full(parts)), encoding="utf-8")
+    return Written(folder / "report.html", parts[0].summary)
 
 
 @pytest.fixture(scope="session")
@@ -150,5 +152,5 @@ def _written(folder: Path, records: list[Any], *, model: str = "", **changes: An
     if model:
         run.header.server["model"] = model
     part = part_of(run)
-    (folder / "report.html").write_text(render([part]), encoding="utf-8")
-    return Written(folder / "report.html", dict(part.summary))
+    (folder / "report.html").write_text(render(full([part])), encoding="utf-8")
+    return Written(folder / "report.html", part.summary)

@@ -11,11 +11,10 @@ from playwright.sync_api import Browser
 from analysis.compare.comparison import Comparison, compare
 from analysis.compare.conditions import parse
 from analysis.compare.loaded import Loaded, loaded
-from analysis.compare.page import extra
+from analysis.compare.page import document
 from analysis.compare.text import table
 from analysis.goodput import goodput
 from analysis.objectives import parse_bounds
-from analysis.report.extras import good_requests
 from analysis.report.page import render
 from loadgen.cli.output import part_of
 from tests.browser.conftest import NASTY
@@ -39,8 +38,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
     found = compare([a], [b], conditions=parse(["e2e.p50 worse by 5%"]))
     parts = [part_of(each.run, each.frame, each.summary) for each in (a, b)]
-    sections = [extra(found), *good_requests([each.summary for each in (a, b)])]
-    (folder / "page.html").write_text(render(parts, extras=sections), "utf-8")
+    (folder / "page.html").write_text(render(document(found, parts)), "utf-8")
     return folder / "page.html", found
 
 

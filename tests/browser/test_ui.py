@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -16,7 +19,7 @@ from playwright.sync_api import Browser, Page
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import spawn
-from tests.ui import environment, page
+from tests.ui import Ui, environment, page
 
 FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
 
@@ -26,6 +29,7 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
     nothing was asked of any other machine."""
     config = SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.02)
     with spawn(config) as url, page(tmp_path, "--server", "vllm", "--url", url) as ui:
+        _refuses_other_pages_and_bad_forms(ui, url)
         context = browser.new_context(viewport={"width": 1600, "height": 1000}, accept_downloads=True)
         opened = context.new_page()
         asked: list[str] = []
@@ -59,6 +63,22 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
     _equals_the_report(tmp_path, shown, live)
     _adds_up(tmp_path, live)
     assert "llama-2-7b" in (tmp_path / "report.html").read_text()
+
+
+def _refuses_other_pages_and_bad_forms(ui: Ui, url: str) -> None:
+    """Another origin, another host name and a form that cannot be run are refused, and nothing is started."""
+    for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        with pytest.raises(HTTPError) as refusal:
+            urlopen(Request(f"{ui.url}/stats/requests", headers=header), timeout=20)
+        assert refusal.value.code == 403
+        refusal.value.close()
+    form = {"user_count": 1, "spawn_rate": 1, "input_tokens": "many", "host": url}
+    with urlopen(f"{ui.url}/swarm", data=urlencode(form).encode(), timeout=20) as answer:
+        told = json.load(answer)
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    assert told["success"] is False
+    assert "--input-tokens many" in told["message"]
+    assert ui.live()["run"] is None
 
 
 def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]], live: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from tests.command import ROOT
 
 RECORDED = Path(__file__).parent.parent / "data" / "recorded"
 RUNS = ("burst", "poisson", "sessions")
+SCIPY = {"ks", "difference_ci95", "ratio_ci95", "no_larger_than", "p_value", "adjusted_p"}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -57,13 +58,14 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 
 def _same(found: Any, expected: Any) -> None:
-    """Every number of `expected` is in the same place of `found`."""
+    """Every number of `expected` is in the same place of `found`. What comes of scipy's distributions may differ by
+    1e-9: ours, which were there when the runs were recorded, were exact to 1e-10."""
     for path, value in _numbers(expected):
         place = found
         for key in path:
             assert isinstance(place, list) or key in place, f"{path}: {key} is gone"
             place = place[key]
-        assert place == value, path
+        assert place == (pytest.approx(value, rel=1e-9) if SCIPY & set(path) else value), path
 
 
 def _numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:

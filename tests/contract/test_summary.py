@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from analysis.metrics import summarise
 from loadgen.runfile import read
+from tests.command import ROOT
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "burst"
 
@@ -24,6 +26,15 @@ def test_the_figures_of_the_golden_run_stay(summary: dict[str, Any]) -> None:
     """Nineteen requests with every ending. After a change that is meant, `loadgen report tests/golden/burst` writes the
     new summary, and the difference is part of the change."""
     assert summary == json.loads((GOLDEN / "summary.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize(
+    "file", [GOLDEN / "summary.json", *(ROOT / "tests/data/recorded").glob("*/summary.expected.json")], ids=str
+)
+def test_the_schema_is_that_of_the_file(file: Path) -> None:
+    """What is committed as the JSON Schema of summary.json accepts these, older ones included."""
+    schema = json.loads((ROOT / "docs/reference/summary.schema.json").read_text("utf-8"))
+    jsonschema.validate(json.loads(file.read_text("utf-8")), schema)
 
 
 @pytest.mark.parametrize(

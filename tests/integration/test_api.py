@@ -20,7 +20,7 @@ from loadgen import Plan, compare, read, run, run_async, runfile, simulated
 from loadgen.errors import OutputError, PlanError
 from loadgen.runfile import RunFileError
 from servers.errors import UnreachableError, WrongServerError
-from tests.command import called
+from tests.command import ROOT, in_process
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 LONG = {"arrivals": "constant:20", "n": None, "duration_s": 60.0}
@@ -66,7 +66,7 @@ def test_the_command_that_it_writes_down_is_one(url: str, tmp_path: Path) -> Non
     first = plan(url, timeout_s=20.5, window_s=(0, 5), gpu=False, server_pid=(os.getpid(),), insecure=True)
     run(first, out=tmp_path / "a")
     header = runfile.read(tmp_path / "a").header
-    code, _, said = called(*header.command[1:], "--out", str(tmp_path / "b"), "--quiet", "--no-report")
+    code, _, said = in_process(ROOT, *header.command[1:], "--out", str(tmp_path / "b"), "--quiet", "--no-report")
     assert code in {0, 5}, said
     assert runfile.read(tmp_path / "b").header.plan == header.plan
 
@@ -169,7 +169,7 @@ def test_a_recorded_run_reads_as_the_command_reports_it() -> None:
     for name in ("burst", "poisson", "sessions"):
         (folder,) = {file.parent for file in RECORDED.glob(f"{name}/**/run.jsonl")}
         assert read(folder).summary == read(folder / "run.jsonl").summary
-        code, shown, _ = called("report", str(folder), "--json", "--out", os.devnull)
+        code, shown, _ = in_process(ROOT, "report", str(folder), "--json", "--out", os.devnull)
         assert code == 0
         expected = json.loads(shown)["latency"]["ttft_s"]
         assert read(folder).summary.latency.ttft.p99 == expected["p99"]
@@ -187,6 +187,25 @@ def test_a_frame_has_a_row_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = result.frame()
     assert list(columns) == list(table.columns)
     assert columns["sent_ns"].tolist() == table.sent_ns.tolist()
+
+
+def test_a_figure_is_the_chart_of_the_report() -> None:
+    """A plotly Figure with the traces of the page; a name that is none says which there are."""
+    (folder,) = {file.parent for file in RECORDED.glob("burst/**/run.jsonl")}
+    result = read(folder)
+    for name in result.figures:
+        assert result.figure(name).data, name
+    with pytest.raises(KeyError, match=result.figures[0]):
+        result.figure("colour")
+
+
+def test_a_notebook_shows_what_the_command_prints(tmp_path: Path) -> None:
+    """As preformatted text; `report` writes the page."""
+    (folder,) = {file.parent for file in RECORDED.glob("burst/**/run.jsonl")}
+    result = read(folder)
+    assert result._repr_html_().startswith("<pre>")
+    assert "TTFT" in result.text()
+    assert result.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
 def test_two_runs_are_compared() -> None:

@@ -17,7 +17,7 @@ import zmq
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
-from tests.command import ROOT, accounted, events_sent, start, summary_of, wait_for
+from tests.command import accounted, events_sent, in_process, start, summary_of, wait_for
 
 TOKEN = "a token of the tests"
 SLOW = {"ttft_s": 1.0, "itl_s": 60.0}
@@ -155,23 +155,23 @@ def test_a_machine_that_stays_outlives_a_run_and_not_its_master(tmp_path: Path, 
     assert sum('"type":"request"' in line for line in lines) == 6
 
 
-WITHOUT_LOCUST = "import sys; sys.modules['locust'] = None; from loadgen.cli import main; main()"
+BURST = ("burst", "--server", "tgi", "--n", "2", "--distributed")
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["worker", "--master", "127.0.0.1"], ["burst", "--server", "tgi", "--distributed", "--expect-workers", "1"]],
+    ("arguments", "said"),
+    [
+        ((*BURST, "--expect-workers", "2", "--bind", "bench:port"), "--bind bench:port: not an address"),
+        (BURST, "--expect-workers is missing"),
+        ((*BURST, "--expect-workers", "2"), "pip install 'llm-loadgen[ui]'"),
+        (("worker", "--master", "127.0.0.1"), "pip install 'llm-loadgen[ui]'"),
+    ],
 )
-def test_without_locust_it_says_what_to_install(command: list[str], tmp_path: Path) -> None:
-    """Exit code 2 and the name of the extra, before anything else is done."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LOCUST, *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert (done.returncode, "pip install 'llm-loadgen[ui]'" in done.stderr) == (2, True), done.stderr
+def test_what_cannot_begin_says_why(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2 before anything else is done; here Locust is not installed."""
+    monkeypatch.setitem(sys.modules, "locust", None)
+    code, _, err = in_process(tmp_path, *arguments)
+    assert (code, said in err) == (2, True), err
     assert not list(tmp_path.iterdir())

@@ -11,16 +11,15 @@ import msgspec
 import pytest
 
 from loadgen.engine.clock import SystemClock
-from loadgen.engine.counts import Counts
 from loadgen.engine.decode import located
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import OpenLoop, Slot
-from loadgen.engine.part import PartFile
+from loadgen.engine.health import Counts
 from loadgen.record import Record
-from servers.wire.connection import target_of
+from loadgen.runfile import RunWriter
+from servers.wire.connection import Pool, target_of
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
-from servers.wire.pool import Pool
 from servers.wire.stamps import SocketStamps
 from servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
@@ -44,7 +43,7 @@ def event(index: int, last: bool = False) -> bytes:
 ANSWER = chunked(event(1), event(2), event(3, last=True))
 
 
-def driver_of(slots: list[Slot], url: str, part: PartFile, counts: Counts, timeout_s: float = 20.0) -> Driver:
+def driver_of(slots: list[Slot], url: str, part: RunWriter, counts: Counts, timeout_s: float = 20.0) -> Driver:
     """An open-loop driver of these slots, with a connection for each."""
     loop = asyncio.get_running_loop()
     stamps = SocketStamps()
@@ -65,7 +64,7 @@ async def drive(
     url: str, part: Path, *, n: int = 1, timeout_s: float = 20.0, interrupt: bool = False
 ) -> tuple[list[Record], Counts]:
     """Send `n` requests at once and give back their Records and the counts at the end."""
-    counts, file = Counts(), PartFile(part)
+    counts, file = Counts(), RunWriter(part)
     driver = driver_of([slot_of(url, index) for index in range(n)], url, file, counts, timeout_s)
     await driver.open()
     running = asyncio.create_task(driver.run(time.monotonic_ns()))
@@ -157,7 +156,7 @@ async def test_a_silent_server_is_given_up_in_time(tmp_path: Path) -> None:
 async def test_a_connection_closed_while_idle_is_opened_again_and_counted(tmp_path: Path) -> None:
     """The server closed a pre-opened connection before the start: the request goes out on a new one."""
     async with playing(ANSWER, on_accept=[CLOSE]) as server:
-        slot, part = slot_of(server.url, 0), PartFile(tmp_path / "part")
+        slot, part = slot_of(server.url, 0), RunWriter(tmp_path / "part")
         driver = driver_of([slot], server.url, part, Counts())
         await driver.open()
         assert slot.exchange is not None

@@ -10,7 +10,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from analysis.exported import TABLES
+from analysis.export import TABLES
 from analysis.metrics import summarise
 from loadgen.cli.export import export
 from loadgen.errors import LoadgenError, OutputError, PlanError

@@ -125,7 +125,7 @@ def test_first_tokens_that_waited_for_others_are_marked_and_bounded(tmp_path: Pa
     sends = read_log(log)
     ours_ns = [record.chunk_ns[0] + run.header.start_realtime_ns for record in run.records]
     assert all(ours > sends[record.id].sent_ns[0] for ours, record in zip(ours_ns, run.records, strict=True))
-    assert any("came together with later ones" in line for line in (tmp_path / "out").read_text().splitlines())
+    assert any("coalesced with later ones" in line for line in (tmp_path / "out").read_text().splitlines())
 
 
 def active(url: str) -> int:

@@ -11,9 +11,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import pytest
 import trustme
@@ -23,8 +21,8 @@ from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import parse_rule
 from servers.simulated.server import running, spawn
-from tests.command import FAST, ROOT
-from tests.ui import behind_tls, environment, headless, page
+from tests.command import FAST, ROOT, in_process
+from tests.ui import behind_tls, environment, headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
 SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "1s", "--no-report")
@@ -47,13 +45,10 @@ def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> No
     assert found.tpot_s.p99 < 0.001, found
 
 
-@pytest.mark.parametrize("server", ["tgi", "lightllm"])
-def test_every_server_in_its_own_dialect(server: str, tmp_path: Path) -> None:
-    """Exact prompts and outputs; the run and its summary are those of any other run."""
-    with running(SimulatedConfig(server=server, **FAST)) as simulated:
-        code, out, err = headless(
-            tmp_path, "--server", server, "--url", simulated.url, *SMALL, "--users", "4", "--json"
-        )
+def test_a_run_by_hand_is_as_any_other(tmp_path: Path) -> None:
+    """Exact prompts and outputs in the server's own dialect; the run and its summary are those of any other run."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        code, out, err = headless(tmp_path, "--server", "tgi", "--url", simulated.url, *SMALL, "--users", "4", "--json")
     assert code in OK, err
     assert "Aggregated" not in err  # nothing but the summary was asked for, so not Locust's tables either
     summary = json.loads(out)
@@ -127,35 +122,37 @@ def test_an_interrupt_keeps_what_was_in_flight(tmp_path: Path) -> None:
     assert run.footer.interrupted
 
 
-def test_tls_is_checked_and_stamped(tmp_path: Path) -> None:
-    """Over https with our authority the stamps are the kernel's; without it nothing is sent."""
+def test_tls_is_stamped(tmp_path: Path) -> None:
+    """Over https with our authority the stamps are the kernel's, and the server is asked in its own dialect."""
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with running(SimulatedConfig(server="vllm", **FAST)) as simulated, behind_tls(simulated.url, context) as url:
-        refused, _, _ = headless(tmp_path, "--server", "vllm", "--url", url, *SMALL)
-        code, _, err = headless(
-            tmp_path, "--server", "vllm", "--url", url, *SMALL, "--ca-file", str(tmp_path / "ca.pem")
-        )
-    assert refused == 3
+    with running(SimulatedConfig(server="lightllm", **FAST)) as simulated, behind_tls(simulated.url, context) as url:
+        trusted = ("--url", url, "--ca-file", str(tmp_path / "ca.pem"))
+        code, _, err = headless(tmp_path, "--server", "lightllm", *trusted, *SMALL)
     assert code in OK, err
     run = runfile.read(tmp_path / "run")
     assert {(record.state, record.stamps) for record in run.records} == {("complete", "kernel")}
+    assert {(record.prompt_tokens, record.output_tokens) for record in run.records} == {(16, 8)}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("--run-time", "1s", "--input-tokens", "abc"), 2, "--input-tokens abc"),
-        (("--run-time", "1s", "--url", "http://127.0.0.1:9"), 3, "nothing listens"),
-        ((), 2, "--run-time"),
-    ],
+    ("arguments", "said"), [(("--run-time", "1s", "--input-tokens", "abc"), "--input-tokens abc"), ((), "--run-time")]
 )
-def test_what_cannot_begin_says_why(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
-    """Bad words, no server, no end: a line that says so, its exit code, and no folder."""
-    found, _, err = headless(tmp_path, "--server", "vllm", *arguments)
-    assert (found, said in err) == (code, True), err
+def test_what_cannot_be_run_is_told_before_anything_starts(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """Bad words, no end: a line that says so, exit code 2, and no folder."""
+    code, _, err = in_process(tmp_path, "ui", "--server", "vllm", "--headless", "--out", "run", *arguments)
+    assert (code, said in err) == (2, True), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_server_it_ends(tmp_path: Path) -> None:
+    """A line that says why, exit code 3, and no folder."""
+    code, _, err = headless(tmp_path, "--server", "vllm", "--run-time", "1s", "--url", "http://127.0.0.1:9")
+    assert (code, "nothing listens" in err) == (3, True), err
     assert not (tmp_path / "run").exists()
 
 
@@ -174,24 +171,6 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "pip install 'llm-loadgen[ui]'" in done.stderr
-
-
-def test_the_page_refuses_other_pages_and_bad_forms(tmp_path: Path) -> None:
-    """Another origin, another host name and a form that cannot be run are refused, and nothing is started."""
-    with spawn(SimulatedConfig(server="vllm", **FAST)) as url, page(tmp_path, "--server", "vllm", "--url", url) as ui:
-        for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
-            with pytest.raises(HTTPError) as refusal:
-                urlopen(Request(f"{ui.url}/stats/requests", headers=header), timeout=20)
-            assert refusal.value.code == 403
-            refusal.value.close()
-        form = {"user_count": 1, "spawn_rate": 1, "input_tokens": "many", "host": url}
-        with urlopen(f"{ui.url}/swarm", data=urlencode(form).encode(), timeout=20) as answer:
-            told = json.load(answer)
-            assert "Access-Control-Allow-Origin" not in answer.headers
-        assert told["success"] is False
-        assert "--input-tokens many" in told["message"]
-        assert ui.live()["run"] is None
-    assert not (tmp_path / "run").exists()
 
 
 def _streams(url: str, number: int, process: subprocess.Popen[str]) -> None:

@@ -72,7 +72,7 @@ class Own(LoadgenUser):
 
 
 def test_an_endpoint_that_misleads_is_refused(tmp_path: Path) -> None:
-    """A version whose chat streams mislead: exit code 2 and why, also where a user of one's own asks for chat."""
+    """A version whose chat streams mislead, where a user of one's own asks for chat: exit code 2 and why."""
     (tmp_path / "users.py").write_text(ASKS_FOR_CHAT)
     tokenizer = str(save("byte_level", tmp_path))
     tokens = Tokenizer.from_file(tokenizer)
@@ -83,9 +83,8 @@ def test_an_endpoint_that_misleads_is_refused(tmp_path: Path) -> None:
 
     with answering(VLLM_0_2 | {"POST /v1/completions": count}) as stub:
         named = ("--server", "vllm", "--url", stub.url, "--tokenizer", tokenizer, *SMALL)
-        for chosen in (("--endpoint", "chat"), ("--locustfile", str(tmp_path / "users.py"))):
-            code, _, err = headless(tmp_path, *named, *chosen)
-            assert (code, "sent before the engine has begun" in err, "--force" in err) == (2, True, True), err
+        code, _, err = headless(tmp_path, *named, "--locustfile", str(tmp_path / "users.py"))
+        assert (code, "sent before the engine has begun" in err, "--force" in err) == (2, True, True), err
         assert "POST /v1/chat/completions" not in stub.heard
 
 

@@ -27,7 +27,7 @@ def test_both_files_are_made_again(folder: Path, capsys: pytest.CaptureFixture[s
     assert summary["requests"]["complete"] == 30
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
     output = capsys.readouterr().out
-    assert "All 30 requests were complete." in output
+    assert "All 30 requests complete." in output
     assert output.endswith(f"{folder / 'report.html'}\n")
 
 
@@ -46,7 +46,7 @@ def test_a_killed_run_is_reported_from_its_parts(tmp_path: Path, capsys: pytest.
     part.rename(folder / "part-0.jsonl")
     report([folder], None, as_json=False, quiet=False)
     output = " ".join(capsys.readouterr().out.split())
-    assert "20 of 100 requests were complete; 80 without a record." in output
+    assert "20 of 100 requests complete; 80 without a record." in output
     assert "The run was interrupted" in output
     assert "1 damaged line of the run file left out." in output
     assert "The run was interrupted" in (folder / "report.html").read_text("utf-8")

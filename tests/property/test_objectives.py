@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from scipy.stats import binomtest
+from msgspec.structs import replace
 from scipy.stats import t as student
 
 from analysis import stats
 from analysis.gather import frame_of
-from analysis.judging import judge
 from analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
+from analysis.slo import judge
+from analysis.summary import Burst, RequestCounts, Summary, typed
 from loadgen.record import Record
+from tests.command import ROOT
 from tests.runs import MILLISECOND_NS, complete, failed
 
 PLAIN: SearchStrategy[tuple[str, str]] = st.sampled_from([("skew", "ms"), ("requests_per_s", ""), ("failed", "")])
@@ -25,13 +27,15 @@ SHARES: SearchStrategy[tuple[str, str]] = st.tuples(st.sampled_from(STATES), st.
 DISTRIBUTIONS: SearchStrategy[tuple[str, str]] = st.tuples(
     st.builds(
         "{}.{}".format,
-        st.sampled_from(LATENCIES),
+        st.sampled_from(tuple(LATENCIES)),
         st.one_of(st.sampled_from(["mean", "min", "max", "p99.9"]), st.integers(1, 99).map("p{}".format)),
     ),
     st.just("ms"),
 )
 FIGURES = st.one_of(PLAIN, SHARES, DISTRIBUTIONS)
 BOUNDS = st.integers(0, 100)
+GOLDEN = typed(json.loads((ROOT / "tests/golden/burst/summary.json").read_text("utf-8")))
+COUNTS = ("sent", "complete", "truncated", "failed", "dropped", "unrecorded", "warmup")
 PIECES = ["ttft", "complete", "skew", ".", "p99", "mean", "<", ">=", " ", "5", "0.1", "%", "ms", "x"]
 
 
@@ -42,7 +46,7 @@ def wider(comparison: str, bounds: tuple[int, int]) -> tuple[int, int]:
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[list[Record], dict[str, Any]]:
+def runs(draw: st.DrawFn) -> tuple[list[Record], Summary]:
     """Some requests with first tokens and gaps of up to 100 ms, some failed, and what a summary says of them."""
     instants = draw(st.lists(st.tuples(*[st.integers(1, 100)] * 3), max_size=40))
     records = [
@@ -52,38 +56,36 @@ def runs(draw: st.DrawFn) -> tuple[list[Record], dict[str, Any]]:
     broken = draw(st.integers(0, 3))
     records += [failed(len(instants) + place) for place in range(broken)]
     counts = {"sent": len(records), "complete": len(instants), "failed": broken}
-    summary = {
-        "requests": counts | dict.fromkeys(("truncated", "dropped", "unrecorded"), 0),
-        "burst": {"skew_s": draw(st.floats(0, 0.1))},
-        "throughput": {"requests_per_s": draw(st.floats(0, 100))},
-    }
+    requests = RequestCounts(**(dict.fromkeys(COUNTS, 0) | counts), errors={}, examples={})
+    throughput = replace(GOLDEN.throughput, requests_per_s=draw(st.floats(0, 100)))
+    summary = replace(GOLDEN, requests=requests, burst=Burst(skew_s=draw(st.floats(0, 0.1))), throughput=throughput)
     return records, summary
 
 
 @given(FIGURES, st.sampled_from(list(COMPARISONS)), st.tuples(BOUNDS, BOUNDS), runs())
 def test_widening_a_bound_never_fails_what_passed(
-    figure: tuple[str, str], comparison: str, bounds: tuple[int, int], run: tuple[list[Record], dict[str, Any]]
+    figure: tuple[str, str], comparison: str, bounds: tuple[int, int], run: tuple[list[Record], Summary]
 ) -> None:
     """A looser bound is kept by whatever kept a stricter one; and a stricter one is not kept by what broke a looser."""
     name, unit = figure
     asked = [f"{name} {comparison} {bound}{unit}" for bound in wider(comparison, bounds)]
     records, summary = run
-    strict, loose = (entry["verdict"] for entry in judge(parse(asked), frame_of(records), summary))
+    strict, loose = (entry.verdict for entry in judge(parse(asked), frame_of(records), summary))
     assert (strict, loose) != ("pass", "fail")
 
 
 @given(FIGURES, BOUNDS, runs())
 def test_opposite_bounds_are_never_both_kept(
-    figure: tuple[str, str], bound: int, run: tuple[list[Record], dict[str, Any]]
+    figure: tuple[str, str], bound: int, run: tuple[list[Record], Summary]
 ) -> None:
     """One of `<` and `>=` passes only where the other fails; what cannot be told cannot be told either way."""
     name, unit = figure
     records, summary = run
     asked = parse([f"{name} < {bound}{unit}", f"{name} >= {bound}{unit}"])
     below, above = judge(asked, frame_of(records), summary)
-    assume(below["measured"] is not None)
+    assume(below.measured is not None)
     opposite = {"pass": "fail", "fail": "pass", "cannot tell": "cannot tell"}
-    assert above["verdict"] == opposite[below["verdict"]]
+    assert above.verdict == opposite[below.verdict]
 
 
 @given(st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=8).map("".join)))
@@ -95,15 +97,6 @@ def test_any_text_is_an_objective_or_a_mistake(text: str) -> None:
         said = str(error)
     assert said == " ".join(text.split()) or said.startswith(f"--assert {text!r}: ")
     assert len(said.splitlines()) <= 1
-
-
-@given(st.integers(1, 5000), st.data())
-def test_share_intervals_are_those_of_clopper_and_pearson(count: int, data: st.DataObject) -> None:
-    """Both ends agree with scipy's exact interval."""
-    successes = data.draw(st.integers(0, count))
-    expected = binomtest(successes, count).proportion_ci(0.95, "exact")
-    low, high = stats.share_interval(successes, count)
-    assert (low, high) == (pytest.approx(expected.low, abs=1e-9), pytest.approx(expected.high, abs=1e-9))
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=4, max_size=50))

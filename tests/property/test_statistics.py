@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from analysis import stats
-from analysis.formulas import inter_chunk, inter_token
 from analysis.gather import frame_of
 from analysis.report.curves import course, distribution, drawn_ranks
 from loadgen.record import Record
@@ -61,11 +60,11 @@ def test_intervals_hold_what_they_promise(count: int, share: float) -> None:
 def test_figures_are_in_order(samples: list[float]) -> None:
     """Minimum, percentiles and maximum ascend, and each interval holds its percentile or is open."""
     described = stats.describe(np.array(samples))
-    ascending = [described[name] for name in ("min", "p50", "p90", "p95", "p99", "max")]
+    ascending = [described.of(name) for name in ("min", "p50", "p90", "p95", "p99", "max")]
     assert ascending == sorted(ascending)
-    for name, (low, high) in described["ci95"].items():
-        assert low is None or low <= described[name] + 1e-9
-        assert high is None or high >= described[name] - 1e-9
+    for name, (low, high) in described.ci95.items():
+        assert low is None or low <= described.of(name) + 1e-9
+        assert high is None or high >= described.of(name) - 1e-9
 
 
 @given(records())
@@ -75,9 +74,9 @@ def test_inter_token_times_add_up(found: list[Record]) -> None:
     frame = frame_of(found)
     whole = [record for record in found if record.state == "complete"]
     span_s = sum(record.chunk_ns[-1] - record.chunk_ns[0] for record in whole) / 1e9
-    assert inter_token(frame).sum() == pytest.approx(span_s)
-    assert inter_chunk(frame).sum() == pytest.approx(span_s)
-    assert len(inter_token(frame)) == sum(sum(record.chunk_tokens) - 1 for record in whole)
+    assert frame.token_gaps_s().sum() == pytest.approx(span_s)
+    assert frame.gaps_s().sum() == pytest.approx(span_s)
+    assert len(frame.token_gaps_s()) == sum(sum(record.chunk_tokens) - 1 for record in whole)
 
 
 @given(records())

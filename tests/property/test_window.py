@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.gather import frame_of
 from analysis.metrics import METRICS
-from analysis.window import choose, windowed
+from analysis.window import choose
 from loadgen.record import Record
+from loadgen.runfile import LoadFacts, load_facts
 
 INSTANTS = st.integers(0, 10**10)
 REQUESTS = st.lists(
@@ -40,7 +42,7 @@ def record(number: int, due_ns: int, late_ns: int, gaps_ns: list[int]) -> Record
 def test_any_load_has_a_window_within_what_was_due(requests: list[tuple[int, int, list[int]]], arrivals: str) -> None:
     """It begins no earlier than the first request was due, ends with the last one at the latest, and goes forward."""
     records = [record(number, *request) for number, request in enumerate(requests)]
-    window = choose(frame_of(records), {"arrivals": arrivals})
+    window = choose(frame_of(records), load_facts(arrivals, ""))
     dues = [each.due_ns for each in records if each.sent_ns is not None]
     if window is None:
         assert arrivals.startswith("burst") or len(set(dues)) < 2
@@ -54,11 +56,15 @@ def test_no_figure_is_more_than_that_of_the_whole_run(
 ) -> None:
     """A window holds at most as many samples, answers and tokens as there are, and every figure is a number."""
     frame = frame_of([record(number, *request) for number, request in enumerate(requests)])
-    inside = windowed(frame, {"window_s": [from_ns / 1e9, (from_ns + length_ns) / 1e9]})
+    window = choose(frame, LoadFacts(), (from_ns / 1e9, (from_ns + length_ns) / 1e9))
+    inside = replace(frame, window=window)
     for metric in METRICS.values():
-        values = metric.values(inside)
-        assert all(map(math.isfinite, values.tolist()))
-        if metric.per != "run":
+        if metric.per == "run":
+            figure = metric.figure(inside)
+            assert figure is None or math.isfinite(figure)
+        else:
+            values = metric.values(inside)
+            assert all(map(math.isfinite, values.tolist()))
             assert len(values) <= len(metric.values(frame))
-    tokens = METRICS["output_tokens_per_s"].values(inside)
-    assert not len(tokens) or tokens[0] * length_ns / 1e9 <= frame.arrived_tokens.sum() * (1 + 1e-6)
+    tokens = METRICS["output_tokens_per_s"].figure(inside) or 0.0
+    assert tokens * length_ns / 1e9 <= frame.arrived_tokens.sum() * (1 + 1e-6)

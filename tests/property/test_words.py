@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.exact import alike_ids, alike_texts
-from workloads.prompts import PromptError
-from workloads.texts import Wanted, text_prompts
-from workloads.words import COST_LIMIT, learn
+from workloads.prompts import COST_LIMIT, PromptError, WantedText, learn, text_prompts
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
 
@@ -80,7 +78,9 @@ def test_texts_with_shared_beginnings(
     prices = {f"w{number}": cost for number, cost in enumerate(costs)}
     count = counting(prices)
     wanted = [
-        Wanted(number, tokens, tuple((-1 - number % groups - 10 * place, size) for place, size in enumerate(stretches)))
+        WantedText(
+            number, tokens, tuple((-1 - number % groups - 10 * place, size) for place, size in enumerate(stretches))
+        )
         for number, tokens in enumerate(lengths)
     ]
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +13,7 @@ import pytest
 from loadgen import plan as plans
 from loadgen import runfile
 from loadgen.plan import Plan, RunOption, command_of
-from tests.command import ROOT, called
+from tests.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."
 
@@ -20,6 +22,18 @@ class Colourful(Plan):
     """A Plan with a made-up option."""
 
     colour: Annotated[Literal["red", "blue"], RunOption(HELP, "Prompts", "form")] = "red"
+
+
+WEB_FORM = """
+import loadgen.plan
+from tests.seams.test_options import Colourful
+loadgen.plan.Plan = Colourful
+from loadgen.interactive import user
+from locust.argument_parser import ui_extra_args_dict
+field = ui_extra_args_dict([])["colour"]
+print(field["help_text"], field["default_value"])
+"""
+"""In a process of its own, because Locust brings gevent."""
 
 
 @pytest.fixture
@@ -32,12 +46,12 @@ def colourful(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_it_under_its_heading() -> None:
     """`--help` of each command that runs a plan has it, with its help; another command has not."""
     for command in ("burst", "run", "ui"):
-        code, shown, _ = called(command, "--help")
+        code, shown, _ = in_process(ROOT, command, "--help")
         prompts = shown.partition("Prompts:")[2].partition("Measurement:")[0]
         assert code == 0
         assert "--colour" in prompts
         assert HELP in " ".join(prompts.split())
-    assert "--colour" not in called("report", "--help")[1]
+    assert "--colour" not in in_process(ROOT, "report", "--help")[1]
 
 
 @pytest.mark.usefixtures("colourful")
@@ -49,9 +63,9 @@ def test_the_command_line_and_the_plan_file_set_it(tmp_path: Path) -> None:
     run = ["run", str(file), "--no-report", "--quiet"]
     for more, expected in (([], "blue"), (["--colour", "red"], "red")):
         folder = tmp_path / expected
-        called(*run, *more, "--out", str(folder))
+        in_process(ROOT, *run, *more, "--out", str(folder))
         assert runfile.read(folder).header.plan["colour"] == expected
-    code, _, said = called(*run, "--colour", "green")
+    code, _, said = in_process(ROOT, *run, "--colour", "green")
     assert (code, "--colour green: unknown; choose 'red' or 'blue'" in said) == (2, True)
 
 
@@ -65,6 +79,14 @@ def test_the_command_that_repeats_a_run_names_it() -> None:
 def test_the_generated_page_documents_it() -> None:
     """A row for each command that has it."""
     assert _generate().command_line().count(f"| `--colour` | {HELP}") == 3
+
+
+def test_the_web_form_offers_it() -> None:
+    """`loadgen ui` gives it to Locust as a field of the start form, with its help and its default."""
+    done = subprocess.run(
+        [sys.executable, "-c", WEB_FORM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == f"{HELP} red\n", done.stderr
 
 
 def _generate() -> Any:

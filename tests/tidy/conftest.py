@@ -12,12 +12,6 @@ FOLDERS = (*PACKAGES, "tests", "benchmarks", "docs", "examples")
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
-    """The folder of the repository."""
-    return ROOT
-
-
-@pytest.fixture(scope="session")
 def package_files() -> list[Path]:
     """Every Python file of the four packages."""
     return _python_files(PACKAGES)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
-LINES_PER_FILE = 300
+LINES_PER_FILE = 500
 LINES_PER_FUNCTION = 60
-LINES_OF_THE_MEDIAN_FUNCTION = 10
+PRODUCT_LINES, PRODUCT_FILES = 24_500, 125
 
 LONGER_FILES: dict[str, int] = {}
 """A ratchet: path and present length of each file over the limit. Entries only shrink and go."""
@@ -18,7 +18,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_files_stay_short(root: Path, all_files: list[Path]) -> None:
-    """No Python file is longer than 300 lines, and one on the ratchet is exactly as long as it says."""
+    """No Python file is longer than 500 lines, and one on the ratchet is exactly as long as it says."""
     lengths = {str(file.relative_to(root)): len(file.read_text("utf-8").splitlines()) for file in all_files}
     assert {name: length for name, length in lengths.items() if length > LINES_PER_FILE} == LONGER_FILES
 
@@ -34,9 +34,18 @@ def test_functions_stay_short(root: Path, package_files: list[Path]) -> None:
     assert not too_long
 
 
-def test_most_functions_are_very_short(package_files: list[Path]) -> None:
-    """Half of the functions of the four packages have fewer than 10 lines."""
-    assert median(_length(f) for file in package_files for f in _functions(file)) < LINES_OF_THE_MEDIAN_FUNCTION
+def test_the_house_stays_small(package_files: list[Path]) -> None:
+    """The four packages together stay below a ratchet, which is raised only for what a user gets."""
+    lines = sum(len(file.read_text("utf-8").splitlines()) for file in package_files)
+    assert (lines <= PRODUCT_LINES, len(package_files) <= PRODUCT_FILES) == (True, True), (lines, len(package_files))
+
+
+def test_each_class_name_has_one_meaning(package_files: list[Path]) -> None:
+    """No two classes of the four packages have one name."""
+    names = Counter(
+        node.name for file in package_files for node in ast.walk(_tree(file)) if isinstance(node, ast.ClassDef)
+    )
+    assert {name: count for name, count in names.items() if count > 1} == {}
 
 
 def test_every_test_states_the_behaviour(root: Path, all_files: list[Path]) -> None:

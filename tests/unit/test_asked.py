@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from analysis.asked import arrivals, asked, length
 from analysis.metrics import summarise
+from analysis.report.format import asked, length
+from analysis.summary import typed
 from loadgen.plan import Plan
+from loadgen.runfile import load_facts
 from tests.runs import burst, run_of
 from workloads import arrivals as known_arrivals
 from workloads import lengths as known_lengths
@@ -47,7 +49,7 @@ from workloads import lengths as known_lengths
 def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], sentence: str) -> None:
     """Number, length, arrivals and answers, of plans as they are stored in a run."""
     stored = Plan(server="tgi", **plan).model_dump(mode="json")
-    assert asked(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored))) == sentence
+    assert asked(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,8 @@ def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], senten
 )
 def test_arrivals_have_words(text: str, words: str) -> None:
     """Every kind of arrivals, from its canonical text."""
-    assert str(known_arrivals.parse(text)) == text
-    assert arrivals(text) == words
+    named = known_arrivals.parse(text)
+    assert (str(named), named.text) == (text, words)
 
 
 @pytest.mark.parametrize(
@@ -89,5 +91,5 @@ def test_lengths_from_a_file_name_the_file() -> None:
 
 def test_a_plan_of_another_time_reads_as_it_stands() -> None:
     """Arrivals and lengths that are not known are quoted."""
-    assert arrivals("lunar:3") == "arriving as lunar:3"
+    assert load_facts("lunar:3", "").text == "arriving as lunar:3"
     assert length("zipf:3") == "zipf:3 tokens"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis.client import KERNEL_STAMP_ERROR_S, late_percentile_s
-from analysis.limits import LIMITS
+from analysis.client import KERNEL_STAMP_ERROR_S, LIMITS, late_percentile_s
 from analysis.metrics import summarise
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+import analysis.frame
 from analysis.gather import frame_of
-from analysis.report.curves import course, curves, distribution, sends
-from analysis.report.spacing import nice_step
+from analysis.report import curves
+from analysis.report.charts import CHARTS
+from analysis.report.curves import (
+    BUCKET,
+    PIECES,
+    course,
+    distribution,
+    first_tokens,
+    lifetime,
+    nice_step,
+    panels,
+    sends,
+    thinned,
+    timeline,
+)
+from analysis.telemetry import Series
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, loop
+from tests.runs import burst, complete, dropped, failed, loop, part_of, run_of, truncated
 
 RECORDS = [
     complete(1, [100 * MS, 200 * MS], tokens=[1, 3], end_ns=200 * MS),
@@ -38,20 +57,25 @@ def test_a_short_dip_does_not_hide_the_most_streams() -> None:
     assert max(course(frame_of(records))["in_flight"]) == 1
 
 
-def test_warm_up_is_drawn_before_zero_and_not_counted_as_sent() -> None:
+def drawn_of(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
+    """What every chart draws of a run."""
+    return dict(part_of(run_of(folder / "run", records)).data)
+
+
+def test_warm_up_is_drawn_before_zero_and_not_counted_as_sent(tmp_path: Path) -> None:
     """The course begins at the first warm-up request, at its negative instant; the sends are those that count."""
-    drawn = curves(frame_of(loop(100, warmup=2)))
-    assert drawn["course"]["start_s"][0] == pytest.approx(-1.02 + 20e-6)
-    assert drawn["course"]["in_flight"][0] == 1
-    assert drawn["sends"]["n"] == drawn["cdf"]["ttft_s"]["n"] == 100
+    drawn = drawn_of(tmp_path, loop(100, warmup=2))
+    assert drawn["course"]["course"]["start_s"][0] == pytest.approx(-1.02 + 20e-6)
+    assert drawn["course"]["course"]["in_flight"][0] == 1
+    assert drawn["sends"]["n"] == drawn["ttft_s"]["n"] == 100
 
 
 @pytest.mark.parametrize("records", [[], [dropped(1)], [failed(1, sent_ns=None, sent_end_ns=None, end_ns=None)]])
-def test_nothing_sent_draws_nothing(records: list[Record]) -> None:
+def test_nothing_sent_draws_nothing(tmp_path: Path, records: list[Record]) -> None:
     """Every curve of such a run is empty, and none raises."""
-    drawn = curves(frame_of(records))
-    assert drawn["course"]["start_s"] == drawn["sends"]["x"] == []
-    assert all(curve["x"] == [] for curve in drawn["cdf"].values())
+    drawn = drawn_of(tmp_path, records)
+    assert drawn["course"]["course"]["start_s"] == drawn["sends"]["x"] == []
+    assert all(drawn[name]["x"] == [] for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"))
 
 
 def test_the_burst_counts_from_its_first_request() -> None:
@@ -70,9 +94,9 @@ def test_a_thinned_curve_says_so() -> None:
     assert (drawn["x"][0], drawn["x"][-1]) == (round(samples.min(), 7), round(samples.max(), 7))
 
 
-def test_the_band_counts_requests_not_gaps() -> None:
+def test_the_band_counts_requests_not_gaps(tmp_path: Path) -> None:
     """ITL has many samples per request; its band is as wide as that of one sample each."""
-    drawn = curves(frame_of(burst(50, 20)))["cdf"]
+    drawn = drawn_of(tmp_path, burst(50, 20))
     assert drawn["itl_s"]["n"] == 50 * 19
     assert drawn["itl_s"]["margin"] == drawn["ttft_s"]["margin"]
 
@@ -81,3 +105,155 @@ def test_the_band_counts_requests_not_gaps() -> None:
 def test_pieces_have_round_lengths(least: float, step: float) -> None:
     """1, 2 or 5 times a power of ten, the next one up."""
     assert nice_step(least) == pytest.approx(step)
+
+
+def test_a_gap_belongs_to_the_token_that_ends_it() -> None:
+    """A chunk of several tokens counts once, before its first; the longest gaps have their place."""
+    drawn = lifetime(
+        frame_of(
+            [
+                complete(5, [10 * MS, 20 * MS, 320 * MS], tokens=[1, 2, 1]),
+                complete(6, [10 * MS, 11 * MS]),
+                truncated(7, [10 * MS, 9000 * MS]),
+            ]
+        )
+    )
+    assert (drawn["token"], drawn["n"], drawn["max"]) == ([2, 4], [2, 1], [0.01, 0.3])
+    assert drawn["longest"] == [
+        {"request": 5, "token": 4, "from_s": 0.02, "gap_s": 0.3},
+        {"request": 5, "token": 2, "from_s": 0.01, "gap_s": 0.01},
+        {"request": 6, "token": 2, "from_s": 0.01, "gap_s": 0.001},
+    ]
+
+
+def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 700 answers each percentile per token is that of the samples to 1 %; of 40 there is a median alone. It makes
+    no difference in how many blocks the chunks are walked through."""
+    records = burst(700, 5)
+    gaps = np.diff([record.chunk_ns for record in records], axis=1) / 1e9
+    drawn = lifetime(frame_of(records))
+    monkeypatch.setattr(analysis.frame, "ENTRIES_PER_BLOCK", 64)
+    assert lifetime(frame_of(records)) == drawn
+    assert drawn["token"] == [2, 3, 4, 5]
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        exact = np.quantile(gaps, share, axis=0, method="inverted_cdf")
+        assert np.array(drawn[name]) == pytest.approx(exact, rel=BUCKET - 1)
+    assert drawn["max"] == pytest.approx(gaps.max(axis=0), abs=1e-7)
+    few = lifetime(frame_of(burst(40, 5)))
+    assert None not in few["p50"]
+    assert few["p90"] == few["p99"] == [None] * 4
+
+
+def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
+    """1,000 tokens make groups of 10; the first token of a group names it, token 0 does not exist."""
+    drawn = lifetime(frame_of(burst(12, 1000)))
+    assert drawn["width"] == 10
+    assert drawn["token"][:3] == [1, 10, 20]
+    assert sum(drawn["n"]) == 12 * 999
+
+
+@pytest.mark.parametrize("records", [[], [dropped(1)], [failed(1)], [complete(1, [])], [complete(1, [5 * MS])]])
+def test_without_a_gap_there_is_nothing(records: list[Record]) -> None:
+    """No request, none complete, no chunk, one chunk: empty, and nothing raises."""
+    drawn = lifetime(frame_of(records))
+    assert drawn["token"] == drawn["p50"] == drawn["longest"] == []
+
+
+def test_points_have_their_place_in_the_queue() -> None:
+    """Places count every request that was sent, in the order sent; points are of complete ones."""
+    records = [
+        complete(9, [50 * MS], sent_ns=3 * MS, prompt_tokens=10),
+        failed(7, sent_ns=2 * MS),
+        complete(8, [40 * MS], sent_ns=1 * MS, prompt_tokens=99),
+        dropped(1),
+    ]
+    drawn = first_tokens(frame_of(records))
+    assert (drawn["request"], drawn["position"]) == ([8, 9], [1, 3])
+    assert (drawn["prompt"], drawn["ttft_s"]) == ([99, 10], [0.039, 0.047])
+    assert drawn["prompts"] == [10, 99]
+    assert (drawn["n"], drawn["drawn"]) == (2, 2)
+
+
+def test_lines_are_of_all_requests() -> None:
+    """The medians along the queue are those of equally many requests each, none of fewer than 25."""
+    records = burst(100, 2)
+    drawn = first_tokens(frame_of(records))["by_position"]
+    ttft_s = np.array([(record.chunk_ns[0] - (record.sent_ns or 0)) / 1e9 for record in records])
+    assert len(drawn["x"]) == 4
+    assert drawn["p50"][-1] == pytest.approx(np.median(ttft_s[75:]), rel=0.1)
+    assert first_tokens(frame_of(burst(49, 2)))["by_position"]["x"] == []
+
+
+def test_one_prompt_length_draws_no_line(tmp_path: Path) -> None:
+    """Nothing can be said about the length of prompts that all had the same: there is no such chart."""
+    part = part_of(run_of(tmp_path / "run", burst(60, 2)))
+    assert "prompt" not in part.data
+    assert "Every prompt had 512 tokens" in CHARTS["position"].caption(part.data["position"], part.summary)
+
+
+def test_the_timeline_has_every_instant_of_a_small_run() -> None:
+    """Seconds from the run's start; null for what never happened; chunks as steps from sent on."""
+    drawn = timeline(
+        frame_of([complete(4, [50 * MS, 70 * MS], sent_ns=10 * MS), failed(2, sent_ns=20 * MS), dropped(3)])
+    )
+    assert drawn["request"] == [4, 2]
+    assert drawn["sent_s"] == [0.01, 0.02]
+    assert drawn["first_s"] == [0.05, None]
+    assert drawn["end_s"] == [0.0701, 0.04]
+    assert drawn["bad"] == [0, 1]
+    assert [[step * drawn["tick_s"] for step in steps] for steps in drawn["tokens"]] == [
+        pytest.approx([0.04, 0.02]),
+        [],
+    ]
+
+
+def test_of_many_requests_some_are_drawn_by_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evenly spaced in the order sent, the slowest, and those that failed; the sentence says so."""
+    monkeypatch.setattr(curves, "ROWS_MAX", 300)
+    records: list[Record] = [*loop(1000), *(failed(2000 + i, sent_ns=i * 9_000_000) for i in range(150))]
+    records[500] = complete(500, [90_000 * MS], sent_ns=5_000 * MS)
+    drawn = timeline(frame_of(records))
+    assert drawn["n"] == 1150
+    assert 200 < drawn["drawn"] == len(drawn["request"]) <= 300
+    assert 500 in drawn["request"]
+    assert 100 <= sum(drawn["bad"]) < 150
+    assert drawn["position"] == sorted(drawn["position"])
+    assert drawn["every"] == 12
+
+
+def test_tokens_that_do_not_fit_are_left_out_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for a third of the chunks every third request has its own, whole."""
+    monkeypatch.setattr(curves, "CHUNKS_MAX", 40)
+    drawn = timeline(frame_of(burst(12, 10)))
+    assert [len(steps) for steps in drawn["tokens"]] == [10, 0, 0] * 4
+
+
+def test_captions_of_runs_with_nothing_to_show(tmp_path: Path) -> None:
+    """No sample, no gap, nothing sent: each chart says so."""
+
+    def captions(name: str, records: list[Record]) -> dict[str, str]:
+        part = part_of(run_of(tmp_path / name, records))
+        return {key: CHARTS[key].caption(data, part.summary) for key, data in part.data.items()}
+
+    empty = captions("empty", [])
+    assert (empty["position"], empty["timeline"]) == ("No sample.", "Nothing was sent.")
+    assert (empty["gaps"], empty["ttft_s"]) == ("No output had two chunks, so there is no gap.", "No sample.")
+    cut = captions("cut", [truncated(1, [5 * MS, 6 * MS])])
+    assert (cut["position"], cut["timeline"]) == ("No sample.", "All 1 requests sent.")
+
+
+def test_telemetry_is_drawn_in_units_that_read_well() -> None:
+    """Bytes become GiB, shares percent; gaps stay gaps."""
+    (drawn,) = panels([Series("gpu_memory_used", "GPU memory", "bytes", "GPU 0", [0, 1], [2.0**31, None])])
+    assert (drawn["unit"], drawn["y"]) == ("GiB", [2, None])
+    (share,) = panels([Series("kv_used", "KV cache in use", "share", "server", [0.0], [0.25])])
+    assert (share["unit"], share["y"]) == ("%", [25])
+
+
+def test_long_telemetry_keeps_its_extremes_and_gaps() -> None:
+    """Of 100,000 readings about a thousand are drawn, the one peak, the one dip and the one gap among them."""
+    values: list[float | None] = [50.0] * 100_000
+    values[12_345], values[54_321], values[77_777] = 99.0, 1.0, None
+    kept = thinned(values)
+    assert {0, 12_345, 54_321, 77_777, 99_999} <= set(kept)
+    assert len(kept) <= 4 * PIECES + 1

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine.counts import Counts
 from loadgen.engine.driver import Driver, Limits, Wire
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
-from loadgen.engine.part import Held
+from loadgen.engine.health import Counts
+from loadgen.engine.recorder import Held
 from servers.wire.stamps import PLAIN
 from tests.dialects import DIALECTS
 from workloads import arrivals

@@ -12,9 +12,8 @@ from analysis import frame, gather
 from analysis.frame import Frame, blocks, sum_by_row
 from analysis.gather import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, frame_of, frame_of_run, load
 from analysis.metrics import summarise
-from analysis.report.curves import curves
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, run_of, truncated
+from tests.runs import burst, complete, dropped, failed, part_of, run_of, truncated
 
 RECORDS = [
     *burst(30, 7),
@@ -52,9 +51,9 @@ def test_figures_and_curves_do_not_depend_on_blocks_of_chunks(
     """A million requests are computed in pieces; the same run in pieces of any size gives the same figures."""
     run = run_of(tmp_path / "run", RECORDS)
     run.header.plan["window_s"] = [0.0, 0.4]
-    whole = summarise(run), curves(frame_of_run(run))
+    whole = part_of(run)
     monkeypatch.setattr(frame, "ENTRIES_PER_BLOCK", entries)
-    assert (summarise(run), curves(frame_of_run(run))) == whole
+    assert part_of(run) == whole
 
 
 def test_more_records_than_a_block_are_all_there() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import formulas
 from analysis.gather import frame_of
-from analysis.goodput import curve, goodput, latency_of, needs
 from analysis.metrics import METRICS
-from analysis.objectives import REQUEST_LATENCIES, ObjectiveError, parse_bounds
+from analysis.objectives import ObjectiveError, parse_bounds
+from analysis.slo import curve, goodput, needs
+from analysis.summary import BoundsMet
 from loadgen.record import Record
-from tests.runs import MILLISECOND_NS, burst, complete, failed
+from tests.runs import MILLISECOND_NS, complete, failed
 
 
 def record(place: int, ttft_ms: int, itl_ms: int, tokens: int = 5, **changes: object) -> Record:
@@ -27,35 +27,27 @@ def test_a_request_is_good_when_it_keeps_everything() -> None:
     scale each of them would have been good."""
     frame = frame_of([record(0, 100, 10), record(1, 100, 40), record(2, 600, 10), failed(3)])
     found = goodput(frame, parse_bounds(["ttft < 200ms", "tpot <= 20ms"]))
-    assert (found["good"], found["requests"], found["attainment"]) == (1, 4, 0.25)
-    assert found["each"] == {"ttft < 200ms": 0.5, "tpot <= 20ms": 0.5}
-    assert found["curve"]["x"] == [0.5, 2.0, 3.0]
-    assert found["curve"]["y"] == [0.25, 0.5, 0.75]
-    assert found["met_by"]["50%"] == {"scale": 2.0, "bounds_s": {"ttft": 0.4, "tpot": 0.04}}
-    assert found["met_by"]["90%"] is None
-    assert found["per_s"] == pytest.approx(1 / (frame.end_ns.max() / 1e9), rel=1e-6)
+    assert (found.good, found.requests, found.attainment) == (1, 4, 0.25)
+    assert found.each == {"ttft < 200ms": 0.5, "tpot <= 20ms": 0.5}
+    assert found.curve.x == [0.5, 2.0, 3.0]
+    assert found.curve.y == [0.25, 0.5, 0.75]
+    assert found.met_by["50%"] == BoundsMet(scale=2.0, bounds_s={"ttft": 0.4, "tpot": 0.04})
+    assert found.met_by["90%"] is None
+    assert found.per_s == pytest.approx(1 / (frame.end_ns.max() / 1e9), rel=1e-6)
 
 
 def test_a_single_token_has_no_pace_to_keep() -> None:
     """A request without a TPOT is judged by the other bounds alone."""
     frame = frame_of([record(0, 100, 0, tokens=1)])
-    assert goodput(frame, parse_bounds(["tpot < 1us", "ttft < 1s"]))["good"] == 1
+    assert goodput(frame, parse_bounds(["tpot < 1us", "ttft < 1s"])).good == 1
 
 
 @pytest.mark.parametrize("records", [[], [failed(0)], [failed(0), failed(1)]])
 def test_nothing_good_is_said_so(records: list[Record]) -> None:
     """No request, or none complete: no attainment above 0, no scale that would have helped."""
     found = goodput(frame_of(records), parse_bounds(["e2e < 1s"]), unrecorded=2)
-    assert (found["good"], found["attainment"], found["met_by"]["50%"]) == (0, 0, None)
-    assert found["requests"] == len(records) + 2
-
-
-@pytest.mark.parametrize("latency", REQUEST_LATENCIES)
-def test_latencies_are_those_of_the_metrics(latency: str) -> None:
-    """What a request is judged by is what summary.json describes."""
-    frame = frame_of([*burst(30, 5), failed(30)])
-    rows = latency_of(frame, latency)[frame.sampled]
-    assert rows[~np.isnan(rows)] == pytest.approx(METRICS[f"{latency}_s"].values(frame))
+    assert (found.good, found.attainment, found.met_by["50%"]) == (0, 0, None)
+    assert found.requests == len(records) + 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 50)), min_size=1, max_size=30), st.floats(0.01, 10))
@@ -65,12 +57,12 @@ def test_the_curve_is_the_attainment_at_each_scale(shapes: list[tuple[int, int]]
     bounds = parse_bounds(["ttft < 200ms", "tpot < 20ms"])
     needed = np.sort(needs(frame, bounds))
     drawn = curve(needed)
-    assert drawn["y"] == sorted(drawn["y"])
-    assert drawn["x"] == sorted(drawn["x"])
+    assert drawn.y == sorted(drawn.y)
+    assert drawn.x == sorted(drawn.x)
     scaled = parse_bounds([f"ttft < {0.2 * scale:.12f}", f"tpot < {0.02 * scale:.12f}"])
     expected = float((needed <= scale).mean())
     if not np.isclose(needed, scale, rtol=1e-6).any():
-        assert goodput(frame, scaled)["attainment"] == pytest.approx(expected)
+        assert goodput(frame, scaled).attainment == pytest.approx(expected)
 
 
 def test_wrong_bounds_are_all_named() -> None:
@@ -86,13 +78,13 @@ def test_throughput_before_the_tail() -> None:
     """Twenty requests of one token, nineteen within 1.9 s and one after 20 s: 10 per second before it, 1 in all."""
     ends = [*(100 * MILLISECOND_NS * place for place in range(1, 20)), 20_000 * MILLISECOND_NS]
     frame = frame_of([complete(place, [end], end_ns=end) for place, end in enumerate(ends)])
-    assert formulas.output_tokens_per_second(frame) == pytest.approx([1])
-    assert formulas.steady_output_tokens_per_second(frame) == pytest.approx([10])
-    assert formulas.tail_share(frame) == pytest.approx([1 - 1.9 / 20])
+    assert METRICS["output_tokens_per_s"].figure(frame) == pytest.approx(1)
+    assert METRICS["steady_output_tokens_per_s"].figure(frame) == pytest.approx(10)
+    assert METRICS["tail_share"].figure(frame) == pytest.approx(1 - 1.9 / 20)
 
 
 def test_latency_at_the_length_asked() -> None:
     """Half of the tokens asked, at 10 ms each: the rest is added at the same pace; a full answer stays as it is."""
     short = record(0, 100, 10, tokens=5, output_tokens_asked=10)
     whole = record(1, 100, 10, tokens=10)
-    assert formulas.end_to_end_asked(frame_of([short, whole])) == pytest.approx([0.19, 0.19])
+    assert METRICS["e2e_asked_s"].values(frame_of([short, whole])) == pytest.approx([0.19, 0.19])

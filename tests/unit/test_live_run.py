@@ -42,7 +42,7 @@ def test_they_are_the_figures_of_the_report() -> None:
     for name, samples in live.samples.items():
         expected = describe(METRICS[name].values(frame))
         found = described(samples.copy())
-        assert found == pytest.approx({key: expected[key] for key in found}, abs=1e-9)
+        assert found == pytest.approx({key: expected.of(key) for key in found}, abs=1e-9)
 
 
 def test_the_newest_samples_are_kept_and_the_others_counted() -> None:

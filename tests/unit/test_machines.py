@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from analysis.metrics import summarise
-from analysis.text import render
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
-from tests.runs import MILLISECOND_NS, complete, healthy, run_of
+from tests.runs import MILLISECOND_NS, complete, healthy, run_of, text_of
 
 
 def told(name: str, worker: int, uncertainty_ms: int) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def test_each_machine_is_listed(tmp_path: Path) -> None:
     one, two = summary["machines"]
     assert (one["name"], one["requests"], one["complete"], one["drift_s"]) == ("bench-1", 2, 2, 0)
     assert (two["offset_s"], two["uncertainty_s"], two["drift_s"]) == (3.0, 0.03, 5e-7)
-    text = render(summary)
+    text = " ".join(text_of(summary).split())
     assert "2 machines, clocks known to: bench-1 ±5.00 ms, bench-2 ±30.0 ms." in text
     assert "1.00 ms to 36.0 ms, as far as clocks tell" in text
 

@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 
-from loadgen.engine.counts import Counts
+from loadgen.engine.health import Counts
 from loadgen.progress import Display
 
 

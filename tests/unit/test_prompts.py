@@ -16,10 +16,9 @@ from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
 from workloads import workload
 from workloads.lengths import Fixed, Uniform
-from workloads.material import Order, material, requests
-from workloads.prompts import PromptError, id_prompts
+from workloads.prompts import COMMON_WORDS, PromptError, id_prompts
 from workloads.tokenizer import LocalTokenizer, load
-from workloads.words import COMMON_WORDS
+from workloads.workload import WorkloadSpec, prompts_for
 
 IMPOSSIBLE = {
     ("byte_level_with_bos", 1): "shortest prompt of text counts 2 tokens",
@@ -81,9 +80,9 @@ def test_exact_with_a_tokenizer_file(tokenizer: Callable[[str], LocalTokenizer],
 def test_exact_behind_a_shared_beginning(tokenizer: Callable[[str], LocalTokenizer], kind: str) -> None:
     """Texts of drawn lengths are exact as a whole, and a group's encodings begin with all of its shared tokens."""
     local = tokenizer(kind)
-    order = Order(workload.parse("shared-prefix:groups=2,tokens=64"), Uniform(90, 200), Fixed(1), 0, 30)
-    made = material(order, token_ids=False, local=local, server=None)
-    found = list(requests(order, made))
+    order = WorkloadSpec(workload.parse("shared-prefix:groups=2,tokens=64"), Uniform(90, 200), Fixed(1), 0, 30)
+    made = prompts_for(order, token_ids=False, local=local, server=None)
+    found = list(made.requests())
     encoded = [local.tokenizer.encode(str(request.prompt)).ids for request in found]
     assert [len(ids) for ids in encoded] == [request.input_tokens for request in found]
     shared = 64 if kind != "across_words" else 60  # there a token may reach across the end of what is shared
@@ -178,7 +177,7 @@ def test_stretches_are_cut_where_the_prompt_ends() -> None:
 def test_same_seed_same_bytes() -> None:
     """A seed fixes every prompt, in any process, whatever its hash seed; another seed changes all of them."""
     code = (
-        "from tests.exact import alike_ids, alike_texts; from workloads.words import COMMON_WORDS as W\n"
+        "from tests.exact import alike_ids, alike_texts; from workloads.prompts import COMMON_WORDS as W\n"
         "count = lambda texts: [len(text.split()) for text in texts]\n"
         "print(alike_ids(range(9), 40, 20, 7), alike_texts(count, W, 40, 20, 7))"
     )

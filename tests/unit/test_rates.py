@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import rates, text
+from analysis import window
 from analysis.frame import Floats
 from analysis.metrics import summarise
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, header, run_of
+from tests.runs import burst, complete, header, run_of, text_of
 
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -58,7 +58,7 @@ def poisson(folder: Path, *, seed: int = 1, stay_ms: float = 300) -> dict[str, A
 def test_the_interval_holds_the_truth_as_often_as_it_says(draw: Draw, mean: float, count: int) -> None:
     """95 % of 200 samples of rates, lopsided ones too; fewer than 90 % would be chance less than once in a hundred."""
     random = np.random.default_rng(5)
-    found = [rates.interval(draw(random, count)) for _ in range(200)]
+    found = [window.rate_interval(draw(random, count)) for _ in range(200)]
     assert sum(ends is not None and ends[0] <= mean <= ends[1] for ends in found) >= 180
 
 
@@ -76,7 +76,7 @@ def test_an_open_loop_knows_its_rates(tmp_path: Path) -> None:
     expected = 2 * 1.96 * (throughput["requests_per_s"] / length_s) ** 0.5
     assert 0.5 * expected < high - low < 2 * expected
     assert poisson(tmp_path / "again")["throughput"] == throughput
-    assert "95 %: " in text.render(found)
+    assert "95 %: " in text_of(found)
 
 
 def test_a_burst_leaves_it_to_repeats(tmp_path: Path) -> None:
@@ -85,16 +85,16 @@ def test_a_burst_leaves_it_to_repeats(tmp_path: Path) -> None:
     assert found["throughput"]["ci95"] == {}
     assert "repeats" in found["throughput"]["ci95_none"]
     assert "not independent" in found["intervals"]["note"]
-    assert "only --repeats shows" in text.render(found)
-    assert "only --repeats shows" not in text.render(poisson(tmp_path / "open"))
+    assert "only --repeats shows" in text_of(found)
+    assert "only --repeats shows" not in text_of(poisson(tmp_path / "open"))
 
 
 def test_a_window_must_have_parts_to_tell(tmp_path: Path) -> None:
     """A window of a few stays, a load that changes by plan and one without any chance have none, and say why."""
     assert "shorter" in poisson(tmp_path / "short", stay_ms=10_000)["throughput"]["ci95_none"]
     even = asked_at([place * 10 for place in range(1000)], 100)
-    assert "no plateau" in summary_of(tmp_path / "ramp", even, "ramp:1-100")["throughput"]["ci95_none"]
-    assert rates.interval(np.full(12, 3.0)) is None
+    assert "no plateau" in summary_of(tmp_path / "ramp", even, "ramp:1..100/10s")["throughput"]["ci95_none"]
+    assert window.rate_interval(np.full(12, 3.0)) is None
 
 
 def test_nothing_sent_is_no_rate(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from scipy import stats as reference
 
 from analysis import repeats_text
-from analysis.distributions import beta_cdf, student_cdf, student_quantile
 from analysis.metrics import summarise
 from analysis.repeats import between, over_runs, state
 from analysis.words import Summary
@@ -38,16 +37,6 @@ def test_too_few_values_have_no_interval(values: list[float | None], mean: float
     """One run has a figure and no interval; a figure that one of the runs lacks is no figure of them all."""
     found = over_runs(values)
     assert (found["mean"], found["ci95"]) == (mean, None)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4.7, 30, 1e6])
-@pytest.mark.parametrize("t", [-30.0, -2.0, 0.0, 0.3, 4.0])
-def test_students_t_agrees_with_scipy(freedom: float, t: float) -> None:
-    """Distribution function and quantile, for whole and broken degrees of freedom."""
-    assert student_cdf(t, freedom) == pytest.approx(reference.t.cdf(t, freedom), abs=1e-9)
-    for share in (0.025, 0.5, 0.9, 0.975, 0.9999):
-        assert student_quantile(share, freedom) == pytest.approx(reference.t.ppf(share, freedom), rel=1e-7, abs=1e-9)
-    assert beta_cdf(0.3, 2.5, freedom) == pytest.approx(reference.beta.cdf(0.3, 2.5, freedom), rel=1e-9)
 
 
 def test_shares_are_no_surer_than_their_requests(tmp_path: Path) -> None:

@@ -6,22 +6,20 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import escape
 
 from analysis import report
-from analysis.report import tables
-from analysis.report.page import HERE, SCRIPTS, Extra, Part, render
+from analysis.report.page import SCRIPTS, render
+from analysis.report.sections import ReportedRun, full
 from tests.runs import burst, failed, header, loop, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"
 
 
-def part(folder: Path, *, n: int = 40, **changes: Any) -> Part:
+def part(folder: Path, *, n: int = 40, **changes: Any) -> ReportedRun:
     """What a page needs of a run with one failure."""
     return part_of(run_of(folder, [*burst(n, 4), failed(n + 1, "in_band_error", NASTY)], **changes))
 
@@ -34,14 +32,14 @@ def hostile(tmp_path: Path) -> str:
     run = run_of(tmp_path / "run", records)
     run.header.server |= changed
     run.header.command.append(NASTY)
-    return render([part_of(run)])
+    return render(full([part_of(run)]))
 
 
 def test_a_servers_words_stay_words(hostile: str) -> None:
     """No markup of a server's survives: not in the text, not in the charts' data, not in the title."""
     assert "<script>document" not in hostile
     assert "<img src=x" not in hostile
-    assert hostile.count("</script>") == 1 + len(SCRIPTS)
+    assert hostile.count("</script>") == 1 + len(SCRIPTS) + 2
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', hostile, re.S)
     assert data
     assert json.loads(data[1])["runs"][0]["name"] == f"tgi {NASTY}"
@@ -72,12 +70,12 @@ def test_the_page_needs_no_other_file(hostile: str) -> None:
 def test_a_report_of_a_full_burst_is_small(tmp_path: Path) -> None:
     """1,000 requests of 128 tokens make a file of less than 3 MB."""
     run = run_of(tmp_path / "run", burst(1000, 128))
-    assert len(render([part_of(run)]).encode()) < 3_000_000
+    assert len(render(full([part_of(run)])).encode()) < 3_000_000
 
 
 def test_every_title_of_a_simulated_run_is_marked(tmp_path: Path) -> None:
     """The file's title, every chart's title and every table's caption say SIMULATED, and at which speed."""
-    page = re.sub(r"<script>.*?</script>", "", render([part(tmp_path / "run", simulated=True)]), flags=re.S)
+    page = re.sub(r"<script>.*?</script>", "", render(full([part(tmp_path / "run", simulated=True)])), flags=re.S)
     titles = re.findall(r"<(title|h1|h3|caption)[^>]*>(.*?)</\1>", page, re.S)
     assert len(titles) > 10
     assert [text for _, text in titles if "SIMULATED at 5 times speed" not in text] == []
@@ -85,41 +83,31 @@ def test_every_title_of_a_simulated_run_is_marked(tmp_path: Path) -> None:
 
 def test_a_real_run_is_not_marked(tmp_path: Path) -> None:
     """Nothing in the page of a real server's run calls it simulated."""
-    page = render([part(tmp_path / "run")])
+    page = render(full([part(tmp_path / "run")]))
     assert "SIMULATED" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
 
 
 def test_one_simulated_run_marks_the_charts_it_shares(tmp_path: Path) -> None:
     """In a report of a real and a simulated run shared titles are marked, and of the two cards only one."""
-    page = render([part(tmp_path / "real", server="vllm"), part(tmp_path / "simulated", simulated=True)])
-    cards = re.findall(r'<article class="run \w+">\s*<h2>(.*?)</h2>', page, re.S)
+    page = render(full([part(tmp_path / "real", server="vllm"), part(tmp_path / "simulated", simulated=True)]))
+    cards = re.findall(r'<article class="run [\w-]+">\s*<h2>(.*?)</h2>', page, re.S)
     assert ["SIMULATED" in card for card in cards] == [False, True]
     assert re.search(r'<h3 id="title-ttft_s"><span class="badge">SIMULATED', page)
 
 
 def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
     """Two runs of the same server have different names and line styles, and the same colour."""
-    page = render([part(tmp_path / "a"), part(tmp_path / "b"), part(tmp_path / "c", server="vllm")])
+    page = render(full([part(tmp_path / "a"), part(tmp_path / "b"), part(tmp_path / "c", server="vllm")]))
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data
     runs = json.loads(data[1])["runs"]
     assert [run["name"] for run in runs] == ["tgi 3.3.5 (run 1)", "tgi 3.3.5 (run 2)", "vllm 3.3.5"]
-    assert [(run["colour"], run["dash"]) for run in runs] == [("tgi", "solid"), ("tgi", "dash"), ("vllm", "solid")]
-
-
-def test_repeats_are_called_repeats(tmp_path: Path) -> None:
-    """Repeats of one plan carry their number, wherever they stand; two groups of them are told apart by place."""
-    first, second = (part(tmp_path / name) for name in "ab")
-    for place, each in ((2, first), (1, second)):
-        each.summary["run"] |= {"repeat": place, "repeats": 3}
-    summaries = [first.summary, second.summary]
-    assert tables.names(summaries) == ["tgi 3.3.5 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
-    assert tables.names([*summaries, *summaries])[3] == "tgi 3.3.5 (run 4)"
+    assert [(run["colour"], run["dash"]) for run in runs] == [("run-1", "solid"), ("run-1", "dash"), ("run-2", "solid")]
 
 
 def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
     """Each chart is an image with a title and a text of its own, and its data stands in a table beside it."""
-    page = render([part(tmp_path / "run")])
+    page = render(full([part(tmp_path / "run")]))
     charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img"[^>]* aria-labelledby="(\S+) (\S+)"', page)
     assert [name for name, _, _ in charts] == [
         *("e2e_s", "ttft_s", "tpot_s", "itl_s"),
@@ -133,7 +121,7 @@ def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
 
 def test_every_link_leads_to_a_part_of_the_page(tmp_path: Path) -> None:
     """Each section can be linked to, each link in the page has its target, and no two elements share a name."""
-    page = re.sub(r"<script>.*?</script>", "", render([part(tmp_path / "a"), part(tmp_path / "b")]), flags=re.S)
+    page = re.sub(r"<script>.*?</script>", "", render(full([part(tmp_path / "a"), part(tmp_path / "b")])), flags=re.S)
     targets = re.findall(r' id="([^"]+)"', page)
     assert len(targets) == len(set(targets))
     links = re.findall(r'href="#([^"]+)"', page)
@@ -144,27 +132,26 @@ def test_every_link_leads_to_a_part_of_the_page(tmp_path: Path) -> None:
 def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
     """The page says what was delivered, what was measured and what was warm-up, and has no burst in its words."""
     plan = header(400).plan | {"arrivals": "constant:100", "label": "run"}
-    page = render([part_of(run_of(tmp_path / "run", loop(warmup=3), plan=plan, command=["loadgen", "run"]))])
+    page = render(full([part_of(run_of(tmp_path / "run", loop(warmup=3), plan=plan, command=["loadgen", "run"]))]))
     text = re.sub(r"<script.*?</script>|<style>.*?</style>|<dl class=.definitions.*?</dl>", "", page, flags=re.S)
     assert "burst" not in text.lower()
     for words in (
-        "400 of 400 requests sent, 100.0 per second (100.0 named)",
+        "400 of 400 requests sent, 100.0 /s (target 100.0)",
         "3 warm-up requests came before 0 and are in no figure.",
-        "Measured from 0.500 s to 3.99 s of the run (about 50 in flight); 350 requests were due within.",
-        "What lies outside is shaded.",
-        "Complete requests only, of those due inside the window.",
+        "Measured from 0.500 s to 3.99 s of the run (about 50 in flight): 350 requests due within.",
+        "of complete requests, of those due inside the window.",
     ):
         assert words in text
-    cells = dict(re.findall(r'<th scope="row">([^<]*)</th><td class="number">([^<]*)</td></tr>', text))
+    cells = dict(re.findall(r'<th scope="row">([^<]*)</th>\s*<td class="number">([^<]*)</td>\s*</tr>', text))
     assert cells["Requests due"] == cells["Requests sent"] == "400"
-    assert cells["Requests per second, as named"] == cells["Requests per second, as sent"] == "100.0"
-    assert cells["Sent late, p99"] == "20.0 µs"
+    assert cells["Requests per second, target"] == cells["Requests per second, actual"] == "100.0"
+    assert cells["Dispatch delay, p99"] == "20.0 µs"
 
 
 def test_a_run_without_a_sample_makes_a_page(tmp_path: Path) -> None:
     """Nothing was sent: the page says so and holds no figure."""
     run = run_of(tmp_path / "run", [], telemetry=[])
-    page = render([part_of(run)])
+    page = render(full([part_of(run)]))
     assert "Nothing was sent." in page
     assert "NaN" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
 
@@ -175,23 +162,3 @@ def test_the_charting_library_is_the_published_one() -> None:
     digest = hashlib.sha256((folder / "plotly-basic.min.js").read_bytes()).hexdigest()
     assert digest == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert (folder / "plotly-LICENSE.txt").read_text("utf-8").startswith("MIT License")
-
-
-def test_an_extra_section_comes_right_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its template sees its values and the page's, escaped; its data reaches its script, whose hash is allowed."""
-    folder = shutil.copytree(HERE, tmp_path / "report")
-    (folder / "noise.html.j2").write_text("<p>{{ verdict }} of {{ runs | length }}</p>", "utf-8")
-    (folder / "noise.js").write_text("void DATA.extras.noise;\n", "utf-8")
-    monkeypatch.setattr("analysis.report.page.HERE", folder)
-    extra = Extra("noise", "Noise", "noise.html.j2", {"verdict": NASTY}, {"level": NASTY}, "noise.js")
-    html = render([part(tmp_path / "run")], extras=[extra])
-    order = [html.index(mark) for mark in ('<section id="answer"', '<section id="noise"', '<section id="latency"')]
-    assert order == sorted(order)
-    assert '<a href="#noise">Noise</a>' in html
-    assert f"<p>{escape(NASTY)} of 1</p>" in html
-    assert html.count("</script>") == 2 + len(SCRIPTS)
-    data = re.search(r'id="data">(.*?)</script>', html, re.S)
-    assert data
-    assert json.loads(data[1])["extras"] == {"noise": {"level": NASTY}}
-    digest = base64.b64encode(hashlib.sha256((folder / "noise.js").read_bytes()).digest()).decode()
-    assert f"sha256-{digest}" in html

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from loadgen.engine import sampler as telemetry
-from loadgen.engine.counts import Counts
+from loadgen.engine.health import Counts
 from loadgen.engine.sampler import PART, Bursts, Sampler, bursts_of
 from loadgen.errors import OutputError
 from loadgen.runfile import Telemetry

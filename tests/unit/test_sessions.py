@@ -15,7 +15,7 @@ from workloads.prompts import Prompt, Stretch, id_prompts
 from workloads.request import Request
 from workloads.sessions import Conversation, Turn
 from workloads.syntax import WorkloadError
-from workloads.workload import Material, MultiTurn
+from workloads.workload import MultiTurn, PromptSource
 
 DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
@@ -33,9 +33,9 @@ def count(words: str) -> int:
     return len(words.split())
 
 
-def material(prompt: Prompt = text, output: str | None = "4") -> Material:
+def material(prompt: Prompt = text, output: str | None = "4") -> PromptSource:
     """Six tokens in."""
-    return Material(prompt, count, lengths.parse("6"), lengths.parse(output) if output else None, seed=3)
+    return PromptSource(prompt, count, lengths.parse("6"), lengths.parse(output) if output else None, seed=3)
 
 
 def after(conversation: Conversation, answer: str) -> Conversation:

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from analysis import frame as frames
-from analysis import words
 from analysis.client import KERNEL_STAMP_ERROR_S as ALONE_S
+from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
 from analysis.gather import frame_of
 from analysis.metrics import summarise
-from analysis.stamp_errors import STEPS_PER_OCTAVE, Own, error_bars
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, healthy, run_of, truncated
+from tests.runs import burst, complete, healthy, run_of, said, truncated
 
-OWN = Own(ALONE_S, 2 * ALONE_S, None)
+OWN = StampError(ALONE_S, 2 * ALONE_S, None)
 ROUNDED_UP = 2 ** (1 / STEPS_PER_OCTAVE)
 
 
@@ -75,7 +74,7 @@ def test_a_stall_within_an_answer_leaves_ttft_alone(tmp_path: Path) -> None:
     assert client["error_bar_tpot_s"] == pytest.approx(2 * ALONE_S / 63, abs=1e-9)
     assert 0.4 <= client["error_bar_itl_s"] - 2 * ALONE_S <= 0.4 * ROUNDED_UP
     assert 0.4 <= client["error_bar_s"] - ALONE_S <= 0.4 * ROUNDED_UP
-    assert "error bars TTFT ±20 µs, TPOT ±635 ns, ITL ±414 ms (several" in words.believe(summary)
+    assert "worst-case error TTFT ±20 µs, TPOT ±635 ns, ITL ±414 ms (coalesced reads)" in said(summary, "client")
     assert summary["throughput"]["error_share"] < 1e-4, "a whole run begins and ends with exact stamps"
 
 
@@ -84,7 +83,7 @@ def test_one_token_a_read_keeps_tens_of_microseconds(tmp_path: Path) -> None:
     summary = summarise(run_of(tmp_path / "run", burst(200, 16)))
     bars = [summary["client"][f"error_bar{of}_s"] for of in ("", "_ttft", "_itl", "_tpot", "_e2e")]
     assert bars == pytest.approx([ALONE_S, ALONE_S, 2 * ALONE_S, 2 * ALONE_S / 15, ALONE_S], abs=1e-9)
-    assert "error bar ±20 µs" in words.believe(summary)
+    assert "error ±20 µs" in said(summary, "client")
 
 
 @pytest.mark.parametrize(("changes", "since_ms"), [({"first_byte_ns": 120 * MS}, 120), ({}, 50)])

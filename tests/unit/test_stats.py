@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from analysis import stats
+from analysis.summary import AdjustedDistribution
 
 
 @pytest.mark.parametrize(("name", "needed"), [("p50", 11), ("p90", 64), ("p95", 130), ("p99", 662), ("p99_9", 6636)])
@@ -23,34 +25,33 @@ def test_samples_needed_follow_the_rule_of_mlperf(name: str, needed: int) -> Non
 def test_thin_percentiles_are_named_and_still_there(count: int, thin: int) -> None:
     """Below the number needed a percentile has its value and stands in `thin`, the outermost ones first to do so."""
     described = stats.describe(np.arange(count, dtype=float))
-    assert described["thin"] == ["p50", "p90", "p95", "p99"][4 - thin :]
-    assert described["p99"] == pytest.approx(float(np.percentile(np.arange(count), 99)))
+    assert described.thin == ["p50", "p90", "p95", "p99"][4 - thin :]
+    assert described.p99 == pytest.approx(float(np.percentile(np.arange(count), 99)))
 
 
 def test_p99_9_appears_only_with_enough_samples() -> None:
     """Nobody asks for p99.9 of a thousand samples, so it is there from 6636 on and not before."""
-    assert "p99_9" not in stats.describe(np.arange(6635.0))
-    assert stats.describe(np.arange(6636.0))["p99_9"] == pytest.approx(6628.365)
+    assert stats.describe(np.arange(6635.0)).p99_9 is None
+    assert stats.describe(np.arange(6636.0)).p99_9 == pytest.approx(6628.365)
 
 
 def test_no_sample_is_described_as_none() -> None:
     """An empty distribution has n = 0 and no figure; nothing is printed as zero."""
     described = stats.describe(np.empty(0))
-    assert described.pop("n") == 0
-    assert not any(described.values())
-    assert described["p50"] is None
+    assert not any(msgspec.to_builtins(described).values())
+    assert described.p50 is None
 
 
 def test_one_sample_has_no_spread() -> None:
     """A single sample is its own mean and percentiles; its deviation is unknown, not zero."""
     described = stats.describe(np.array([0.25]))
-    assert (described["mean"], described["p50"], described["max"], described["std"]) == (0.25, 0.25, 0.25, None)
+    assert (described.mean, described.p50, described.max, described.std) == (0.25, 0.25, 0.25, None)
 
 
 def test_an_interval_is_open_where_no_sample_bounds_it() -> None:
     """With 100 samples nothing can bound p99 from above; with 1000 the 996th can."""
-    assert stats.describe(np.arange(100.0))["ci95"]["p99"] == [96.0, None]
-    assert stats.describe(np.arange(1000.0))["ci95"]["p99"] == [982.0, 996.0]
+    assert stats.describe(np.arange(100.0)).ci95["p99"] == (96.0, None)
+    assert stats.describe(np.arange(1000.0)).ci95["p99"] == (982.0, 996.0)
 
 
 def test_samples_of_one_request_are_not_taken_for_independent_ones() -> None:
@@ -59,9 +60,9 @@ def test_samples_of_one_request_are_not_taken_for_independent_ones() -> None:
     repeated, offsets = np.repeat(single, 10), np.arange(0, 1001, 10)
     apart, grouped = stats.describe(single), stats.describe(repeated, offsets)
     assert 90 <= stats.effective_size(repeated, offsets, 0.5, np.sort(repeated)) <= 110
-    assert grouped["ci95"]["p50"] == pytest.approx(apart["ci95"]["p50"], rel=0.1)
-    assert stats.describe(repeated)["ci95"]["p50"][0] > grouped["ci95"]["p50"][0]
-    assert "p99" in grouped["thin"]
+    assert grouped.ci95["p50"] == pytest.approx(apart.ci95["p50"], rel=0.1)
+    assert stats.describe(repeated).ci95["p50"][0] > grouped.ci95["p50"][0]
+    assert "p99" in grouped.thin
 
 
 def test_independent_samples_keep_their_number() -> None:
@@ -75,14 +76,14 @@ def test_failures_count_as_infinite() -> None:
     """With one failure in ten the p90 lies next to infinity and the median moves up; None stands for infinity."""
     described = stats.describe_adjusted(np.arange(1.0, 10.0), 1)
     figures = {"p50": 5.5, "p90": None, "p95": None, "p99": None}
-    assert described == {"n": 10, "failures": 1, **figures, "thin": list(figures)}
+    assert described == AdjustedDistribution(n=10, failures=1, **figures, thin=list(figures))
 
 
 def test_without_failures_the_adjusted_figures_are_the_same() -> None:
     """Nothing failed: both distributions agree."""
     samples = np.random.default_rng(5).random(700)
     plain, adjusted = stats.describe(samples), stats.describe_adjusted(samples, 0)
-    assert {name: adjusted[name] for name in stats.WITH_INTERVAL} == {n: plain[n] for n in stats.WITH_INTERVAL}
+    assert [getattr(adjusted, name) for name in stats.WITH_INTERVAL] == [plain.of(name) for name in stats.WITH_INTERVAL]
 
 
 @pytest.mark.parametrize(("count", "margin"), [(0, 1.0), (1, 1.0), (1000, math.sqrt(math.log(40) / 2000))])

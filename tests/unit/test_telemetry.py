@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis import words
-from analysis.counters import counters
 from analysis.gather import frame_of_run
-from analysis.memory import memory, sentences
+from analysis.memory import memory
 from analysis.metrics import summarise
-from analysis.telemetry import series
-from analysis.text import render
+from analysis.report.findings import memory as memory_said
+from analysis.summary import CounterCheck, GpuMemory, HostMemory, KvCache, Memory, typed
+from analysis.telemetry import counters, series
 from loadgen.record import Record
-from tests.runs import complete, failed, loop, run_of
+from tests.runs import complete, failed, loop, run_of, said, text_of
 from tests.telemetry import line, told
 
 MS = 1_000_000
@@ -34,8 +33,7 @@ def test_a_run_without_telemetry_says_nothing(tmp_path: Path) -> None:
     summary = summarise(run)
     assert series(run) == []
     assert (summary["memory"], summary["server_counters"]) == ({}, {})
-    assert sentences(summary) == []
-    assert words.counters(summary) == ""
+    assert said(summary, "memory") == said(summary, "counters") == ""
 
 
 def test_gauges_and_rates_share_one_axis_and_keep_their_gaps(tmp_path: Path) -> None:
@@ -99,7 +97,7 @@ def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:
 CARD = {"index": 0, "name": "A800", "memory_total_bytes": 80 * GIB}
 
 
-def levels(tmp_path: Path, server: str = "vllm", **more: Any) -> dict[str, Any]:
+def levels(tmp_path: Path, server: str = "vllm", **more: Any) -> Memory:
     moments = [("idle", -1, 70, 0.0), ("start", -0.1, 71, 0.0), ("run", 1, 73, 0.4), ("run", 2, 72, 0.2)]
     readings = [*moments, ("end", 3, 72, 0.1), ("after", 4, 71, 0.0)]
     lines = [
@@ -110,24 +108,17 @@ def levels(tmp_path: Path, server: str = "vllm", **more: Any) -> dict[str, Any]:
             line("server", at, moment, kv_used=share, **more),
         )
     ]
-    return memory(told(tmp_path / server, lines, server=server, facts={"gpu": {"gpus": [CARD]}}))
+    found = memory(told(tmp_path / server, lines, server=server, facts={"gpu": {"gpus": [CARD]}}))
+    assert found is not None
+    return found
 
 
 def test_memory_before_after_and_at_most(tmp_path: Path) -> None:
     """Idle before the first request, loaded after the last, the peak of all readings in between."""
     found = levels(tmp_path, taken_share=0.9, kv_tokens=1000)
-    (gpu,) = found["gpus"]
-    assert gpu == {
-        "of": "GPU 0",
-        "name": "A800",
-        "total_bytes": 80 * GIB,
-        "idle_bytes": 70 * GIB,
-        "loaded_bytes": 71 * GIB,
-        "peak_bytes": 73 * GIB,
-        "readings": 6,
-    }
-    cache = {"idle_share": 0.0, "mean_share": 0.3, "peak_share": 0.4, "readings": 2, "tokens": 1000}
-    assert found["kv_cache"] == cache
+    levels_of_it = {"idle_bytes": 70 * GIB, "loaded_bytes": 71 * GIB, "peak_bytes": 73 * GIB, "readings": 6}
+    assert found.gpus == [GpuMemory(of="GPU 0", name="A800", total_bytes=80 * GIB, **levels_of_it)]
+    assert found.kv_cache == KvCache(idle_share=0.0, mean_share=0.3, peak_share=0.4, readings=2, tokens=1000)
 
 
 @pytest.mark.parametrize(
@@ -143,28 +134,30 @@ def test_what_an_engine_takes_at_its_start_is_named(
     tmp_path: Path, server: str, more: dict[str, float], share: float | None, note: str
 ) -> None:
     """Memory in use says little about the load: how much each engine takes anyway stands beside it."""
-    found = levels(tmp_path, server, **more)["taken_at_start"]
-    assert found["share"] == share
-    assert found["note"].startswith(note)
-    assert levels(tmp_path / "generic", "openai")["taken_at_start"] is None
+    found = levels(tmp_path, server, **more).taken_at_start
+    assert found.share == share
+    assert found.note.startswith(note)
+    assert levels(tmp_path / "generic", "openai").taken_at_start is None
 
 
 def test_gaps_and_what_is_not_measured_are_told(tmp_path: Path) -> None:
     """How often and why, so that a missing figure is never taken for a zero."""
     lines = [line("server", 1, gap="busy"), line("server", 2, gap="busy"), line("host", 1, memory_used_bytes=5)]
     found = memory(told(tmp_path / "run", lines, facts={"not_measured": {"gpu": "none"}}))
-    assert found["gaps"] == {"server": {"busy": 2}}
-    assert found["not_measured"] == {"gpu": "none"}
-    assert (found["gpus"], found["kv_cache"], found["taken_at_start"]) == ([], None, None)
-    assert found["host"]["idle_bytes"] is None
-    assert found["host"]["peak_bytes"] == 5
+    assert found is not None
+    assert found.gaps == {"server": {"busy": 2}}
+    assert found.not_measured == {"gpu": "none"}
+    assert (found.gpus, found.kv_cache, found.taken_at_start) == ([], None, None)
+    assert found.host == HostMemory(
+        of="host", total_bytes=None, idle_bytes=None, loaded_bytes=None, peak_bytes=5, readings=1
+    )
 
 
 def counted(prompt: float, output: float, finished: float, **more: float) -> dict[str, float]:
     return {"prompt_tokens": prompt, "output_tokens": output, "requests_finished": finished, **more}
 
 
-def compared(folder: Path, lines: list[Any], records: list[Record], **changes: Any) -> dict[str, Any]:
+def compared(folder: Path, lines: list[Any], records: list[Record], **changes: Any) -> dict[str, CounterCheck]:
     run = told(folder, lines, records, **changes)
     return counters(run, frame_of_run(run))
 
@@ -178,7 +171,7 @@ AFTER = line("server", 9, "after", **counted(100 + 12 * 512, 10 + 120, 13))
 def test_the_same_counts_agree(tmp_path: Path) -> None:
     """What the server counted before does not matter, and warm-up is part of both sides."""
     found = compared(tmp_path / "run", [BEFORE, AFTER], RECORDS)
-    assert {word: (entry["server"], entry["client"], entry["agree"]) for word, entry in found.items()} == {
+    assert {word: (entry.server, entry.client, entry.agree) for word, entry in found.items()} == {
         "prompt_tokens": (6144, 6144, True),
         "output_tokens": (120, 120, True),
         "requests_finished": (12, 12, True),
@@ -192,13 +185,13 @@ def test_without_a_reading_before_warm_up_only_the_run_is_compared(tmp_path: Pat
         line("server", -0.1, "start", **counted(1000, 0, 0)),
         line("server", 9, "after", **counted(1000 + 5120, 100, 10)),
     ]
-    assert all(entry["agree"] for entry in compared(tmp_path / "run", lines, RECORDS).values())
+    assert all(entry.agree for entry in compared(tmp_path / "run", lines, RECORDS).values())
 
 
 def test_a_counter_that_appears_later_began_at_zero(tmp_path: Path) -> None:
     """TGI publishes a counter with its first count: the first page of a fresh server has none."""
     lines = [line("server", -9, "idle", running=0), line("server", 9, "after", **counted(6144, 120, 12))]
-    assert all(entry["agree"] for entry in compared(tmp_path / "run", lines, RECORDS).values())
+    assert all(entry.agree for entry in compared(tmp_path / "run", lines, RECORDS).values())
 
 
 @pytest.mark.parametrize(
@@ -216,13 +209,11 @@ def test_disagreement_is_a_warning(tmp_path: Path, server: str, output: int, why
     summary = summarise(run)
     entry = summary["server_counters"]["output_tokens"]
     assert (entry["agree"], entry["difference"]) == (False, output - 120)
-    (warning,) = [each for each in words.warnings(summary) if "server counted" in each]
+    same, _, warning = said(summary, "counters").partition(". ")
     assert warning.startswith(f"The server counted {output} output tokens, the client 120: ")
     assert why in warning
-    assert f"The server counted {output} output tokens" in " ".join(render(summary).split())
-    assert words.counters(summary) == (
-        "The server counted the same prompt tokens and finished requests, 2 warm-up requests included."
-    )
+    assert f"The server counted {output} output tokens" in " ".join(text_of(summary).split())
+    assert same == "The server counted the same prompt tokens and finished requests, 2 warm-up requests included"
 
 
 @pytest.mark.parametrize(("output", "agree"), [(119, False), (120, True), (150, True), (184, True), (185, False)])
@@ -230,7 +221,7 @@ def test_of_failed_requests_nobody_knows_what_the_server_counted(tmp_path: Path,
     """Anything from nothing to all that was asked is no disagreement."""
     lines = [BEFORE, line("server", 9, "after", **counted(100 + 6144, 10 + output, 13))]
     entry = compared(tmp_path / "run", lines, [*RECORDS, failed(99)])["output_tokens"]
-    assert (entry["client"], entry["client_most"], entry["agree"]) == (120, 184, agree)
+    assert (entry.client, entry.client_most, entry.agree) == (120, 184, agree)
 
 
 @pytest.mark.parametrize(("prompt", "agree"), [(6143, False), (6144, True), (9000, None)])
@@ -239,7 +230,7 @@ def test_of_turns_that_broke_off_nobody_knows_the_prompt(tmp_path: Path, prompt:
     lines = [BEFORE, line("server", 9, "after", **counted(100 + prompt, 10 + 120, 13))]
     unknown = failed(99, prompt_tokens_asked=0)
     entry = compared(tmp_path / "run", lines, [*RECORDS, unknown])["prompt_tokens"]
-    assert (entry["server"], entry["client"], entry["agree"]) == (prompt, 6144, agree)
+    assert (entry.server, entry.client, entry.agree) == (prompt, 6144, agree)
 
 
 @pytest.mark.parametrize(
@@ -255,15 +246,15 @@ def test_of_turns_that_broke_off_nobody_knows_the_prompt(tmp_path: Path, prompt:
 def test_what_cannot_be_compared_says_why(tmp_path: Path, lines: list[Any], changes: dict[str, Any], why: str) -> None:
     """No reading at one end, a run cut short, a server that began anew: no verdict, no warning, a reason."""
     found = compared(tmp_path / "run", lines, RECORDS, **changes)
-    assert [entry["agree"] for entry in found.values()] == [None] * 3
-    assert all(why in entry["why"] for entry in found.values())
+    assert [entry.agree for entry in found.values()] == [None] * 3
+    assert all(why in entry.why for entry in found.values())
 
 
 def test_a_reset_does_not_lose_what_was_counted_before(tmp_path: Path) -> None:
     """100 to 400, then from 0 to 50: 350 in all."""
     lines = [line("server", at, "run" if at else "idle", preemptions=value) for at, value in enumerate([100, 400, 50])]
     entry = compared(tmp_path / "run", lines, RECORDS)["preemptions"]
-    assert (entry["server"], entry["client"], entry["resets"]) == (350, None, 1)
+    assert (entry.server, entry.client, entry.resets) == (350, None, 1)
 
 
 def test_long_answers_of_tgi_are_explained(tmp_path: Path) -> None:
@@ -271,8 +262,8 @@ def test_long_answers_of_tgi_are_explained(tmp_path: Path) -> None:
     record = complete(0, [MS], tokens=[2000])
     lines = [line("server", -9, "idle", **counted(0, 0, 0)), line("server", 9, "end", **counted(2512, 2000, 1))]
     entry = compared(tmp_path / "run", lines, [record])["prompt_tokens"]
-    assert entry["agree"] is False
-    assert "in pieces" in entry["why"]
+    assert entry.agree is False
+    assert "in pieces" in entry.why
 
 
 def test_memory_in_words(tmp_path: Path) -> None:
@@ -285,12 +276,12 @@ def test_memory_in_words(tmp_path: Path) -> None:
         line("host", 1, memory_used_bytes=GIB, processes=[{"pid": 9, "rss_bytes": 100 << 20, "members": 2}]),
     ]
     facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
-    said = sentences(summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts)))
-    assert said == [
-        "KV cache of 120,000 tokens: at most 31 % in use, by the server's own gauge.",
-        "GPU 0 (A800): 70.0 GiB before the first request, 70.0 GiB at most of 80.0 GiB.",
-        *(f"GPU {index}: 70.0 GiB before the first request, 70.0 GiB at most." for index in (1, 2, 3)),
+    summary = summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts))
+    assert memory_said(typed(summary)) == [
+        "KV cache of 120,000 tokens: peak 31 %, by the server's own gauge.",
+        "GPU 0 (A800): 70.0 GiB before the first request, peak 70.0 GiB of 80.0 GiB.",
+        *(f"GPU {index}: 70.0 GiB before the first request, peak 70.0 GiB." for index in (1, 2, 3)),
         "2 more GPUs in summary.json.",
         "vLLM takes 92 % of each card when it starts (--gpu-memory-utilization) and keeps it.",
-        "Process 9 (vllm): 100 MiB at most.",
+        "Process 9 (vllm): peak 100 MiB.",
     ]

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from analysis import delivery_words, turns_text, words
 from analysis.metrics import summarise
-from analysis.report.extras import by_turn
+from analysis.report import tables
 from analysis.report.page import render
-from analysis.report.tables import delivery_rows
-from analysis.text import render as text_of
+from analysis.report.sections import full
+from analysis.report.tables import TURNS_BRIEF
+from analysis.summary import typed
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import complete, dropped, failed, header, part_of, run_of
+from tests.runs import complete, dropped, failed, header, part_of, run_of, said, text_of
 
 TURNS = 3
 PLAN = header().plan | {"workload": f"multi-turn:turns={TURNS}", "arrivals": "burst", "n": 20}
@@ -68,7 +68,7 @@ def test_a_run_without_sessions_has_no_turns(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [complete(each, [500 * MS]) for each in range(20)])
     summary = summarise(run)
     assert "turns" not in summary
-    assert by_turn([summary]) == []
+    assert 'id="turns"' not in render(full([part_of(run)]))
     assert "by turn" not in text_of(summary)
 
 
@@ -76,9 +76,9 @@ def test_the_terminal_shows_the_first_turns_and_says_how_many_it_left_out(tmp_pa
     """One line per turn, up to ten; too few samples for a percentile are said to be."""
     text = text_of(summary_of(tmp_path, sessions(2, 13), workload="multi-turn:turns=13"), width=80)
     lines = text.splitlines()
-    start = next(place for place, line in enumerate(lines) if "latency by turn" in line)
-    shown = [line.split() for line in lines[start + 2 : start + 2 + turns_text.SHOWN_MAX]]
-    assert [cells[0] for cells in shown] == [str(turn + 1) for turn in range(turns_text.SHOWN_MAX)]
+    start = next(place for place, line in enumerate(lines) if "Latency by turn" in line)
+    shown = [line.split() for line in lines[start + 2 : start + 2 + TURNS_BRIEF]]
+    assert [cells[0] for cells in shown] == [str(turn + 1) for turn in range(TURNS_BRIEF)]
     assert shown[0][3] == "n<11"
     assert "3 later turns in summary.json and on the page." in text
     assert max(map(len, lines)) <= 80
@@ -90,13 +90,13 @@ def test_the_page_has_a_row_per_turn_and_run(tmp_path: Path) -> None:
     few = part_of(run_of(tmp_path / "few", sessions(2), plan=PLAN | {"n": 2}))
     other = part_of(run_of(tmp_path / "other", [complete(each, [500 * MS, 600 * MS]) for each in range(20)]))
     parts = [many, other, few]
-    (extra,) = by_turn([part.summary for part in parts])
-    assert [run for run, _ in extra.values["rows"]] == [0, 0, 0, 2, 2, 2]
-    curves = extra.data["curves"]
-    assert [(curve["run"], curve["turn"]) for curve in curves] == [(0, [1, 2, 3]), (2, [])]
-    assert curves[0]["p50"] == pytest.approx([109.5, 209.5, 309.5])
-    assert curves[0]["low"][0] < 109.5 < curves[0]["high"][0]
-    assert 'id="chart-turns"' in render(parts, extras=[extra])
+    table = tables.turns([part.summary for part in parts])
+    assert [row.cells[0].run for row in table.rows] == [0, 0, 0, 2, 2, 2]
+    assert "turns" not in other.data
+    assert (many.data["turns"]["turn"], few.data["turns"]["turn"]) == ([1, 2, 3], [])
+    assert many.data["turns"]["p50"] == pytest.approx([109.5, 209.5, 309.5])
+    assert many.data["turns"]["low"][0] < 109.5 < many.data["turns"]["high"][0]
+    assert 'id="chart-turns"' in render(full(parts))
 
 
 def test_turns_never_sent_are_not_the_clients_doing(tmp_path: Path) -> None:
@@ -107,21 +107,26 @@ def test_turns_never_sent_are_not_the_clients_doing(tmp_path: Path) -> None:
         *(Record(id=each, state="dropped", error_kind="session_ended", session=3, turn=each - 3) for each in (4, 5)),
     ]
     summary = summary_of(tmp_path, records)
-    assert words.endings(summary) == (
-        "57 of 60 requests were complete; 1 failed, 2 never sent, as their session had ended."
+    assert said(summary, "complete") == (
+        "57 of 60 requests complete; 1 failed, 2 never sent, as their session had ended."
     )
     assert summary["client"]["verdict"] == "ok"
     assert summary["requests"]["dropped"] == 2
     both = summary_of(tmp_path / "both", [*records[:5], dropped(5), *records[6:]])
-    assert words.endings(both).endswith("; 1 failed, 1 dropped, 1 never sent, as its session had ended.")
+    assert said(both, "complete").endswith("; 1 failed, 1 dropped, 1 never sent, as its session had ended.")
     assert both["client"]["verdict"] == "limited"
 
 
 def test_delivery_is_of_sessions(tmp_path: Path) -> None:
     """What the arrivals time are first turns: 20 sessions, not 60 requests; on the page too."""
     summary = summary_of(tmp_path, sessions(), arrivals="constant:10")
-    assert delivery_words.delivery(summary).startswith("20 of 20 sessions begun, 10.00 per second (10.00 named)")
-    assert ("Sessions due", ["20"]) in delivery_rows([summary])
+    assert said(summary, "delivery").startswith("20 of 20 sessions begun, 10.00 /s (target 10.00)")
+    assert _first_row([summary]) == ["Sessions due", "20"]
     other = summarise(run_of(tmp_path / "other", [complete(1, [500 * MS])]))
-    assert delivery_words.delivery(other).startswith("1 of 1 request sent")
-    assert delivery_rows([summary, other])[0] == ("Requests due", ["20", "1"])
+    assert said(other, "delivery").startswith("1 of 1 request sent")
+    assert _first_row([summary, other]) == ["Requests due", "20", "1"]
+
+
+def _first_row(summaries: list[Any]) -> list[str]:
+    table = tables.load([typed(each) for each in summaries], [str(place) for place, _ in enumerate(summaries)])
+    return [cell.text for cell in table.rows[0].cells]

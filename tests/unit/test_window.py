@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from analysis.gather import frame_of
 from analysis.metrics import summarise
 from analysis.window import choose, in_flight
 from loadgen.record import Record
+from loadgen.runfile import load_facts
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, header, run_of
 
@@ -39,8 +41,8 @@ def evenly(number: int, gap_ms: float) -> list[float]:
     return [index * gap_ms for index in range(number)]
 
 
-def window_of(records: Sequence[Record], arrivals: str, **plan: object) -> Window | None:
-    return choose(frame_of(records), {"arrivals": arrivals, **plan})
+def window_of(records: Sequence[Record], arrivals: str, **plan: Any) -> Window | None:
+    return choose(frame_of(records), load_facts(arrivals, ""), **plan)
 
 
 def test_an_even_load_is_measured_on_its_plateau() -> None:
@@ -135,7 +137,7 @@ def test_a_burst_is_measured_as_a_whole(arrivals: str) -> None:
 def test_the_plan_may_set_the_window() -> None:
     """Seconds from the run's start, whatever the arrivals are."""
     for arrivals in ("burst", "poisson:3"):
-        window = window_of(asked_at([0, 1], 100), arrivals, window_s=[1.5, 4])
+        window = window_of(asked_at([0, 1], 100), arrivals, set_s=[1.5, 4])
         assert window == Window(1.5 * S, 4 * S, "set", "set by the plan")
 
 

@@ -14,7 +14,7 @@ from workloads.prompts import Prompt, Stretch
 from workloads.request import Request
 from workloads.syntax import WorkloadError
 from workloads.traces import BLOCK_TOKENS
-from workloads.workload import Dataset, Material, MultiTurn, SharedPrefix, Synthetic, Workload, parse, replay
+from workloads.workload import Dataset, MultiTurn, PromptSource, SharedPrefix, Synthetic, Workload, parse, replay
 
 DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
@@ -37,9 +37,9 @@ def count(words: str) -> int:
     return len(words.split())
 
 
-def material(prompt: Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> Material:
+def material(prompt: Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> PromptSource:
     """Six tokens in, four out."""
-    return Material(prompt, count, lengths.parse(input_tokens), lengths.parse(output) if output else None, seed=3)
+    return PromptSource(prompt, count, lengths.parse(input_tokens), lengths.parse(output) if output else None, seed=3)
 
 
 TEXTS: list[tuple[str, Workload, str]] = [

@@ -1,0 +1,525 @@
+"""Every chart: what it is called, what it draws, and what it shows in words.
+
+To add one: an entry in CHARTS, whose `traces` and `layout` are Plotly's own, with references where a run's data,
+colours or units belong. The page's charts.js draws them, and `figure` resolves the same for notebooks. A chart that
+needs more (panels that follow a width, marks that appear close up) names a script, which draws with `Report.chart`.
+
+    "$x"                  a column of the run's data ("$by_position.p50": of its parts)
+    "@run" "@quiet" "@run:2e"   a colour of the palette, the run's own, faded
+    "@dash"               the run's dash
+    @name @xunit @yunit   within a text: the run's name where there are several, the units of the axes
+
+"alone": True belongs to pages of one run, "alone": False to those of several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analysis.frame import Frame
+from analysis.metrics import METRICS
+from analysis.report import curves
+from analysis.report.document import Shape, Zoom
+from analysis.report.format import count, duration, scale_of, significant
+from analysis.summary import Summary, TurnLatency
+from analysis.telemetry import Series
+
+Data = Mapping[str, Any]
+
+PALETTE = {
+    "run-1": ("#0068a8", "#5cb8f2"),
+    "run-2": ("#b84e00", "#f2a04a"),
+    "run-3": ("#00755a", "#33c9a0"),
+    "run-4": ("#97407f", "#e295c8"),
+    "run-5": ("#7a6a00", "#dccb5c"),
+    "run-6": ("#5a4fb0", "#b3a9f7"),
+}
+"""Colours of runs, in light and in dark: one per server, in the order in which they come."""
+SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bcc6"}
+"""Those of page.css that traces name, for figures outside of a page."""
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickformat": ".0%"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChartInput:
+    """What a chart's data is made from."""
+
+    frame: Frame
+    summary: Summary
+    series: Sequence[Series] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`data` gives None where a run has nothing of it; a page without any such run does not show the chart."""
+
+    id: str
+    section: str
+    """Of the page: one that is there already, or a new one of this title."""
+    title: str
+    data: Callable[[ChartInput], Data | None]
+    caption: Callable[[Data, Summary], str] = lambda _, __: ""
+    traces: Sequence[Data] = ()
+    layout: Data | Callable[[Sequence[Data]], Data] = field(default_factory=dict)
+    """Or what makes it of all runs' data."""
+    table: Mapping[str, str] = field(default_factory=dict)
+    """The chart's data as rows: heads, and the column of each."""
+    typical: Mapping[str, Callable[[Data], float | None]] = field(default_factory=dict)
+    """Of an axis in seconds (`x`, `y`) a value that is to read well; without one it stays in seconds."""
+    note: str = ""
+    script: str = ""
+    """A file in analysis/report/ that draws it instead of the traces."""
+    shape: Shape = ""
+    zoom: Zoom = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class ChartRun:
+    """One run as the charts draw it."""
+
+    name: str
+    colour: str
+    dash: str
+    data: Mapping[str, Data]
+    """By chart."""
+
+
+def chart_data(given: ChartInput) -> dict[str, Data]:
+    """What each chart draws of a run."""
+    found = {chart.id: chart.data(given) for chart in CHARTS.values()}
+    return {name: data for name, data in found.items() if data is not None}
+
+
+def shown_charts(runs: Sequence[ChartRun]) -> list[Chart]:
+    """The charts of which one of these runs has something, in the order of the page."""
+    return [chart for chart in CHARTS.values() if any(chart.id in run.data for run in runs)]
+
+
+def spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
+    """A chart as the page's charts.js draws it: traces and layout with their references, and the scale of each axis."""
+    data = [run.data[chart.id] for run in runs if chart.id in run.data]
+    scales = {}
+    for axis, typical in chart.typical.items():
+        factor, unit = scale_of(max((value for each in data if (value := typical(each)) is not None), default=None))
+        scales[axis] = {"factor": factor, "unit": unit}
+    layout = chart.layout(data) if callable(chart.layout) else chart.layout
+    drawn = {"traces": chart.traces, "layout": layout, "table": chart.table, "scales": scales}
+    return {"id": chart.id, "script": chart.script, **drawn}
+
+
+def figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
+    """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper.
+
+    Raises KeyError for a name that is not in CHARTS.
+    """
+    chart = CHARTS[name]
+    drawn = spec(chart, runs)
+    several = len(runs) > 1
+    traces = []
+    for run in (run for run in runs if name in run.data):
+        for trace in chart.traces:
+            if trace.get("alone", not several) is not several:
+                found = _resolved({key: each for key, each in trace.items() if key != "alone"}, run, drawn, several)
+                for axis, scale in drawn["scales"].items():
+                    found[axis] = [None if value is None else value * scale["factor"] for value in found[axis]]
+                traces.append(found)
+    layout = _resolved({"title": {"text": chart.title}, "showlegend": several, **drawn["layout"]}, None, drawn, several)
+    return {"data": traces, "layout": layout}
+
+
+def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
+    """The same with every reference replaced."""
+    if isinstance(value, Mapping):
+        return {name: _resolved(each, run, drawn, several) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_resolved(each, run, drawn, several) for each in value]
+    return _text(value, run, drawn, several) if isinstance(value, str) else value
+
+
+def _text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
+    if value.startswith("$") and run:
+        columns = [_column(run.data[drawn["id"]], path) for path in value[1:].split(",")]
+        return columns[0] if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
+    if value == "@dash":
+        return run.dash if run else "solid"
+    colour, _, faded = value[1:].partition(":")
+    known = {**SHADES, **{name: light for name, (light, _) in PALETTE.items()}}
+    if value.startswith("@") and (colour == "run" or colour in known):
+        found = known[run.colour if run and colour == "run" else colour]
+        red, green, blue = bytes.fromhex(found[1:])
+        return f"rgba({red}, {green}, {blue}, {int(faded, 16) / 255:.2f})" if faded else found
+    units = {f"{axis}unit": scale["unit"] for axis, scale in drawn["scales"].items()}
+    words = {"name": run.name if run and several else "", **units}
+    return re.sub(r"@(name|xunit|yunit)\b", lambda found: words.get(found[1], "s"), value)
+
+
+def _column(data: Data, path: str) -> Any:
+    for part in path.split("."):
+        data = data[part]
+    return data
+
+
+def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
+    look = {"color": "@run", "dash": "@dash", "width": 2} | more.pop("line", {})
+    hover = f"{hover}<extra>@name</extra>" if hover else hover
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "@name",
+        "x": x,
+        "y": y,
+        "line": look,
+        "hovertemplate": hover,
+    } | more
+
+
+def _cdf(name: str) -> Chart:
+    metric = METRICS[name]
+
+    def data(given: ChartInput) -> Data:
+        curve = curves.distribution(metric.values(given.frame), int(given.frame.sampled.sum()))
+        share = np.array(curve["y"])
+        low, high = np.maximum(0, share - curve["margin"]), np.minimum(1, share + curve["margin"])
+        return curve | {"low": np.round(low, 4).tolist(), "high": np.round(high, 4).tolist()}
+
+    def caption(curve: Data, summary: Summary) -> str:
+        if not curve["n"]:
+            return "No sample."
+        described = summary.latency[name]
+        p99 = "too few samples for p99" if "p99" in described.thin else f"p99 {duration(described.p99, 4)}"
+        drawn = f", {curve['drawn']:,} drawn with all extremes" if curve["drawn"] < curve["n"] else ""
+        return f"p50 {duration(described.p50, 4)}, {p99}; {curve['n']:,} samples{drawn}."
+
+    edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
+    edge |= {"line": {"width": 0, "shape": "hv"}}
+    return Chart(
+        name,
+        "latency",
+        metric.title,
+        data,
+        caption,
+        traces=(
+            edge | {"y": "$low"},
+            edge | {"y": "$high", "fill": "tonexty", "fillcolor": "@run:2e"},
+            _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line={"shape": "hv"}),
+        ),
+        layout={"xaxis": {"title": {"text": f"{metric.short}, @xunit"}}, "yaxis": SHARES},
+        table={name: "x", "share": "y"},
+        typical={"x": lambda curve: curve["x"][len(curve["x"]) // 2] if curve["x"] else None},
+    )
+
+
+def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
+    hover = (
+        "request %{customdata[0]}, %{customdata[1]:,}. sent, %{customdata[2]:,} prompt tokens<br>"
+        "TTFT %{y:.4~g} s<extra>@name</extra>"
+    )
+    points = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": f"${of}",
+        "y": "$ttft_s",
+        "customdata": "$request,position,prompt",
+        "showlegend": False,
+    }
+    points |= {"marker": {"color": "@run:66", "size": 5, "line": {"width": 0}}, "hovertemplate": hover}
+
+    def data(given: ChartInput) -> Data | None:
+        first = curves.first_tokens(given.frame)
+        told = first["prompts"] and first["prompts"][0] != first["prompts"][1]
+        return first if told or of == "position" else None
+
+    x, about = f"$by_{of}.x", "%{y:.4~g} s"
+    return Chart(
+        of,
+        "waiting",
+        title,
+        data,
+        caption,
+        traces=(
+            points,
+            _line(x, f"$by_{of}.p50", f"median here {about}", alone=False),
+            _line(x, f"$by_{of}.p50", f"median here {about}", alone=True, name="median", line={"color": "@ink"}),
+            _line(
+                *(x, f"$by_{of}.p90", f"p90 here {about}"),
+                alone=True,
+                name="p90",
+                line={"color": "@ink", "width": 1.2, "dash": "dot"},
+            ),
+        ),
+        layout={
+            "showlegend": True,
+            "xaxis": {"title": {"text": x_title}} | ({} if of == "prompt" else {"rangemode": "tozero"}),
+            "yaxis": {"title": {"text": "TTFT, s"}, "rangemode": "tozero"},
+        },
+        table={"request": "request", "position": "position", "prompt_tokens": "prompt", "ttft_s": "ttft_s"},
+    )
+
+
+def _position(first: Data, _: Summary) -> str:
+    trend = first["by_position"]
+    if not first["n"]:
+        return "No sample."
+    if not trend["x"]:
+        return f"{count(first['n'], 'request')}: too few for a trend."
+    least, most = first["prompts"]
+    same = f" Every prompt had {count(least, 'token')}." if least == most else ""
+    some = (
+        f" {first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
+        if first["drawn"] < first["n"]
+        else ""
+    )
+    return f"{_rise(trend)} from the first requests sent to the last.{same}{some}"
+
+
+def _prompt(first: Data, _: Summary) -> str:
+    if not first["n"]:
+        return "No sample."
+    least, most = first["prompts"]
+    trend = f" {_rise(first['by_prompt'])} from the shortest to the longest." if first["by_prompt"]["x"] else ""
+    return f"Prompts of {least:,} to {most:,} tokens.{trend}"
+
+
+def _rise(trend: Data) -> str:
+    begins, ends = (duration(trend["p50"][place]) for place in (0, -1))
+    return f"Median TTFT goes from {begins} to {ends}"
+
+
+def _gaps(lifetime: Data, _: Summary) -> str:
+    if not lifetime["token"]:
+        return "No output had two chunks, so there is no gap."
+    known = [(token, gap) for token, gap in zip(lifetime["token"], lifetime["p50"], strict=True) if gap is not None]
+    wide = f" (tokens in groups of {lifetime['width']:,})" if lifetime["width"] > 1 else ""
+    longest = lifetime["longest"][0]
+    most = (
+        f"Longest gap {duration(longest['gap_s'])}, before token {longest['token']:,} of request {longest['request']}."
+    )
+    if not known:
+        return most
+    (_, begins), (last, ends) = known[0], known[-1]
+    return f"Median gap {duration(begins)} at first, {duration(ends)} at token {last:,}{wide}. {most}"
+
+
+def _course(data: Data, summary: Summary) -> str:
+    course = data["course"]
+    if not course["start_s"]:
+        return "Nothing was received."
+    warmup, window = summary.requests.warmup, summary.window
+    parts = [
+        f"Peak {max(course['tokens_per_s']):,.0f} tokens/s in any {course['bin_s']:g} s; peak "
+        f"{max(course['in_flight']):,} streams in flight, {max(course['receiving']):,} receiving tokens.",
+        f"{warmup:,} warm-up requests came before 0 and are in no figure." if warmup else "",
+        "" if window.whole else f"Measured from {significant(window.from_s)} s to {significant(window.to_s)} s.",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _timeline(drawn: Data, _: Summary) -> str:
+    if not drawn["n"]:
+        return "Nothing was sent."
+    if drawn["drawn"] == drawn["n"]:
+        return f"All {drawn['n']:,} requests sent."
+    some = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
+    return f"{some}, the 100 slowest, and up to 100 that were not complete."
+
+
+def _goodput(given: ChartInput) -> Data | None:
+    found = given.summary.goodput
+    return None if found is None else {"x": found.curve.x, "y": found.curve.y}
+
+
+def _turns(given: ChartInput) -> Data | None:
+    """TTFT's median in ms over the turns with enough samples for one, and how far its interval reaches."""
+    turns: list[TurnLatency] = [each for each in given.summary.turns if each.ttft_s.n and "p50" not in each.ttft_s.thin]
+    if not given.summary.turns:
+        return None
+    rows = [(each.turn, (each.ttft_s.p50 or 0) * 1e3, each.ttft_s.ci95["p50"]) for each in turns]
+    ends = [[p50 if end is None else end * 1e3 for end in interval] for _, p50, interval in rows]
+    return {
+        "turn": [turn for turn, _, _ in rows],
+        "p50": [p50 for _, p50, _ in rows],
+        "low": [low for low, _ in ends],
+        "high": [high for _, high in ends],
+        "below": [p50 - low for (_, p50, _), (low, _) in zip(rows, ends, strict=True)],
+        "above": [high - p50 for (_, p50, _), (_, high) in zip(rows, ends, strict=True)],
+    }
+
+
+def _few(data: Sequence[Data]) -> bool:
+    return all(len(each["turn"]) <= 20 for each in data)
+
+
+def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any]:
+    return _line(
+        "$token", f"${figure}", f"{title} before token %{{x}}: %{{y:.4~g}} @yunit", connectgaps=False, line=line, **more
+    )
+
+
+LONGEST_GAPS: Data = {
+    **{"type": "scatter", "mode": "markers", "x": "$longest_token", "y": "$longest_gap", "name": "longest"},
+    "customdata": "$longest_of",
+    "hovertemplate": "%{y:.4~g} @yunit before token %{x}<br>of request %{customdata}<extra>@name</extra>",
+}
+
+
+def _diamond(colour: str) -> dict[str, Any]:
+    return {"symbol": "diamond-open", "size": 8, "color": colour, "line": {"width": 1.5}}
+
+
+def _gap_layout(data: Sequence[Data]) -> Data:
+    """A few gaps are far longer than the rest: the axis becomes logarithmic."""
+    gaps = [gap for each in data for name in (*curves.SHOWN, "max") for gap in each[name] if gap]
+    log = bool(gaps) and max(gaps) > 20 * min(gaps)
+    look = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
+    return {
+        "showlegend": True,
+        "xaxis": {"title": {"text": "output token"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look},
+    }
+
+
+def _lifetime(given: ChartInput) -> Data:
+    found = curves.lifetime(given.frame)
+    columns = {"longest_token": "token", "longest_gap": "gap_s", "longest_of": "request"}
+    return {**found, **{name: [each[key] for each in found["longest"]] for name, key in columns.items()}}
+
+
+CDFS = ("e2e_s", "ttft_s", "tpot_s", "itl_s")
+CHARTS: dict[str, Chart] = {
+    chart.id: chart
+    for chart in (
+        Chart(
+            "goodput",
+            "goodput",
+            "Attainment over the scale of the bounds",
+            _goodput,
+            traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line={"shape": "hv"}),),
+            layout={
+                "xaxis": {"title": {"text": "scale of the bounds"}, "rangemode": "tozero"},
+                "yaxis": SHARES,
+                "shapes": [
+                    {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1}
+                    | {"line": {"color": "@quiet", "width": 1, "dash": "dot"}}
+                ],
+            },
+            table={"scale": "x", "attainment": "y"},
+            note="All bounds scaled together by the factor below: at 1 they are as requested.",
+        ),
+        Chart(
+            "turns",
+            "turns",
+            "Time to first token over the turns",
+            _turns,
+            traces=(
+                _line(
+                    *("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}"),
+                    mode="lines+markers",
+                    error_y={
+                        "type": "data",
+                        "symmetric": False,
+                        "thickness": 1.2,
+                        "array": "$above",
+                        "arrayminus": "$below",
+                    },
+                ),
+            ),
+            layout=lambda data: {
+                "xaxis": {"title": {"text": "turn"}, "tickformat": "d"} | ({"dtick": 1} if _few(data) else {}),
+                "yaxis": {"title": {"text": "TTFT p50, ms"}, "rangemode": "tozero"},
+            },
+            table={"turn": "turn", "TTFT p50, ms": "p50", "from": "low", "to": "high"},
+            note="The median and its 95 % interval, over the complete requests of each turn.",
+        ),
+        *(_cdf(name) for name in CDFS),
+        _first_tokens("position", "TTFT by place in the queue", "place in the order sent", _position),
+        _first_tokens("prompt", "TTFT by prompt length", "prompt tokens", _prompt),
+        Chart(
+            "gaps",
+            "gaps",
+            "Time before each token",
+            _lifetime,
+            _gaps,
+            traces=(
+                _gap_line("p50", "median", {"width": 2.2}, alone=True, name="median"),
+                _gap_line("p90", "p90", {"width": 1.3, "dash": "dash"}, alone=True, name="p90"),
+                _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, alone=True, name="p99"),
+                _gap_line("max", "largest", {"width": 1, "color": "@quiet"}, alone=True, name="largest"),
+                _gap_line("p50", "median", {"width": 2.2}, alone=False, name="@name, median"),
+                _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, alone=False, name="@name, p99"),
+                {**LONGEST_GAPS, "alone": True, "marker": _diamond("@bad")},
+                {**LONGEST_GAPS, "alone": False, "showlegend": False, "marker": _diamond("@run")},
+            ),
+            layout=_gap_layout,
+            table={name: name for name in ("token", "n", *curves.SHOWN, "max")},
+            typical={"y": lambda found: next((gap for gap in found["p50"] + found["max"] if gap), None)},
+            note="A chunk of several tokens counts once, before its first. Percentiles are within 1 % (the largest "
+            "exact), and drawn where enough requests reach that far.",
+            shape="wide",
+        ),
+        Chart(
+            "course",
+            "course",
+            "Tokens and streams",
+            lambda given: {"course": curves.course(given.frame), "series": curves.panels(given.series)},
+            _course,
+            traces=(
+                _line(
+                    "$course.start_s",
+                    "$course.tokens_per_s",
+                    "%{y:,.0f} tokens/s from %{x:.4~g} s",
+                    line={"shape": "hv"},
+                ),
+            ),
+            layout={"xaxis": {"title": {"text": "time, s"}}, "yaxis": {"title": {"text": "output tokens/s"}}},
+            note="Streams are the most in each interval; the dotted line counts those receiving tokens. Below, "
+            "readings of server, GPUs and host; a break in a line is one that failed.",
+            script="course.js",
+            shape="tall",
+        ),
+        Chart(
+            "timeline",
+            "timeline",
+            "From sent to last token",
+            lambda given: curves.timeline(given.frame),
+            _timeline,
+            traces=tuple(
+                {"type": "scatter", "mode": "markers", "name": name, "x": f"${column}", "y": "$position"}
+                | {"marker": {"color": colour, "size": 3}}
+                for name, column, colour in (
+                    ("sent", "sent_s", "@idle"),
+                    ("first token", "first_s", "@run"),
+                    ("last token", "last_s", "@ink"),
+                )
+            ),
+            layout={
+                "xaxis": {"title": {"text": "time, s"}},
+                "yaxis": {"title": {"text": "order sent"}, "autorange": "reversed"},
+            },
+            note="Drag over a part to zoom in, double-click to reset; with the keyboard +, −, 0 and the arrows.",  # noqa: RUF001
+            script="timeline.js",
+            shape="tall",
+            zoom="both",
+        ),
+        Chart(
+            "sends",
+            "sending",
+            "When requests were sent",
+            lambda given: curves.sends(given.frame),
+            traces=(_line("$x", "$y", "%{y:,} sent within %{x:.4~g} @xunit", line={"shape": "hv"}),),
+            layout={
+                "xaxis": {"title": {"text": "after the first request, @xunit"}, "rangemode": "tozero"},
+                "yaxis": {"title": {"text": "requests sent"}, "rangemode": "tozero"},
+            },
+            table={"sent_after_s": "x", "requests": "y"},
+            typical={"x": lambda sent: sent["x"][-1] if sent["x"] else None},
+            shape="wide",
+        ),
+    )
+}
+"""In the order of the page."""

@@ -1,0 +1,261 @@
+"""What is to be known before a figure is used: each thing once, as a sentence with its level, for every renderer.
+
+`findings` is the list; `verdict` is its sum. A finding is `ok` (checked and fine), a `note`, a `warning` (the figure
+stands, with care) or an `error` (something failed, or the figures are not those of the server).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from analysis.report.document import Finding, Level
+from analysis.report.format import count, duration, share, significant, size
+from analysis.summary import ClientHealth, MemoryLevels, ObjectiveVerdict, Summary
+
+COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
+"""What server and client both count."""
+UNLIKELY = 0.001
+"""A p-value below which a load is said to be another than its target: one such run in a thousand is chance."""
+GPUS_NAMED = 4
+
+
+def findings(summary: Summary) -> list[Finding]:
+    """All there is to know of one run, what matters most first."""
+    requests, tokens, client = summary.requests, summary.tokens, summary.client
+    whole = requests.all_complete and requests.planned
+    exact = requests.complete and not (tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported)
+    found = [
+        Finding("client", "ok" if client.ok else "error", client_said(summary), "client"),
+        Finding("complete", "ok" if whole else "error", endings(summary), "failures"),
+        Finding("lengths", "ok" if exact else "warning", lengths(summary), "lengths"),
+    ]
+    if sent := delivery(summary):
+        found.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
+    if summary.machines:
+        each = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
+        found.append(Finding("machines", "ok", f"{count(len(summary.machines), 'machine')}, clocks known to: {each}."))
+    found += [Finding("goodput", "note", text, "goodput") for text in goodput(summary)]
+    found += _counters(summary)
+    if measured := window(summary):
+        flat = summary.window.reason.startswith("no plateau")
+        found.append(Finding("window", "warning" if flat else "ok", measured, "course"))
+    found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
+    return [*found, *_warnings(summary)]
+
+
+def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
+    """Whether the figures are valid, in a sentence."""
+    if not summary.requests.complete:
+        return Finding("invalid", "error", "Invalid: no request was complete.")
+    if not summary.client.ok:
+        return Finding("invalid", "error", "Invalid: possible client bottleneck.")
+    if doubts := sum(each.level in ("warning", "error") for each in found):
+        return Finding("warning", "warning", f"Valid, with {count(doubts, 'warning')} below.")
+    return Finding("valid", "ok", "Valid: every check passed.")
+
+
+def endings(summary: Summary) -> str:
+    """How the requests ended."""
+    requests = summary.requests
+    never = requests.errors.get("session_ended", 0)
+    counts = {"failed": requests.failed, "truncated": requests.truncated, "dropped": requests.dropped - never}
+    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
+    if never:
+        parts.append(f"{never:,} never sent, as {'its' if never == 1 else 'their'} session had ended")
+    if requests.unrecorded:
+        parts.append(f"{requests.unrecorded:,} without a record")
+    if not requests.planned:
+        return "Nothing was sent."
+    if not parts:
+        return f"All {requests.planned:,} requests complete."
+    return f"{requests.complete:,} of {requests.planned:,} requests complete; {', '.join(parts)}."
+
+
+def lengths(summary: Summary) -> str:
+    """Whether prompts and outputs had the lengths asked for, by the server's own count."""
+    tokens = summary.tokens
+    complete = summary.requests.complete
+    if complete == 0:
+        return "Lengths unchecked: no request was complete."
+    if tokens.prompt_unreported:
+        prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
+    else:
+        wrong = tokens.prompt_mismatches
+        prompt = (
+            f"{wrong:,} of {complete:,} prompt lengths not as requested" if wrong else "all prompt lengths as requested"
+        )
+        if later := tokens.prompt_unknown:
+            prompt += f" ({later:,} of unknown length, as they held earlier outputs)"
+    wrong = tokens.output_mismatches
+    output = (
+        f"{wrong:,} of {complete:,} output lengths not as requested" if wrong else "all output lengths as requested"
+    )
+    return f"{prompt[0].upper()}{prompt[1:]}; {output}."
+
+
+def client_said(summary: Summary) -> str:
+    """Whether the load generator was the bottleneck, and how exact its timestamps are."""
+    client = summary.client
+    word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
+    stamps = "kernel timestamps" if client.stamps == "kernel" else "user-space timestamps"
+    calibrated = ""
+    if found := client.calibration:
+        rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
+        p99 = duration(found.ttft_p99_s, 2)
+        calibrated = f"; calibrated {found.made_at[:10]}: TTFT ±{p99} at p99{rate}"
+    return f"{word}; {stamps}, {_error_bars(client)}{calibrated}."
+
+
+def _error_bars(client: ClientHealth) -> str:
+    """That of a token alone in its read; of TTFT, TPOT and ITL where tokens that were not make them wider."""
+    alone_s = client.error_bar_e2e_s
+    if alone_s is None:
+        return "error unknown"
+    if (client.error_bar_ttft_s or 0) <= alone_s and (client.error_bar_itl_s or 0) <= 2 * alone_s:
+        return f"error ±{duration(alone_s, 2)}"
+    bars = {"TTFT": client.error_bar_ttft_s, "TPOT": client.error_bar_tpot_s, "ITL": client.error_bar_itl_s}
+    said = ", ".join(f"{name} ±{duration(bar, 2)}" for name, bar in bars.items() if bar is not None)
+    return f"worst-case error {said} (coalesced reads)"
+
+
+def delivery(summary: Summary) -> str:
+    """Requested against actual load; nothing when nothing was asked."""
+    sent = summary.delivery
+    if not sent.asked:
+        return ""
+    noun, gone = ("session", "begun") if of_sessions(summary) else ("request", "sent")
+    parts = [f"{sent.sent:,} of {count(sent.asked, noun)} {gone}"]
+    rate, variation, check = sent.rate_per_s, sent.cv, sent.ks.sent
+    if rate.named is not None and rate.sent is not None:
+        parts.append(f"{significant(rate.sent, 4)} /s (target {significant(rate.named, 4)})")
+    if variation.named and variation.sent is not None:
+        parts.append(f"inter-arrival CV {significant(variation.sent)} (target {significant(variation.named)})")
+    if check is not None:
+        fit = "distribution as requested" if check.p_value >= UNLIKELY else "distribution not as requested"
+        parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check.p_value, 2)})")
+    elif sent.ks.due is not None:
+        parts.append("sent too late to check the distribution")
+    if sent.late_s is not None:
+        parts.append(f"p99 dispatch delay {duration(sent.late_s.p99)}")
+    return f"{', '.join(parts)}."
+
+
+def delivered(summary: Summary) -> bool:
+    """Whether everything was sent, and nothing speaks against its having been the load requested."""
+    sent = summary.delivery
+    return not sent.not_sent and all(
+        check is None or check.p_value >= UNLIKELY for check in (sent.ks.due, sent.ks.sent)
+    )
+
+
+def of_sessions(summary: Summary) -> bool:
+    """Whether arrivals and the number asked count sessions of several turns."""
+    return summary.run.load.sessions
+
+
+def goodput(summary: Summary) -> list[str]:
+    """How many requests met the bounds, and which bounds 90 % would have met; nothing if not asked."""
+    found = summary.goodput
+    if not found or not found.requests:
+        return []
+    low, high = (significant(end * 100, 3) for end in found.attainment_ci95)
+    good = f"{found.good:,} of {count(found.requests, 'request')} met {' and '.join(found.bounds)}"
+    lines = [
+        f"Goodput {significant(found.per_s)} requests/s: {good} ({share(found.attainment)}, 95 %: {low} to {high} %)."
+    ]
+    if met := found.met_by["90%"]:
+        bounds = " and ".join(f"{latency} < {duration(bound)}" for latency, bound in met.bounds_s.items())
+        return [*lines, f"90 % would have met {bounds} (bounds x{significant(met.scale)})."]
+    return [*lines, "No bounds would have been met by 90 %: too many were not complete."]
+
+
+def window(summary: Summary) -> str:
+    """What part of the run the figures are of, and why; nothing for a whole run."""
+    found = summary.window
+    if found.whole:
+        return ""
+    ends = f"{significant(found.from_s)} s to {significant(found.to_s)} s"
+    return f"Measured from {ends} of the run ({found.reason}): {count(found.requests, 'request')} due within."
+
+
+def memory(summary: Summary) -> list[str]:
+    """What is known of memory: the KV cache, the GPUs, the server's processes. Often nothing."""
+    found = summary.memory
+    if not found:
+        return []
+    lines = []
+    if (cache := found.kv_cache) and cache.peak_share is not None:
+        room = f" of {cache.tokens:,} tokens" if cache.tokens else ""
+        lines.append(f"KV cache{room}: peak {share(cache.peak_share)}, by the server's own gauge.")
+    lines += [_level(each) for each in found.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
+    if (more := len(found.gpus) - GPUS_NAMED) > 0:
+        lines.append(f"{count(more, 'more GPU')} in summary.json.")
+    if found.taken_at_start and lines:
+        lines.append(f"{found.taken_at_start.note}.")
+    held = [each for each in found.processes if each.on == "host" and each.peak_bytes is not None]
+    return [*lines, *(_level(each) for each in held)]
+
+
+def _level(each: MemoryLevels) -> str:
+    name = f" ({named})" if (named := getattr(each, "name", "")) else ""
+    total = getattr(each, "total_bytes", None)
+    whole = f" of {size(total)}" if total else ""
+    before = f"{size(each.idle_bytes)} before the first request, " if each.idle_bytes is not None else ""
+    return f"{each.of[0].upper()}{each.of[1:]}{name}: {before}peak {size(each.peak_bytes)}{whole}."
+
+
+def _counters(summary: Summary) -> Iterator[Finding]:
+    """Whether the server counted the same."""
+    counters = summary.server_counters
+    same = [title for word, title in COUNTED.items() if (entry := counters.get(word)) and entry.agree]
+    if same:
+        warmup = summary.requests.warmup
+        included = f", {count(warmup, 'warm-up request')} included" if warmup else ""
+        listed = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))
+        yield Finding("counters", "ok", f"The server counted the same {listed}{included}.", "machines")
+    for word, title in COUNTED.items():
+        entry = counters.get(word)
+        if entry and entry.agree is False:
+            most = "" if entry.client_most is None else f" to {entry.client_most:,}"
+            text = f"The server counted {entry.server:,} {title}, the client {entry.client:,}{most}"
+            yield Finding("counters", "warning", f"{text}: {entry.why}.", "machines")
+
+
+def _warnings(summary: Summary) -> Iterator[Finding]:
+    run, client = summary.run, summary.client
+    for reason in client.reasons:
+        yield Finding("bottleneck", "warning", f"{reason[0].upper()}{reason[1:]}.", "client")
+    if run.forced:
+        yield Finding("forced", "warning", f"Measured with --force: {run.forced}.")
+    if run.interrupted:
+        yield Finding("interrupted", "warning", "Interrupted: figures are of the part that was recorded.")
+    if run.damaged_lines:
+        lines = count(run.damaged_lines, "damaged line")
+        yield Finding("damaged", "warning", f"{lines} of the run file left out.")
+    if client.first_token_merged:
+        text = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced"
+        yield Finding("coalesced", "warning", f"{text} with later ones: TTFT is an upper bound.", "client")
+    if client.reopened:
+        text = f"{count(client.reopened, 'connection')} closed by the server and reopened."
+        yield Finding("reopened", "warning", text, "client")
+    for note in run.notes:
+        yield Finding("note", "warning", f"{note}.")
+
+
+def measured(entry: ObjectiveVerdict) -> str:
+    """What was measured of an objective, and what that leaves out."""
+    out = f"; {count(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
+    return f"{entry.said}{out}"
+
+
+def objectives_met(summary: Summary) -> Finding | None:
+    """How many objectives passed, at the level of the worst; None where none was stated."""
+    if not summary.objectives:
+        return None
+    levels: Mapping[str, Level] = {"pass": "ok", "fail": "error"}
+    said = {"pass": "passed", "fail": "failed", "cannot tell": "inconclusive"}
+    counts = Counter[str](each.verdict for each in summary.objectives)
+    text = ", ".join(f"{counts[name]} {word}" for name, word in said.items() if counts[name])
+    worst = next(name for name in ("fail", "cannot tell", "pass") if counts[name])
+    return Finding("objectives", levels.get(worst, "warning"), f"{text}.", "objectives")

@@ -1,0 +1,145 @@
+"""Numbers, durations and names as people read them: one format for the terminal, the pages and every sentence."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from analysis.summary import RunInfo, Summary
+
+UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
+OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
+"""Workloads that bring prompts, or sessions of them; a trace brings lengths."""
+_SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number with this many significant digits and thousands separated; never in exponent notation."""
+    if value is None:
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def scale_of(seconds: float | None) -> tuple[float, str]:
+    """Factor and unit in which this duration reads best, from s to ns."""
+    size = abs(seconds or 0.0)
+    if size == 0:
+        return 1e3, "ms"
+    return next((factor, unit) for least, factor, unit in _SCALES if size >= least)
+
+
+def duration(seconds: float | None, digits: int = 3) -> str:
+    """A duration in the unit in which it reads best."""
+    if seconds is None:
+        return UNKNOWN
+    factor, unit = scale_of(seconds)
+    return f"{significant(seconds * factor, digits)} {unit}"
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage."""
+    return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
+
+
+def size(number: float | None, digits: int = 3) -> str:
+    """Bytes in the unit in which they read best: GiB and MiB, as the drivers' own tools count."""
+    if number is None:
+        return UNKNOWN
+    factor, unit = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
+    return f"{significant(number / factor, digits)} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 request`, `1,000 requests`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def unit_of(figure: str, value: float | None) -> tuple[float, str]:
+    """Factor and unit in which a figure reads best, by its name as --assert knows it."""
+    if figure.partition(".")[0] == "goodput":
+        return 1.0, "requests/s"
+    if figure in ("complete", "attainment") or figure.endswith("_share"):
+        return 100.0, "%"
+    if figure.endswith("_per_s"):
+        return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
+    return scale_of(value)
+
+
+def plain(text: str) -> str:
+    """Without control characters: a server's words must not move the cursor."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def simulated(summary: Summary) -> str:
+    """`SIMULATED`, with the speed of its clock where that is not 1; empty for a real server."""
+    server = summary.server
+    if not server.simulated:
+        return ""
+    speed = server.speed
+    return "SIMULATED" if speed in (None, 1) else f"SIMULATED at {speed:g} times speed"
+
+
+def who(summary: Summary) -> str:
+    """The server, its version, and what it runs on where that was said."""
+    server = summary.server
+    name = " ".join(str(part) for part in (server.name, server.version) if part)
+    return f"{name} on {platform}" if (platform := server.platform) else name
+
+
+def asked(summary: Summary) -> str:
+    """What was asked, in one sentence without its full stop: how many requests, how long, when, how much back."""
+    run = summary.run
+    what = "session" if run.load.sessions else "request"
+    if not run.asked_s:
+        number = count(run.n or summary.requests.sent, what)
+    else:
+        number = f"Up to {count(run.n, what)}" if run.n else f"{what}s".capitalize()
+    until = f", for {run.asked_s:g} s" if run.asked_s else ""
+    if run.load.recorded:
+        back = "the recorded number of tokens"
+    else:
+        answers = run.output_tokens == "answers"
+        back = "as many tokens as its answer on file" if answers else length(run.output_tokens)
+    return f"{number}{_prompts(run)}, {run.load.text}{until}, {back} back from each"
+
+
+def _prompts(run: RunInfo) -> str:
+    """Where prompts come from and how long they are."""
+    kind, _, rest = (run.workload or "synthetic").partition(":")
+    if rest.startswith("turns="):
+        thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
+        return f" of {count(run.load.turns, 'question')}{thinking}, each of {length(run.input_tokens)}"
+    if kind in OWN_LENGTHS:
+        path, comma, options = rest.partition(",")
+        return f" from {kind} {PurePath(path).name}{comma}{options}"
+    if run.load.recorded:
+        return " of the recorded lengths"
+    shared = f" ({kind}: {rest.replace(',', ', ')})" if kind != "synthetic" else ""
+    return f" of {length(run.input_tokens)}{shared}"
+
+
+def length(value: int | str | None) -> str:
+    """A number of tokens, or the canonical text of lengths, in words."""
+    if value is None or isinstance(value, int) or value.isdecimal():
+        return count(int(value or 0), "token")
+    kind, _, rest = value.partition(":")
+    if mean := re.search(r"mean=([\d.]+)", rest):
+        return f"about {significant(float(mean[1]))} tokens ({kind})"
+    if kind == "uniform":
+        return f"{rest.replace('..', ' to ')} tokens"
+    return f"as many tokens as {PurePath(rest).name} says" if kind == "empirical" else f"{value} tokens"
+
+
+def started(summary: Summary) -> str:
+    """When the run began, in UTC; as it stands in the run file where that is not a time."""
+    text = str(summary.run.started_at)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except ValueError:
+        return text

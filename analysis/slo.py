@@ -1,0 +1,323 @@
+"""Service-level objectives of a run: which objectives it keeps (--assert), how many of its requests were good
+(--goodput), and the same for CI systems (--junit).
+
+An objective on a percentile, a mean or a share speaks of the server, of which a run is a sample: it passes when the
+whole interval around the figure keeps to the bound, fails when the whole interval breaks it, and is inconclusive
+otherwise. Counts, extremes, rates and the skew speak of this one run: the figure itself is held against the bound, as
+is a share against 0 % or 100 %, which no sample could prove. Latencies and rates are those of the measuring
+window, counts and shares those of the whole run.
+
+A request is good when it is complete and keeps every bound asked for. Its *need* is the factor by which all bounds
+would have to be scaled for it to keep them: the largest of its latencies over their bounds; infinite where it is not
+complete. So the share of needs of at most x is the attainment with all bounds scaled by x: one sorted array is the
+whole curve, and its 90 % point is what 90 % of the requests would have met. A latency that a request does not have
+(TPOT of a single token) binds it to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+from xml.etree import ElementTree as Xml
+
+import numpy as np
+
+from analysis import stats, words
+from analysis.frame import Floats, Frame, Integers
+from analysis.objectives import ATTAINMENT, GOODPUT, LATENCIES, SKEW, STATES, Bound, Objective
+from analysis.summary import AttainmentCurve, BoundsMet, Goodput, ObjectiveVerdict, Summary, as_dict
+
+POINTS_MAX = 300
+"""Of the attainment curve."""
+SHARES = (0.5, 0.9, 0.95, 0.99)
+"""Of the requests: what so many would have met."""
+RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
+SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
+"""What JUnit XML says of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """A figure and the interval around it, whose ends are the figure itself where it speaks of this run alone."""
+
+    measured: float
+    low: float
+    high: float
+    requests: int
+    requests_needed: int | None = None
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.measured == self.high
+
+
+def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> list[ObjectiveVerdict]:
+    """What became of each objective. `frame` is the run's, with its window."""
+    lost = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
+    return [_verdict(objective, _evidence(objective, frame, summary), lost) for objective in objectives]
+
+
+def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> ObjectiveVerdict:
+    verdict: Literal["pass", "fail", "cannot tell"] = "fail"
+    if found is not None:
+        kept = {objective.keeps(found.low), objective.keeps(found.high)}
+        verdict = "cannot tell" if len(kept) == 2 else "pass" if True in kept else "fail"
+    return ObjectiveVerdict(
+        objective=objective.text,
+        figure=objective.figure,
+        verdict=verdict,
+        unit=objective.unit,
+        bound=objective.bound,
+        measured=None if found is None else _finite(found.measured),
+        ci95=None if found is None or found.exact else (_finite(found.low), _finite(found.high)),
+        requests=0 if found is None else found.requests,
+        left_out=lost if objective.figure in LATENCIES else 0,
+        requests_needed=found.requests_needed if found and verdict == "cannot tell" else None,
+        said=_said(objective, found, verdict),
+    )
+
+
+def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence | None:
+    if objective.figure in LATENCIES:
+        return _latency(objective, frame)
+    if objective.figure in STATES:
+        return _ended(objective, summary)
+    if objective.figure in (GOODPUT, ATTAINMENT):
+        return _good(objective, summary.goodput)
+    figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
+    return None if figure is None else _Evidence(figure, figure, figure, summary.requests.planned)
+
+
+def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
+    metric = LATENCIES[objective.figure]
+    samples, offsets = metric.values(frame), metric.groups(frame)
+    if len(samples) == 0:
+        return None
+    requests = len(samples) if offsets is None else int(np.count_nonzero(np.diff(offsets)))
+    if objective.percentile is not None:
+        return _percentile(objective, objective.percentile, samples, offsets, requests)
+    if objective.statistic == "mean":
+        return _mean(objective, samples, offsets, requests)
+    extreme = float(samples.min() if objective.statistic == "min" else samples.max())
+    return _Evidence(extreme, extreme, extreme, requests)
+
+
+def _percentile(
+    objective: Objective, share: float, samples: Floats, offsets: Integers | None, requests: int
+) -> _Evidence:
+    """By order statistics. That a percentile lies below a bound says that at least its share of samples does, so the
+    number that would tell is the number that tells a share."""
+    ordered = np.sort(samples)
+    size = stats.effective_size(samples, offsets, share, ordered)
+    low, high = stats.interval(ordered, share, size)
+    below = samples < objective.bound if objective.comparison in ("<", ">=") else samples <= objective.bound
+    needed = stats.samples_to_tell(float(below.mean()), share, size)
+    return _Evidence(
+        stats.percentile(ordered, share),
+        -math.inf if low is None else low,
+        math.inf if high is None else high,
+        requests,
+        None if needed is None else math.ceil(needed * requests / size),
+    )
+
+
+def _mean(objective: Objective, samples: Floats, offsets: Integers | None, requests: int) -> _Evidence:
+    """By Student's t. The interval narrows with the root of the number of requests (Cochran, section 4.6)."""
+    mean = float(samples.mean())
+    low, high = stats.mean_interval(samples, offsets)
+    needed = stats.FREEDOM_LEAST + 1
+    if math.isfinite(high):
+        distance = abs(mean - objective.bound)
+        most = requests * ((high - mean) / distance) ** 2 if distance else math.inf
+        needed = math.ceil(min(most, stats.SAMPLES_MOST + 1))
+    return _Evidence(mean, low, high, requests, needed if needed <= stats.SAMPLES_MOST else None)
+
+
+def _ended(objective: Objective, summary: Summary) -> _Evidence | None:
+    """Counts as they are; shares of all requests asked, by Clopper and Pearson."""
+    count, total = getattr(summary.requests, objective.figure), summary.requests.planned
+    if objective.unit == "requests":
+        return _Evidence(count, count, count, total)
+    if total == 0:
+        return None
+    share = count / total
+    if objective.bound in (0, 1):
+        return _Evidence(share, share, share, total)
+    needed = stats.samples_to_tell(share, objective.bound, total)
+    return _Evidence(share, *stats.share_interval(count, total), total, needed)
+
+
+def _good(objective: Objective, found: Goodput | None) -> _Evidence | None:
+    """Goodput is of this run; attainment a share of requests. None where no --goodput says what good is."""
+    if found is None or found.attainment is None:
+        return None
+    total, share = found.requests, found.attainment
+    if objective.figure == GOODPUT:
+        return None if found.per_s is None else _Evidence(found.per_s, found.per_s, found.per_s, total)
+    if objective.bound in (0, 1):
+        return _Evidence(share, share, share, total)
+    needed = stats.samples_to_tell(share, objective.bound, total)
+    return _Evidence(share, *found.attainment_ci95, total, needed)
+
+
+def _finite(value: float) -> float | None:
+    return stats.rounded(value) if math.isfinite(value) else None
+
+
+def _said(objective: Objective, found: _Evidence | None, verdict: str) -> str:
+    latency = objective.figure in LATENCIES
+    if found is None:
+        return "no complete request has one" if latency else "the run has no such figure"
+    said = _figures(objective, found)
+    if verdict != "cannot tell":
+        return said
+    if found.requests_needed is None:
+        return f"{said}; too close to the bound for any number of requests to tell"
+    noun = "complete request" if latency else "request"
+    return f"{said}; about {words.count(found.requests_needed, noun)} would tell"
+
+
+def _figures(objective: Objective, found: _Evidence) -> str:
+    """The figure and its interval, in the unit in which the figure reads best."""
+    if objective.unit == "requests":
+        return words.count(int(found.measured), "request")
+    if objective.unit == "per second":
+        return f"{words.significant(found.measured, 4)} per second"
+    share = objective.unit == "share"
+    factor, unit = (100, "%") if share else words.scale_of(found.measured)
+    measured, low, high = (_number(value * factor, share) for value in (found.measured, found.low, found.high))
+    if found.exact:
+        return f"{measured} {unit}"
+    if math.isfinite(found.low) and math.isfinite(found.high):
+        return f"{measured} {unit}, 95 %: {low} to {high} {unit}"
+    if math.isfinite(found.low):
+        return f"{measured} {unit}, 95 %: {low} {unit} or more"
+    return f"{measured} {unit}, 95 %: " + (f"{high} {unit} or less" if math.isfinite(found.high) else "anything")
+
+
+def _number(value: float, share: bool) -> str:
+    """A share near 100 % needs more digits than a duration to differ from it."""
+    if not math.isfinite(value):
+        return words.UNKNOWN
+    return f"{value:.5g}" if share else words.significant(value, 4)
+
+
+def goodput(frame: Frame, bounds: Sequence[Bound], unrecorded: int = 0) -> Goodput:
+    """The `goodput` part of the summary."""
+    needed = needs(frame, bounds)
+    everyone = np.sort(np.concatenate((needed[frame.inside], np.full(unrecorded, math.inf))))
+    total, good, span = len(everyone), int((everyone <= 1).sum()), frame.span_ns
+    ended = int((frame.measured & (needed <= 1) & frame.within(frame.end_ns)).sum())
+
+    def alone(bound: Bound) -> float | None:
+        return float((needs(frame, [bound])[frame.inside] <= 1).sum()) / total if total else None
+
+    return Goodput(
+        bounds=[bound.text for bound in bounds],
+        good=good,
+        requests=total,
+        attainment=good / total if total else None,
+        attainment_ci95=stats.share_interval(good, total),
+        per_s=None if span is None else stats.rounded(ended / (span[1] - span[0]) * 1e9),
+        each={bound.text: alone(bound) for bound in bounds},
+        met_by={f"{share:.0%}": _met_by(everyone, share, bounds) for share in SHARES},
+        curve=curve(everyone),
+    )
+
+
+def needs(frame: Frame, bounds: Sequence[Bound]) -> Floats:
+    """Per request the scale of all bounds at which it keeps them; infinite for one that is not complete."""
+    found = np.zeros(len(frame))
+    for bound in bounds:
+        ratio = LATENCIES[bound.latency].rows(frame) / bound.bound_s
+        found = np.fmax(found, np.where(np.isnan(ratio), 0.0, ratio))
+    return np.where(frame.complete, found, math.inf)
+
+
+def curve(ordered: Floats) -> AttainmentCurve:
+    """Attainment over the scale of the bounds, from sorted needs: x and y of its steps, thinned evenly where they are
+    many. It ends below 1 where some requests would never be good."""
+    finite = ordered[np.isfinite(ordered)]
+    ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), POINTS_MAX)).astype(np.int64))
+    x, y = finite[ranks], (ranks + 1) / max(1, len(ordered))
+    return AttainmentCurve(x=np.round(x, 6).tolist(), y=np.round(y, 6).tolist(), n=len(ordered), drawn=len(ranks))
+
+
+def _met_by(ordered: Floats, share: float, bounds: Sequence[Bound]) -> BoundsMet | None:
+    """The least scale at which at least this share is good: an order statistic, so that it is exact."""
+    place = math.ceil(share * len(ordered)) - 1
+    if place < 0 or not math.isfinite(ordered[place]):
+        return None
+    scale = float(ordered[place])
+    bounds_s = {bound.latency: stats.rounded(scale * bound.bound_s) for bound in bounds}
+    return BoundsMet(scale=round(scale, 6), bounds_s=bounds_s)
+
+
+def junit(summaries: Sequence[Summary]) -> str:
+    """Objectives as JUnit XML, which every CI system shows: one test suite for each run, one test case for each
+    objective; what is inconclusive counts as skipped.
+
+    There is no standard; this keeps to the strictest schema in use, that of Ant's reports (windyroad/JUnit-Schema,
+    JUnit.xsd), in which all attributes below are required and in this order of elements.
+    """
+    root = Xml.Element("testsuites")
+    for place, summary in enumerate(summaries):
+        _suite(root, place, summary)
+    Xml.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{Xml.tostring(root, encoding="unicode")}\n'
+
+
+def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
+    run, said = summary.run, as_dict(summary)
+    verdicts = [each.verdict for each in summary.objectives]
+    mark = words.simulated(said)
+    suite = _element(
+        root,
+        "testsuite",
+        id=place,
+        name=" ".join(part for part in (mark, words.who(said), run.id) if part),
+        package="loadgen",
+        hostname="localhost",
+        timestamp=_timestamp(run.started_at),
+        time=run.duration_s,
+        tests=len(verdicts),
+        failures=verdicts.count("fail"),
+        errors=0,
+        skipped=verdicts.count("cannot tell"),
+    )
+    properties = Xml.SubElement(suite, "properties")
+    known = {f"run.{key}": getattr(run, key) for key in RUN_PROPERTIES}
+    known |= {f"server.{key}": getattr(summary.server, key) for key in SERVER_PROPERTIES}
+    for key, value in (known | {"client.verdict": summary.client.verdict}).items():
+        if value is not None:
+            _element(properties, "property", name=key, value=value)
+    group = " ".join(part for part in (f"loadgen.{summary.server.name}", mark) if part)
+    for each, entry in zip(summary.objectives, said["objectives"], strict=True):
+        case = _element(suite, "testcase", name=each.objective, classname=group, time=0)
+        if each.verdict == "fail":
+            _element(case, "failure", message=each.said, type="objective").text = _text(words.objective(entry))
+        elif each.verdict == "cannot tell":
+            _element(case, "skipped", message=each.said)
+    Xml.SubElement(suite, "system-out").text = _text(words.endings(said) + "\n" + words.believe(said))
+    Xml.SubElement(suite, "system-err").text = _text("\n".join(words.warnings(said)))
+
+
+def _timestamp(text: str) -> str:
+    """UTC to the second and without a zone, as the schema has it; the epoch where the run file holds no time."""
+    try:
+        started = datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        started = datetime.fromtimestamp(0, UTC)
+    return started.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:
+    return Xml.SubElement(parent, tag, {key: _text(value) for key, value in attributes.items()})
+
+
+def _text(value: Any) -> str:
+    """Without what XML 1.0 cannot hold even when escaped (section 2.2): control characters, surrogates, U+FFFE."""
+    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in str(value))

@@ -1,0 +1,286 @@
+"""A run's summary: what was asked and of whom, how its requests ended, and every metric of it. `analysis.summary` says
+what each field is."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from analysis import client, stats
+from analysis.delivery import delivery
+from analysis.frame import Booleans, Ending, Floats, Frame, Seen, total
+from analysis.gather import frame_of_run
+from analysis.memory import memory
+from analysis.metrics import METRICS, Metric
+from analysis.summary import (
+    Burst,
+    ClientHealth,
+    ErrorExample,
+    IntervalMeaning,
+    MachineClock,
+    MeasuredWindow,
+    RequestCounts,
+    RunInfo,
+    ServerInfo,
+    Summary,
+    Throughput,
+    TokenCounts,
+    TurnLatency,
+)
+from analysis.telemetry import counters
+from analysis.window import rate_intervals
+from loadgen.runfile import Run
+
+EXAMPLES_PER_KIND = 3
+TURNS_MAX = 1000
+"""The most that a workload can have; later ones of a longer run file are left out."""
+WHOLE = "from the first byte sent to the last answer's end"
+PLANNED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
+INTERVALS = (
+    "An interval says how exactly the figure of this run is known, not how far another run's may be: only repeats tell "
+    "(--repeats)."
+)
+BURST_INTERVALS = (
+    "Requests of one burst are not independent: they wait in one queue and share the server's steps. " + INTERVALS
+)
+RUN_INTERVALS = (
+    "Requests that are in flight together share the server's steps, so they are not quite independent. " + INTERVALS
+)
+
+
+def summarise(run: Run, frame: Frame | None = None) -> Summary:
+    """All that is known about a Run in figures.
+
+    `frame` is that of a Run that was loaded without its Records (analysis.gather.load). Latencies are of complete
+    requests only; `latency_adjusted` counts every other request as infinitely slow.
+    """
+    if frame is None:
+        frame = frame_of_run(run)
+    of_requests = [each for each in METRICS.values() if each.per != "run"]
+    latencies = {each.name: stats.describe(each.values(frame), each.groups(frame)) for each in of_requests}
+    health = client.health(run, frame, latencies)
+    about = run_info(run, frame)
+    machines = [_machine(run, frame, told) for told in run.header.client.get("machines", ())]
+    skew_s = _figure(METRICS["skew_s"], frame)
+    starts = frame.measured & ~frame.later_turn  # turns of a session follow its answers
+    missing = int((frame.inside & ~frame.complete).sum())
+    return Summary(
+        run=about,
+        server=_server(run),
+        requests=request_counts(run, frame),
+        tokens=token_counts(frame),
+        window=_window(frame),
+        throughput=_throughput(frame, health),
+        latencies=latencies,
+        intervals=IntervalMeaning(
+            confidence=stats.CONFIDENCE, independent=False, note=BURST_INTERVALS if about.load.burst else RUN_INTERVALS
+        ),
+        latencies_adjusted={
+            each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
+        },
+        burst=Burst(
+            skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
+        ),
+        delivery=delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
+        memory=memory(run),
+        server_counters=counters(run, frame),
+        client=health,
+        machines=machines,
+        turns=_turns(frame),
+    )
+
+
+def run_info(run: Run, frame: Frame) -> RunInfo:
+    """Which run this is and how it can be had again."""
+    header, footer, plan = run.header, run.footer, run.header.plan
+    folder = run.path.resolve().parent.name
+    if footer is not None:
+        ended_ns = footer.ended_ns
+    else:  # the last instant that anything is known of
+        last_ns = int(np.nanmax(frame.end_ns, initial=0))
+        ended_ns = max([last_ns, *(sample.at_ns for sample in run.telemetry)])
+    return RunInfo(
+        id=folder,
+        label=plan.get("label") or folder,
+        started_at=header.started_at,
+        duration_s=round(ended_ns / 1e9, stats.DECIMALS),
+        arrivals=plan.get("arrivals", "burst"),
+        load=header.load,
+        asked_s=plan.get("duration_s"),
+        **{name: plan.get(name) for name in PLANNED},
+        interrupted=footer is None or footer.interrupted,
+        damaged_lines=run.damaged_lines,
+        notes=[] if footer is None else footer.notes,
+        command=shlex.join(header.command),
+        version=header.version,
+        prompts=header.client.get("prompts"),
+        forced=header.client.get("forced"),
+        repeat=plan.get("repeat", 0),
+        repeats=plan.get("repeats", 1),
+    )
+
+
+def _server(run: Run) -> ServerInfo:
+    server, plan = run.header.server, run.header.plan
+    return ServerInfo(
+        name=server.get("name") or plan.get("server"),
+        version=server.get("version"),
+        model=server.get("model"),
+        platform=plan.get("platform") or "",
+        url=server.get("url") or plan.get("url"),
+        endpoint=server.get("endpoint") or plan.get("endpoint"),
+        simulated=bool(server.get("simulated", False)),
+        speed=server.get("speed"),
+        limits=server.get("limits") or {},
+    )
+
+
+def request_counts(run: Run, frame: Frame) -> RequestCounts:
+    """How the requests ended. `unrecorded` are those a killed run left no Record of."""
+    endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
+    states, errors = Counter[str](), Counter[str]()
+    for ending, seen in endings.items():
+        states[ending.state] += seen.number
+        if ending.kind:
+            errors[ending.kind] += seen.number
+    plan, recorded = run.header.plan, states.total()
+    # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
+    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
+    return RequestCounts(
+        sent=recorded - states["dropped"],
+        **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
+        unrecorded=max(0, planned - recorded),
+        warmup=int((~frame.measured).sum()),
+        errors=dict(errors.most_common()),
+        examples={kind: _examples(kind, endings) for kind in errors},
+    )
+
+
+def _examples(kind: str, endings: Mapping[Ending, Seen]) -> list[ErrorExample]:
+    found = sorted(
+        ((ending, seen) for ending, seen in endings.items() if ending.kind == kind), key=lambda pair: -pair[1].number
+    )
+    return [
+        ErrorExample(count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id)
+        for ending, seen in found[:EXAMPLES_PER_KIND]
+    ]
+
+
+def token_counts(frame: Frame) -> TokenCounts:
+    """What was asked and what the server reported, over the requests sent; mismatches where both are known.
+
+    An output mismatch is a complete answer of another length than asked, which only servers that cannot fix the
+    length give; elsewhere such an answer is truncated.
+    """
+
+    def mismatches(reported: Floats, asked: Floats, rows: Booleans) -> int:
+        return int((~np.isnan(reported) & ~np.isnan(asked) & (reported != asked) & rows).sum())
+
+    tried = frame.measured & ~frame.dropped
+    complete = frame.measured & frame.complete
+    counted_by = Counter[str]()
+    for source, number in frame.sources.items():
+        if source.measured and source.state == "complete":
+            counted_by[source.counted_by or "nobody"] += number
+    return TokenCounts(
+        prompt_asked=total(frame.prompt_asked, tried),
+        prompt_reported=total(frame.prompt_reported, tried),
+        output_asked=total(frame.output_asked, tried),
+        output_reported=total(frame.output_reported, tried),
+        prompt_mismatches=mismatches(frame.prompt_reported, frame.prompt_asked, tried),
+        output_mismatches=mismatches(frame.output_reported, frame.output_asked, complete),
+        prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
+        prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
+        counted_by=dict(counted_by),
+    )
+
+
+def _window(frame: Frame) -> MeasuredWindow:
+    span, window = frame.span_ns, frame.window
+    return MeasuredWindow(
+        from_s=None if span is None else stats.rounded(span[0] / 1e9),
+        to_s=None if span is None else stats.rounded(span[1] / 1e9),
+        chosen="whole" if window is None else window.chosen,
+        reason=WHOLE if window is None else window.reason,
+        requests=int(frame.inside.sum()),
+    )
+
+
+def _throughput(frame: Frame, health: ClientHealth) -> Throughput:
+    """Each end of the window is off by an error bar: that of an answer's end for a whole run, else that of the tokens
+    at the window's ends."""
+    span, (ci95, ci95_none) = frame.span_ns, rate_intervals(frame)
+    bar_s = health.error_bar_e2e_s if frame.window is None else health.error_bar_s
+    error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
+    figures = {each.name: _figure(each, frame) for each in METRICS.values() if each.per == "run" and each.unit != "s"}
+    return Throughput(**figures, error_share=error_share, ci95=ci95, ci95_none=ci95_none)
+
+
+def _figure(metric: Metric, frame: Frame) -> float | None:
+    found = metric.figure(frame)
+    return None if found is None else stats.rounded(found)
+
+
+def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
+    """From the header and the `clock` samples."""
+    samples = [
+        sample.values
+        for sample in run.telemetry
+        if sample.source == "clock" and sample.values.get("workers") == told["workers"]
+    ] or [told]
+    own = frame.measured & np.isin(frame.worker, told["workers"])
+    return MachineClock(
+        name=told["name"],
+        workers=told["workers"],
+        requests=int(own.sum()),
+        complete=int((own & frame.complete).sum()),
+        offset_s=told["offset_ns"] / 1e9,
+        drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / 1e9,
+        uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / 1e9,
+    )
+
+
+def _skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
+    """Least and most that the skew can have been, given how far each machine's clock may be off.
+
+    Between a first byte of one machine and a last byte of another stand both machines' uncertainties; on one machine
+    there is nothing between them. A machine that sent nothing is left out.
+    """
+    sent = frame.sent & ~np.isnan(frame.sent_end_ns)
+    ends = [
+        (each.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9)
+        for each in machines
+        if (own := sent & np.isin(frame.worker, each.workers)).any()
+    ]
+    least = most = 0.0
+    for (first, one), (last, other) in product(enumerate(ends), repeat=2):
+        skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
+        least, most = max(least, skew_s - off_s), max(most, skew_s + off_s)
+    return stats.rounded(least), stats.rounded(most)
+
+
+def _turns(frame: Frame) -> list[TurnLatency]:
+    """For each turn of sessions; empty for a run without."""
+    if not frame.later_turn.any():
+        return []
+    sampled = frame.sampled
+    turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
+    ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))
+
+    def turn_latency(number: int) -> TurnLatency:
+        rows = turn == number
+        prompts = reported[rows & ~np.isnan(reported)]
+        return TurnLatency(
+            turn=number + 1,
+            n=int(rows.sum()),
+            prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
+            ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
+            e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
+        )
+
+    return [turn_latency(int(number)) for number in np.unique(turn[turn < TURNS_MAX])]

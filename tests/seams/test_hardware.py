@@ -1,0 +1,112 @@
+"""The seam of the hardware: a made-up GPU and model, added here alone, are everywhere where hardware is named."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from servers import hardware
+from servers.hardware import HardwareError
+from servers.hardware.roofline import Work, roofline
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import running
+
+ROOT = Path(__file__).parents[2]
+CARD, MODEL = "Made-up 9000", "Tiny-1B"
+TWICE = {"bf16_TFLOPs": 624, "memory_GB": 160, "memory_GBps": 4078, "link_GBps": 800}
+"""The default card twice over."""
+SHAPE = {"layers": 4, "hidden": 64, "intermediate": 256, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 1000}
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    """A user's file with both."""
+    file = tmp_path / "more.toml"
+    tables = ((f'gpus."{CARD}"', TWICE), (f'models."{MODEL}"', {**SHAPE, "parameters": 300_000}))
+    lines = [f"[{table}]\n" + "".join(f"{name} = {value}\n" for name, value in row.items()) for table, row in tables]
+    file.write_text("\n".join(lines), "utf-8")
+    return file
+
+
+@pytest.fixture
+def one_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpus.csv with one row more, as somebody would add it here."""
+    folder = Path(shutil.copytree(hardware.FOLDER, tmp_path / "hardware"))
+    columns = (folder / "gpus.csv").read_text("utf-8").partition("\n")[0].split(",")
+    row = {"gpu": CARD, "source": "made up", **TWICE}
+    with (folder / "gpus.csv").open("a", encoding="utf-8") as table:
+        table.write(",".join(str(row.get(column, "")) for column in columns) + "\n")
+    monkeypatch.setattr(hardware, "FOLDER", folder)
+
+
+def test_a_card_is_as_fast_as_its_row_says(described: Path) -> None:
+    """Twice the rates halve a step but for its overhead, and twice the memory holds more than twice the cache."""
+    work = Work(tokens=512, logits=1, pairs=512 * 513 // 2, kv_tokens=512)
+    one, two = roofline(), roofline(CARD, file=described)
+    overhead_ns = 3_000_000
+    assert two.step_ns(work) - overhead_ns == pytest.approx((one.step_ns(work) - overhead_ns) / 2, abs=1)
+    assert two.kv_tokens(0.9) > 2 * one.kv_tokens(0.9)
+    assert roofline(CARD, MODEL, file=described).step_ns(work) < two.step_ns(work)
+
+
+def test_the_simulated_server_runs_on_it(described: Path) -> None:
+    """A simulated server told of the file answers at the card's pace: a prompt of 4,000 tokens in half the time."""
+    seconds = []
+    for gpu in (SimulatedConfig(server="vllm").gpu, CARD):
+        config = SimulatedConfig(server="vllm", clock="batching", gpu=gpu, hardware=described)
+        with running(config) as server:
+            asked = {"prompt": [5] * 4000, "max_tokens": 1}
+            httpx.post(f"{server.url}/v1/completions", json=asked, timeout=30).raise_for_status()
+        (line,) = server.log
+        seconds.append((line.due_ns[0] - line.received_ns) / 1e9 - 0.003)
+    assert seconds[1] == pytest.approx(seconds[0] / 2, rel=1e-6)
+
+
+def test_the_command_takes_it(described: Path) -> None:
+    """`loadgen sim --gpu NAME --hardware FILE` comes up; without the file the error lists the cards there are."""
+    options = ["--server", "tgi", "--clock", "batching", "--gpu", CARD, "--model-shape", MODEL]
+    command = [sys.executable, "-m", "loadgen", "sim", *options]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "unknown GPU 'Made-up 9000': choose one of RTX 3090" in ended.stderr) == (2, True)
+    with subprocess.Popen(
+        [*command, "--hardware", str(described)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("ready http://")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+@pytest.mark.usefixtures("one_row_more")
+def test_a_row_is_enough() -> None:
+    """A row of gpus.csv is a card for the simulator, in the lists of errors, as the nearest name, and in the page."""
+    assert roofline(CARD).gpu.memory_bytes == 160e9
+    with pytest.raises(HardwareError, match=rf"'made-up 900' \(did you mean {CARD}\?\): choose one of .*, {CARD}"):
+        hardware.gpu("made-up 900")
+    page = runpy.run_path(str(ROOT / "docs/generate.py"))["hardware"]()
+    assert f"| {CARD} |  | 624 |  | 160 | 4078 |" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[gpus."x"]\nbf16_TFLOPs = 1\nmemory_GB = 1', "x: pcie_GBps must be a positive number, not None"),
+        ('[gpus."x"]\nlink_GBps = 1\nbf16_TFLOPs = "many"', "x: bf16_TFLOPs must be a positive number, not 'many'"),
+        ('[gpus."x"]\nspeed = 3', "may have architecture, bf16_TFLOPs, .* and nothing else"),
+        ("[cards]", "no table cards: it holds gpus and models"),
+        ("gpus", "more.toml: "),
+    ],
+)
+def test_a_file_that_says_too_little_or_too_much_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    """The message names the file or the entry, and the column."""
+    file = tmp_path / "more.toml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(HardwareError, match=words):
+        hardware.gpu("x", file)

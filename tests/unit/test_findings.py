@@ -1,0 +1,216 @@
+"""The findings of a run: each says what is so, and nothing that is not; and what they amount to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.metrics import summarise
+from analysis.report import findings
+from analysis.report.format import started
+from analysis.summary import ObjectiveVerdict, Summary, typed
+from loadgen.runfile import read
+from tests.runs import MILLISECOND_NS as MS
+from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, said, write
+
+
+def summary_of(folder: Path, records: list[Any], **changes: Any) -> Summary:
+    """The summary of a run that ended well."""
+    return typed(summarise(run_of(folder / "run", records, **changes)))
+
+
+def test_an_exact_run_is_called_exact(tmp_path: Path) -> None:
+    """All complete, all lengths as requested: nothing but what is fine."""
+    summary = summary_of(tmp_path, burst(12, 4))
+    assert said(summary, "complete") == "All 12 requests complete."
+    assert said(summary, "lengths") == "All prompt lengths as requested; all output lengths as requested."
+    assert {each.level for each in findings.findings(summary)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"prompt_tokens": 513}, "1 of 2 prompt lengths not as requested; all output lengths as requested."),
+        ({"prompt_tokens": None}, "Prompt length not reported for 1 request; all output lengths as requested."),
+        ({"output_tokens_asked": 9}, "All prompt lengths as requested; 1 of 2 output lengths not as requested."),
+    ],
+)
+def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    """A length that differs, or that nobody reported, is never called exact."""
+    records = [complete(1, [500 * MS]), complete(2, [500 * MS, 600 * MS], **changes)]
+    assert said(summary_of(tmp_path, records), "lengths") == sentence
+
+
+def test_user_space_stamps_are_named(tmp_path: Path) -> None:
+    """Where the kernel gave no stamps the sentence says who did, and how wide the error bar is."""
+    records = [complete(1, [5000 * MS], stamps="user")]
+    summary = summary_of(tmp_path, records, telemetry=healthy(stall_ns_max=3 * MS))
+    assert said(summary, "client") == (
+        "Valid: the load generator was not a bottleneck; user-space timestamps, error ±3.0 ms."
+    )
+
+
+def test_a_calibration_of_this_machine_is_quoted(tmp_path: Path) -> None:
+    """The date, the p99 of TTFT for the stamps that were used, and the rate; no rate where none was exact."""
+    spread = {"p50": 1e-6, "p99": 5e-6, "max": 2e-5}
+    found = {
+        "made_at": "2026-11-20T09:00:00+00:00",
+        "version": "0.1.0",
+        "errors": {"kernel": {"ttft_s": spread}},
+        "events_per_s": 50_123.0,
+    }
+    for folder, rate, ending in (("a", 50_123.0, ", 50,123 events/s."), ("b", 0.0, ".")):
+        client = {"stamps": "kernel", "calibration": found | {"events_per_s": rate}}
+        sentence = said(summary_of(tmp_path / folder, burst(12, 4), client=client), "client")
+        assert sentence.endswith(f"error ±20 µs; calibrated 2026-11-20: TTFT ±5.0 µs at p99{ending}")
+
+
+def test_an_unknown_error_is_called_unknown(tmp_path: Path) -> None:
+    """Without kernel stamps and without health samples there is no error bar to state."""
+    summary = summary_of(tmp_path, [complete(1, [500 * MS], stamps="user")], telemetry=[])
+    assert said(summary, "client").endswith("user-space timestamps, error unknown.")
+
+
+def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
+    """Interruption, damage, merged first tokens, connections opened again and the run's own notes each have a line."""
+    records = [complete(1, [500 * MS], first_token_merged=True, reopened=2)]
+    end = footer(records, interrupted=True, notes=["worker 0 ended with signal SIGKILL"])
+    folder = write(tmp_path / "run", [header(1), *records, *healthy(), b"{damaged", end])
+    found = findings.findings(typed(summarise(read(folder))))
+    assert [each.sentence for each in found if each.level == "warning"] == [
+        "Interrupted: figures are of the part that was recorded.",
+        "1 damaged line of the run file left out.",
+        "1 of 1 first tokens coalesced with later ones: TTFT is an upper bound.",
+        "2 connections closed by the server and reopened.",
+        "worker 0 ended with signal SIGKILL.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        ("2026-11-21T09:00:00Z", "2026-11-21 09:00:00 UTC"),
+        ("2026-11-21T10:00:00.655+01:00", "2026-11-21 09:00:00 UTC"),
+        ("yesterday", "yesterday"),
+    ],
+)
+def test_the_start_is_shown_in_utc(tmp_path: Path, stored: str, shown: str) -> None:
+    """Whatever the zone it was written in; what is not a time stays as it is."""
+    assert started(summary_of(tmp_path, [], started_at=stored)) == shown
+
+
+def poisson(folder: Path, *, rate: float = 200, named: float = 200, late_ms: float = 0.05) -> Summary:
+    """A Poisson load of 4,000 requests that stay for a quarter of a second."""
+    random = np.random.default_rng(1)
+    due_ns = np.cumsum(random.exponential(1000 * MS / rate, 4000)).astype(np.int64).tolist()
+    late_ns = round(late_ms * MS)
+    records = [
+        complete(
+            number,
+            [due + 100 * MS, due + 250 * MS],
+            due_ns=due,
+            sent_ns=due + late_ns,
+            sent_end_ns=due + late_ns,
+            end_ns=due + 250 * MS,
+        )
+        for number, due in enumerate(due_ns)
+    ]
+    return summary_of(folder, records, plan=header(4000).plan | {"arrivals": f"poisson:{named:g}"})
+
+
+def test_a_load_that_went_out_as_named_is_said_to_have(tmp_path: Path) -> None:
+    """Number, rate and variation beside those named, the check of the gaps, and lateness, in one sentence."""
+    summary = poisson(tmp_path)
+    assert findings.delivered(summary)
+    sentence = findings.delivery(summary)
+    assert re.fullmatch(
+        r"4,000 of 4,000 requests sent, \d{3}\.\d /s \(target 200\.0\), inter-arrival CV \d\.\d\d+ \(target 1\.00\), "
+        r"distribution as requested \(Kolmogorov-Smirnov p = 0\.\d+\), p99 dispatch delay 50\.0 µs\.",
+        sentence,
+    )
+
+
+def test_a_load_of_another_rate_is_found_out(tmp_path: Path) -> None:
+    """Half the rate that was named: not delivered, and the sentence says that the gaps are not of the name."""
+    summary = poisson(tmp_path, rate=100, named=200)
+    assert not findings.delivered(summary)
+    assert "distribution not as requested" in findings.delivery(summary)
+
+
+def test_a_load_sent_too_late_is_not_said_to_fit(tmp_path: Path) -> None:
+    """Late by more than a tenth of the mean gap: any gaps would pass, so the sentence claims nothing."""
+    summary = poisson(tmp_path, late_ms=0.6)
+    assert summary.delivery.ks.sent is None
+    assert "sent too late to check the distribution, p99 dispatch delay 600 µs" in findings.delivery(summary)
+
+
+def test_a_burst_that_was_sent_says_how_late(tmp_path: Path) -> None:
+    """All due at once have no rate to name: number and lateness are all there is to say."""
+    summary = summary_of(tmp_path, burst(12, 4))
+    assert findings.delivered(summary)
+    assert findings.delivery(summary) == "12 of 12 requests sent, p99 dispatch delay 98.0 µs."
+
+
+def test_dropped_requests_are_not_delivered(tmp_path: Path) -> None:
+    """What was never sent is missing from the count, and the load was not the one named."""
+    summary = summary_of(tmp_path, [*burst(3, 4), dropped(7)])
+    assert not findings.delivered(summary)
+    assert findings.delivery(summary).startswith("3 of 4 requests sent,")
+
+
+def test_a_run_of_nothing_says_nothing_of_delivery(tmp_path: Path) -> None:
+    """Nothing was asked, so nothing was or was not delivered."""
+    assert findings.delivery(summary_of(tmp_path, [])) == ""
+
+
+def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:
+    """From where to where, why, and how many requests it holds; of a whole run there is nothing to say."""
+    sentence = findings.window(poisson(tmp_path / "poisson"))
+    assert re.fullmatch(
+        r"Measured from 0\.\d+ s to \d\d\.\d s of the run \(about \d\d in flight\): 3,\d{3} requests due within\.",
+        sentence,
+    )
+    assert findings.window(summary_of(tmp_path / "burst", burst(3, 4))) == ""
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "level", "sentence"),
+    [
+        (burst(30, 4), {}, "ok", "Valid: every check passed."),
+        ([*burst(30, 4), failed(30)], {}, "warning", "Valid, with 1 warning below."),
+        ([failed(0), dropped(1)], {}, "error", "Invalid: no request was complete."),
+        (
+            burst(30, 4),
+            {"telemetry": healthy(stall_ns_max=2_000 * MS)},
+            "error",
+            "Invalid: possible client bottleneck.",
+        ),
+    ],
+)
+def test_the_verdict_is_the_sum_of_the_findings(
+    tmp_path: Path, records: list[Any], changes: dict[str, Any], level: str, sentence: str
+) -> None:
+    """Nothing against it, a warning, nothing complete, a client that stood still."""
+    summary = summary_of(tmp_path, records, **changes)
+    found = findings.verdict(summary, findings.findings(summary))
+    assert (found.level, found.sentence) == (level, sentence)
+
+
+def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> None:
+    """Two passed and one inconclusive are a warning; a run without any says nothing."""
+
+    def entry(verdict: Any) -> ObjectiveVerdict:
+        figures: dict[str, Any] = {"figure": "failed", "unit": "requests", "bound": 1.0, "measured": 0.0, "ci95": None}
+        rest: dict[str, Any] = {"requests": 9, "left_out": 0, "requests_needed": None, "said": "0"}
+        return ObjectiveVerdict(objective="failed < 1", verdict=verdict, **figures, **rest)
+
+    summary = summary_of(tmp_path, burst(12, 4))
+    assert findings.objectives_met(summary) is None
+    summary.objectives = [entry("pass"), entry("cannot tell"), entry("pass")]
+    found = findings.objectives_met(summary)
+    assert found
+    assert (found.level, found.sentence) == ("warning", "2 passed, 1 inconclusive.")

@@ -73,8 +73,9 @@ class Result:
         from analysis.report.charts import figure
         from analysis.report.sections import chart_runs
 
+        name = name if name in self.figures else f"{name}_s"  # of a latency, as `summary.latency` takes it
         if name not in self.figures:
-            raise KeyError(f"{name!r}: there are {', '.join(self.figures)}")
+            raise KeyError(f"{name.removesuffix('_s')!r}: there are {', '.join(self.figures)}")
         try:
             from plotly.graph_objects import Figure
         except ImportError:

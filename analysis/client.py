@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -133,40 +133,51 @@ def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     return None
 
 
-def _figures(run: Run, frame: Frame, samples: list[Telemetry]) -> ClientHealth:
-    """Without error bars and verdict."""
-    measured = frame.measured
-    stamps = _stamps(run, frame)
+def of_samples(
+    samples: Sequence[Telemetry], stamps: str, sends_late_s: Floats, *, reads: int, coalesced: int, last_s: float
+) -> ClientHealth:
+    """What the client's own telemetry says of it, with how late each request was sent (in order), how many of its reads
+    held several events, and when the last of all this was. Also of a run that goes on."""
     late = Counter[int]()
     if stamps == "kernel":
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    send_late = np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9
     disagreement_s = _most(samples, "clock_disagreement_ns")
-    last_s = max((sample.at_ns for sample in run.telemetry), default=0) / 1e9
-    reads = int(frame.reads[measured].sum())
-    coalesced = int(frame.coalesced_reads[measured].sum())
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
         stamps=stamps,
         late_p50_s=late_percentile_s(late, 0.50),
         late_p99_s=late_percentile_s(late, 0.99),
-        late_max_s=int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if stamps == "kernel" else None,
         coalesced_share=rounded(coalesced / reads) if reads else None,
-        send_late_p99_s=rounded(percentile(send_late, 0.99)) if len(send_late) else None,
+        send_late_p99_s=rounded(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
         clock_disagreement_s=disagreement_s,
         clock_step_s=clock_step_s(disagreement_s, last_s),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
         full_reads=_total(samples, "full_reads"),
-        retransmit_share=_ratio(_total(samples, "retransmits"), len(send_late)),
+        retransmit_share=_ratio(_total(samples, "retransmits"), len(sends_late_s)),
         out_of_order_share=_ratio(_total(samples, "out_of_order"), _total(samples, "reads")),
         stall_max_s=_most(samples, "stall_ns_max"),
-        first_token_merged=int(frame.first_token_merged[measured].sum()),
-        reopened=int(frame.reopened[measured].sum()),
-        worker_lost=_ended(frame, "worker_lost"),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )
+
+
+def _figures(run: Run, frame: Frame, samples: Sequence[Telemetry]) -> ClientHealth:
+    """Without error bars and verdict."""
+    measured = frame.measured
+    found = of_samples(
+        samples,
+        _stamps(run, frame),
+        np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9,
+        reads=int(frame.reads[measured].sum()),
+        coalesced=int(frame.coalesced_reads[measured].sum()),
+        last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
+    )
+    found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.stamps == "kernel" else None
+    found.first_token_merged = int(frame.first_token_merged[measured].sum())
+    found.reopened = int(frame.reopened[measured].sum())
+    found.worker_lost = _ended(frame, "worker_lost")
+    return found
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
@@ -208,12 +219,12 @@ def clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     return rounded(max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s)))
 
 
-def _most(samples: list[Telemetry], name: str) -> float | None:
+def _most(samples: Sequence[Telemetry], name: str) -> float | None:
     values = [sample.values[name] for sample in samples if name in sample.values]
     return max(values) / 1e9 if values else None
 
 
-def _total(samples: list[Telemetry], name: str) -> int | None:
+def _total(samples: Sequence[Telemetry], name: str) -> int | None:
     values = [sample.values[name] for sample in samples if name in sample.values]
     return sum(values) if values else None
 

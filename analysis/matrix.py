@@ -1,66 +1,235 @@
 """A matrix in figures: its runs grouped into cells, what each cell gave over its repeats, and what differs.
 
 Pure functions of the plan, of the summaries and samples of the runs, and of what matrix.jsonl says beside them; nothing
-is read here. A cell is one server on one host with one model under one workload.
+is read here. A cell is one server on one host with one model under one workload. The Structs are matrix.json.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from analysis.frame import Floats, Frame
-from analysis.matrix_differences import differences
-from analysis.matrix_memory import memory
 from analysis.metrics import METRICS
-from analysis.repeats import figures, over_runs
-from analysis.stats import percentile
+from analysis.repeats import OverRuns, figures_of, over_runs
+from analysis.stats import difference_of_means, percentile, student_quantile
+from analysis.summary import KvCache, Memory, MemoryLevels, Summary
 
 FORMAT = 1
-CELL = ("server", "host", "model", "workload")
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")
 """Latencies of which a cell's distribution is drawn: one sample per request each."""
-
-Summary = Mapping[str, Any]
-Key = tuple[str, str, str, str]
-
-
-class Figure(NamedTuple):
-    """A figure of a run by which cells are compared; its name is that of analysis.repeats and of --assert."""
-
-    name: str
-    title: str
-    unit: str
-    better: str
-
-
 FIGURES = (
-    Figure("output_tokens_per_s", "Output throughput", "tokens/s", "higher"),
-    Figure("total_tokens_per_s", "Total throughput", "tokens/s", "higher"),
-    Figure("requests_per_s", "Requests", "requests/s", "higher"),
-    Figure("ttft.p50", "TTFT, median", "s", "lower"),
-    Figure("ttft.p99", "TTFT, p99", "s", "lower"),
-    Figure("tpot.p50", "TPOT, median", "s", "lower"),
-    Figure("e2e.p50", "E2E, median", "s", "lower"),
-    Figure("e2e.p99", "E2E, p99", "s", "lower"),
-    Figure("normalised.mean", "Normalised, mean", "s", "lower"),
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50"),
+    *("e2e.p50", "e2e.p99", "normalised.mean"),
 )
+"""Those of a run by which cells are compared; the names are those of --assert."""
+COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
+STATES = ("sent", "complete", "truncated", "failed", "dropped")
+CONFIDENCE = 0.95
+LENGTHS_ALIKE = 0.01
+"""Mean output lengths that differ by a larger share are unequal work."""
+MARGIN_MOST = 500.0
+"""Of a logarithm; beyond it the exponential is no float."""
+
+Verdict = Literal["different", "no difference seen", "cannot tell"]
+Key = tuple[str, str, str, str]
+"""Server, host, model and workload, by their names in the plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class CellName(msgspec.Struct, frozen=True):
+    """One server on one host with one model under one workload, by their names in the plan."""
+
+    server: str
+    host: str
+    model: str
+    workload: str
+
+    @property
+    def key(self) -> Key:
+        """The same, to look it up."""
+        return self.server, self.host, self.model, self.workload
+
+
+class CellLengths(msgspec.Struct, frozen=True):
+    """Output tokens of complete answers, over all repeats: asked in all, and as they came."""
+
+    asked: int
+    reported: int
+    differ: int
+    """Answers of another length than asked."""
+    answers: int
+    mean: float | None
+    min: float | None
+    p50: float | None
+    p90: float | None
+    max: float | None
+
+
+class CellMemoryLevel(msgspec.Struct, frozen=True):
+    """One GPU, process or host: means over the repeats, the largest of the peaks."""
+
+    of: str
+    total_bytes: int | None
+    idle_bytes: float | None
+    loaded_bytes: float | None
+    peak_bytes: int | None
+
+
+class CellKvCache(msgspec.Struct, frozen=True):
+    """Likewise of the KV cache in use."""
+
+    mean_share: float | None
+    peak_share: float | None
+    tokens: int | None
+
+
+class CellMemory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Memory of a cell over its repeats; empty where no run has a reading."""
+
+    levels: list[CellMemoryLevel] = []
+    kv_cache: CellKvCache | None = None
+    notes: list[str] = []
+    """What the engine takes at its start, and what could not be read."""
+
+
+class CellRun(msgspec.Struct, frozen=True):
+    """One finished run of a cell."""
+
+    repeat: int
+    folder: str
+    """Below the matrix's folder."""
+    started_at: str
+    start: int | None
+    """Which start of the server it was part of; None where matrix.jsonl does not say."""
+    place: int | None
+    cold: bool | None
+    """Whether it was the first run after that start."""
+    seed: int | None
+    duration_s: float
+    verdict: str
+    """Of the client on itself."""
+    output_tokens_asked: int | str | None
+    output_tokens_per_s: float | None
+
+
+class CellSummary(CellName, frozen=True, kw_only=True):
+    """What a cell gave over its repeats."""
+
+    kind: str
+    """Of server."""
+    state: Literal["measured", "partly measured", "failed", "not measured"]
+    planned: int
+    failed: int
+    versions: list[str]
+    served: list[str]
+    """The models that the server said it served."""
+    simulated: bool
+    speed: float | None
+    figures: dict[str, OverRuns]
+    """By name, as `ttft.p50`."""
+    lengths: CellLengths
+    requests: dict[str, int]
+    """By how they ended."""
+    errors: dict[str, int]
+    verdicts: dict[str, int]
+    """Of the client on itself, how many runs each."""
+    memory: CellMemory
+    runs: list[CellRun]
+
+
+class CellDifference(msgspec.Struct, frozen=True):
+    """One figure of two cells that differ in the server alone, or in the host alone."""
+
+    figure: str
+    by: Literal["server", "host"]
+    a: CellName
+    b: CellName
+    ratio: float | None
+    """Of `a` to `b`, of their geometric means over the runs."""
+    ci95: tuple[float, float] | None
+    verdict: Verdict
+    """`different` when its interval does not hold 1; `cannot tell` where one of them was not measured twice, or its
+    runs differ beyond all measure."""
+    equal_work: bool
+    """False where the answers' mean lengths differ."""
+
+
+class EqualWork(msgspec.Struct, frozen=True):
+    """Which server led, and which lengths the others were given: of `host`, `model` and `workload` the file `given`."""
+
+    server: str
+    lengths: list[dict[str, str]]
+
+
+class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A run that could not be made, as matrix.jsonl has it."""
+
+    type: str
+    at: str
+    cell: CellName
+    repeat: int
+    kind: str
+    reason: str
+    hint: str
+    log: str
+    start: int | None = None
+
+
+class ServerStart(msgspec.Struct, frozen=True):
+    """A server that came up, as matrix.jsonl has it."""
+
+    type: str
+    at: str
+    start: int
+    server: str
+    host: str
+    model: str
+    seconds: float
+    facts: dict[str, Any]
+
+
+class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """matrix.json."""
+
+    format: int = FORMAT
+    name: str
+    started_at: str
+    version: str
+    interrupted: bool
+    simulated: bool
+    servers: list[dict[str, str]]
+    """`name`, kind (`server`) and `title`: the kind's own name in its usual spelling, or that which the plan gives."""
+    hosts: list[dict[str, str]]
+    """`name`, `platform` and `title`: its platform, with its own name where two share one."""
+    models: list[str]
+    workloads: list[str]
+    repeats: int
+    starts: int
+    seed: int
+    equal_work: EqualWork | None
+    references: list[dict[str, str]]
+    plan: dict[str, Any]
+    cells: list[CellSummary]
+    differences: list[CellDifference]
+    skipped: list[dict[str, str]]
+    failures: list[RunFailure]
+    server_starts: list[ServerStart]
+
+
+class CellRunData(NamedTuple):
     """One finished run of a cell."""
 
     cell: Key
     repeat: int
     folder: str
-    """Below the matrix's folder."""
     start: int | None
-    """Which start of the server it was part of; None where matrix.jsonl does not say."""
     place: int | None
     """0: the first run after that start."""
     summary: Summary
@@ -70,12 +239,11 @@ class Measured:
     """Output tokens of each complete answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class MatrixRecord(NamedTuple):
     """What is known beside the finished runs."""
 
-    plan: Mapping[str, Any]
-    """As matrix.jsonl has it: the resolved plan, with `hosts_found`."""
+    begun: Mapping[str, Any]
+    """The first line of matrix.jsonl, with the resolved `plan`."""
     cells: Sequence[Key]
     """All that were to be measured, in the order of the plan."""
     skipped: Mapping[str, str]
@@ -83,141 +251,201 @@ class Kept:
     """The newest failure of each run that is not finished."""
     starts: Sequence[Mapping[str, Any]]
     """Each time a server came up."""
-    started_at: str
-    version: str
-    interrupted: bool
+    titles: Mapping[str, str]
+    """Of each kind of server, its own name in its usual spelling."""
 
 
 def samples_of(frame: Frame) -> tuple[dict[str, Floats], Floats]:
-    """What a Measured keeps of a run's Frame: samples of latencies, and lengths of complete answers."""
+    """What CellRunData keeps of a run's Frame: samples of latencies, and lengths of complete answers."""
     reported = frame.output_reported[frame.measured & frame.complete]
     return {name: METRICS[name].values(frame) for name in SAMPLED}, reported[~np.isnan(reported)]
 
 
-def matrix(kept: Kept, measured: Sequence[Measured]) -> dict[str, Any]:
+def matrix(record: MatrixRecord, measured: Sequence[CellRunData]) -> MatrixSummary:
     """matrix.json."""
-    by_cell = {cell: [run for run in measured if run.cell == cell] for cell in kept.cells}
-    failures = Counter(_key(line["cell"]) for line in kept.failures)
-    plan = kept.plan
-    cells = [_cell(kept, cell, runs, failures[cell]) for cell, runs in by_cell.items()]
-    return {
-        "format": FORMAT,
-        "name": plan["name"],
-        "started_at": kept.started_at,
-        "version": kept.version,
-        "interrupted": kept.interrupted,
-        "simulated": any(run.summary["server"]["simulated"] for run in measured),
-        "servers": [{"name": each["name"], "server": each["server"]} for each in plan["servers"]],
-        "hosts": hosts(plan),
-        "models": [each["name"] for each in plan["models"]],
-        "workloads": [each["name"] for each in plan["workloads"]],
-        "repeats": plan["repeats"],
-        "starts": plan["starts"],
-        "seed": plan["seed"],
-        "equal_work": _equal_work(plan, by_cell),
-        "references": plan.get("references", []),
-        "plan": {name: value for name, value in plan.items() if name != "hosts_found"},
-        "cells": cells,
-        "differences": differences(cells),
-        "skipped": [{"cell": cell, "reason": reason} for cell, reason in kept.skipped.items()],
-        "failures": [dict(line) for line in kept.failures],
-        "server_starts": [dict(line) for line in kept.starts],
-    }
-
-
-def hosts(plan: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Each host with the name under which figures show it: its platform, with its own where two share one."""
-    found = [(each["name"], plan["hosts_found"][each["name"]]["platform"] or each["name"]) for each in plan["hosts"]]
-    shared = Counter(platform for _, platform in found)
-    return [
-        {"name": name, "platform": platform, "title": platform if shared[platform] == 1 else f"{platform} ({name})"}
-        for name, platform in found
+    plan: dict[str, Any] = dict(record.begun["plan"])
+    platforms = {name: host["platform"] or name for name, host in plan.pop("hosts_found").items()}
+    shared = Counter(platforms.values())
+    kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
+    failures = msgspec.convert(record.failures, list[RunFailure])
+    failed = Counter(each.cell.key for each in failures)
+    cells = [
+        _cell(key, kinds[key[0]], [run for run in measured if run.cell == key], plan["repeats"], failed[key])
+        for key in record.cells
     ]
+    led = [key[1:] for key in record.cells if key[0] == plan.get("equal_work")]
+    given = [
+        dict(zip(("host", "model", "workload", "given"), (*key, f"equal-work/{'-'.join(key)}.txt"), strict=True))
+        for key in led
+    ]
+    return MatrixSummary(
+        name=plan["name"],
+        started_at=str(record.begun["at"]),
+        version=str(record.begun["version"]),
+        interrupted=len(measured) + len(failures) < len(cells) * plan["repeats"],
+        simulated=any(run.summary.server.simulated for run in measured),
+        servers=[
+            {"name": name, "server": kind, "title": record.titles.get(kind, name) if name == kind else name}
+            for name, kind in kinds.items()
+        ],
+        hosts=[
+            {"name": name, "platform": of, "title": of if shared[of] == 1 else f"{of} ({name})"}
+            for name, of in platforms.items()
+        ],
+        models=[each["name"] for each in plan["models"]],
+        workloads=[each["name"] for each in plan["workloads"]],
+        repeats=plan["repeats"],
+        starts=plan["starts"],
+        seed=plan["seed"],
+        equal_work=EqualWork(plan["equal_work"], given) if plan.get("equal_work") else None,
+        references=plan.get("references", []),
+        plan=plan,
+        cells=cells,
+        differences=list(_differences([cell for cell in cells if cell.runs])),
+        skipped=[{"cell": cell, "reason": reason} for cell, reason in record.skipped.items()],
+        failures=failures,
+        server_starts=msgspec.convert(record.starts, list[ServerStart]),
+    )
 
 
-def _cell(kept: Kept, cell: Key, runs: Sequence[Measured], failures: int) -> dict[str, Any]:
-    planned = int(kept.plan["repeats"])
-    state = "measured" if len(runs) == planned else "failed" if failures and not runs else "partly measured"
-    return {
-        **dict(zip(CELL, cell, strict=True)),
-        "kind": next(each["server"] for each in kept.plan["servers"] if each["name"] == cell[0]),
-        "state": state if runs or failures else "not measured",
-        "planned": planned,
-        "failed": failures,
-        "versions": sorted({str(run.summary["server"]["version"] or "") for run in runs}),
-        "served": sorted({str(run.summary["server"]["model"] or "") for run in runs}),
-        "simulated": any(run.summary["server"]["simulated"] for run in runs),
-        "speed": next((run.summary["server"]["speed"] for run in runs), None),
-        "figures": over_repeats(runs),
-        "lengths": lengths(runs),
-        "requests": {
-            state: sum(run.summary["requests"][state] for run in runs)
-            for state in ("sent", "complete", "truncated", "failed", "dropped")
-        },
-        "errors": dict(sum((Counter(run.summary["requests"]["errors"]) for run in runs), Counter[str]()).most_common()),
-        "verdicts": dict(Counter(run.summary["client"]["verdict"] for run in runs)),
-        "memory": memory([run.summary["memory"] for run in runs]),
-        "runs": [_run(run) for run in runs],
-    }
+def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed: int) -> CellSummary:
+    summaries = [run.summary for run in runs]
+    state: Any = "measured" if len(runs) == planned else "partly measured"
+    if not runs:
+        state = "failed" if failed else "not measured"
+    values = [figures_of(summary) for summary in summaries]
+    errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
+    return CellSummary(
+        *key,
+        kind=kind,
+        state=state,
+        planned=planned,
+        failed=failed,
+        versions=sorted({summary.server.version or "" for summary in summaries}),
+        served=sorted({summary.server.model or "" for summary in summaries}),
+        simulated=any(summary.server.simulated for summary in summaries),
+        speed=summaries[0].server.speed if summaries else None,
+        figures={name: over_runs([each[name] for each in values]) for name in FIGURES},
+        lengths=_lengths(runs),
+        requests={name: sum(getattr(summary.requests, name) for summary in summaries) for name in STATES},
+        errors=dict(errors.most_common()),
+        verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
+        memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
+        runs=[
+            CellRun(
+                run.repeat,
+                run.folder,
+                run.summary.run.started_at,
+                run.start,
+                run.place,
+                None if run.place is None else run.place == 0,
+                run.summary.run.seed,
+                run.summary.run.duration_s,
+                run.summary.client.verdict,
+                run.summary.run.output_tokens,
+                run.summary.throughput.output_tokens_per_s,
+            )
+            for run in runs
+        ],
+    )
 
 
-def _run(run: Measured) -> dict[str, Any]:
-    return {
-        "repeat": run.repeat,
-        "folder": run.folder,
-        "started_at": run.summary["run"]["started_at"],
-        "start": run.start,
-        "place": run.place,
-        "cold": None if run.place is None else run.place == 0,
-        "seed": run.summary["run"]["seed"],
-        "duration_s": run.summary["run"]["duration_s"],
-        "verdict": run.summary["client"]["verdict"],
-        "output_tokens_asked": run.summary["run"]["output_tokens"],
-        "output_tokens_per_s": run.summary["throughput"]["output_tokens_per_s"],
-    }
-
-
-def over_repeats(runs: Sequence[Measured]) -> dict[str, dict[str, Any]]:
-    """Each figure over the repeats: its mean, the interval of that, and each run's value."""
-    values = [figures(run.summary) for run in runs]
-    return {figure.name: over_runs([each[figure.name] for each in values]) for figure in FIGURES}
-
-
-def lengths(runs: Sequence[Measured]) -> dict[str, Any]:
-    """Output tokens of complete answers, over all repeats: asked in all, and as they came."""
-    ordered = np.sort(np.concatenate([run.lengths for run in runs])) if runs else np.zeros(0)
+def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
+    ordered = np.sort(np.concatenate([np.zeros(0), *(run.lengths for run in runs)]))
+    tokens = [run.summary.tokens for run in runs]
     known = len(ordered) > 0
-    return {
-        "asked": sum(run.summary["tokens"]["output_asked"] for run in runs),
-        "reported": sum(run.summary["tokens"]["output_reported"] for run in runs),
-        "differ": sum(run.summary["tokens"]["output_mismatches"] for run in runs),
-        "answers": len(ordered),
-        "mean": round(float(ordered.mean()), 3) if known else None,
-        **{name: float(percentile(ordered, share)) if known else None for name, share in LENGTH_SHARES.items()},
-    }
+    return CellLengths(
+        sum(each.output_asked for each in tokens),
+        sum(each.output_reported for each in tokens),
+        sum(each.output_mismatches for each in tokens),
+        len(ordered),
+        round(float(ordered.mean()), 3) if known else None,
+        *(percentile(ordered, share) if known else None for share in (0.0, 0.5, 0.9, 1.0)),
+    )
 
 
-LENGTH_SHARES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "max": 1.0}
+def cell_memory(found: Sequence[Memory]) -> CellMemory:
+    """Memory over the repeats. Processes are told apart by their place in the list, because a server that was started
+    twice had two process ids."""
+    if not found:
+        return CellMemory()
+    parts = [[*each.gpus, *each.processes, *([each.host] if each.host else [])] for each in found]
+    places = range(max(map(len, parts)))
+    notes = []
+    for each in found:
+        notes += [f"{each.taken_at_start.note}."] if each.taken_at_start else []
+        notes += [f"Not read, {source}: {reason}." for source, reason in each.not_measured.items()]
+    return CellMemory(
+        [_level([run[place] for run in parts if len(run) > place]) for place in places],
+        _kv_cache([each.kv_cache for each in found if each.kv_cache]),
+        list(dict.fromkeys(notes)),
+    )
 
 
-def pooled(runs: Iterable[Measured], metric: str) -> Floats:
-    """One metric's samples of all repeats of a cell."""
-    found = [run.samples[metric] for run in runs]
-    return np.concatenate(found) if found else np.zeros(0)
+def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
+    """A GPU by index and name; a process by what it is, not by an id that differs from start to start."""
+    first = seen[0]
+    name, on = getattr(first, "name", ""), getattr(first, "on", "")
+    of = f"process {name} on {on}".replace("  ", " ") if on else f"{first.of} {name}".rstrip()
+    return CellMemoryLevel(
+        of,
+        getattr(first, "total_bytes", None),
+        _mean([each.idle_bytes for each in seen]),
+        _mean([each.loaded_bytes for each in seen]),
+        max((each.peak_bytes for each in seen if each.peak_bytes is not None), default=None),
+    )
 
 
-def _equal_work(plan: Mapping[str, Any], by_cell: Mapping[Key, Sequence[Measured]]) -> dict[str, Any] | None:
-    """Who led, and how many answers' lengths the others were given."""
-    leader = plan.get("equal_work")
-    if leader is None:
+def _kv_cache(seen: Sequence[KvCache]) -> CellKvCache | None:
+    if not seen:
         return None
-    led = [
-        {"host": cell[1], "model": cell[2], "workload": cell[3], "given": f"equal-work/{'-'.join(cell[1:])}.txt"}
-        for cell in by_cell
-        if cell[0] == leader
-    ]
-    return {"server": leader, "lengths": led}
+    peak = max((each.peak_share for each in seen if each.peak_share is not None), default=None)
+    return CellKvCache(_mean([each.mean_share for each in seen]), peak, seen[0].tokens)
 
 
-def _key(cell: Mapping[str, str]) -> Key:
-    return cell["server"], cell["host"], cell["model"], cell["workload"]
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 4) if known else None
+
+
+def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
+    """Every pair of measured cells that differ in the server alone or in the host alone, figure by figure.
+
+    One figure per run, Welch's interval for the difference of two means on logarithms, so that it is an interval of the
+    ratio. Only differences between runs are in it, which is what chance there is when the matrix is measured again.
+    `loadgen compare` on the folders of two cells looks into the runs as well.
+    """
+    for a, b in combinations(cells, 2):
+        alike = [one == other for one, other in zip(a.key, b.key, strict=True)]
+        if alike not in ([False, True, True, True], [True, False, True, True]):
+            continue
+        means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
+        equal = len(means) == 2 and abs(means[0] - means[1]) <= LENGTHS_ALIKE * max(means)
+        for name in COMPARED:
+            ratio, ends = ratio_of(a.figures[name].values, b.figures[name].values)
+            verdict: Verdict = "cannot tell"
+            if ends:
+                verdict = "no difference seen" if ends[0] <= 1 <= ends[1] else "different"
+            yield CellDifference(
+                name,
+                "host" if alike[0] else "server",
+                CellName(*a.key),
+                CellName(*b.key),
+                ratio and round(ratio, 6),
+                ends and (round(ends[0], 6), round(ends[1], 6)),
+                verdict,
+                equal,
+            )
+
+
+def ratio_of(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float | None, tuple[float, float] | None]:
+    """The ratio of the geometric means of two figures over their runs, and its interval where both have two runs."""
+    logs = [[math.log(value) for value in values if value is not None and value > 0] for values in (a, b)]
+    if not all(logs) or any(len(kept) < len(values) for kept, values in zip(logs, (a, b), strict=True)):
+        return None, None
+    difference, error, freedom = difference_of_means(logs[1], logs[0])
+    if min(map(len, logs)) < 2:
+        return math.exp(difference), None
+    margin = student_quantile((1 + CONFIDENCE) / 2, freedom) * error
+    ends = None if margin > MARGIN_MOST else (math.exp(difference - margin), math.exp(difference + margin))
+    return math.exp(difference), ends

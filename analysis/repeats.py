@@ -8,119 +8,175 @@ It is the one that counts when runs are compared, and it needs two runs at least
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from analysis import words
-from analysis.distributions import student_quantile
-from analysis.stats import share_interval
+import msgspec
+
+from analysis.report import findings
+from analysis.report.document import Block, Document, Findings, Kind, Paragraph, Section
+from analysis.report.format import UNKNOWN, asked, count, share, significant, simulated, unit_of, who
+from analysis.report.tables import objectives, table
+from analysis.stats import DECIMALS, mean_and_deviation, share_interval, student_quantile
+from analysis.summary import Summary
 
 CONFIDENCE = 0.95
-DECIMALS = 9
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
 SHARES = ("complete", "attainment", "tail_share")
 ORDER = "one after the other, as they are numbered: all have one plan, so there is no order to draw"
+SHOWN = (
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete", "goodput", "attainment"),
+    *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
+)
+VALUES_MOST = 5
+"""More runs than these have no room for each value in a line."""
 
 
-def between(summaries: Sequence[words.Summary]) -> dict[str, Any]:
-    """What repeats of one plan say together, from their summaries in the order in which they ran.
+class OverRuns(msgspec.Struct, frozen=True):
+    """One figure over runs, and the interval of its mean."""
 
-    `figures` has, by the name that --assert uses (`ttft.p99`, `output_tokens_per_s`), each run's value, their mean,
-    standard deviation and 95 % interval of the mean; the last two are None for fewer than two runs, and a figure that a
-    run does not have is None for all. `state` is `cold` or `warm` for each run.
-    """
-    states = state(summaries)
-    values = [figures(summary) for summary in summaries]
+    n: int
+    mean: float | None
+    """None where a run does not have the figure."""
+    std: float | None
+    """None for fewer than two runs, as the interval is."""
+    ci95: tuple[float, float] | None
+    values: list[float | None]
+    """Of each run, in order."""
+
+
+class BetweenRuns(msgspec.Struct, frozen=True):
+    """What repeats of one plan say together: `repeats` of their summary.json."""
+
+    runs: int
+    order: str
+    state: list[str]
+    """`cold` or `warm`, of each run."""
+    state_said: str
+    seeds: list[int | None]
+    confidence: float
+    figures: dict[str, OverRuns]
+    """By the name that --assert uses: `ttft.p99`, `output_tokens_per_s`."""
+
+
+def between(summaries: Sequence[Summary]) -> BetweenRuns:
+    """From their summaries in the order in which they ran."""
+    states, values = state(summaries), [figures_of(summary) for summary in summaries]
     names = list(values[0]) if values else []
-    return {
-        "runs": len(summaries),
-        "order": ORDER,
-        "state": states,
-        "state_said": _said(states),
-        "seeds": [summary["run"]["seed"] for summary in summaries],
-        "confidence": CONFIDENCE,
-        "figures": {name: _within(name, over_runs([each[name] for each in values]), summaries) for name in names},
-    }
+    return BetweenRuns(
+        len(summaries),
+        ORDER,
+        states,
+        _state_said(states),
+        [summary.run.seed for summary in summaries],
+        CONFIDENCE,
+        {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in names},
+    )
 
 
-def figures(summary: words.Summary) -> dict[str, float | None]:
+def figures_of(summary: Summary) -> dict[str, float | None]:
     """The figures of one run by which runs are told apart; None where the run has none, or too few samples for it."""
-    throughput, (complete, total) = summary["throughput"], ended(summary)
-    found: dict[str, float | None] = {name: throughput.get(name) for name in RATES}
+    complete, total = completed(summary)
+    found: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
     found["complete"] = complete / total if total else None
-    if good := summary.get("goodput"):
-        found |= {"goodput": good["per_s"], "attainment": good["attainment"]}
-    for latency, described in summary["latency"].items():
+    if good := summary.goodput:
+        found |= {"goodput": good.per_s, "attainment": good.attainment}
+    for latency, described in summary.latency.items():
         for statistic in STATISTICS:
-            thin = statistic in described["thin"]
-            found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described[statistic]
-    found["skew"] = summary["burst"]["skew_s"]
-    return found
+            thin = statistic in described.thin
+            found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described.of(statistic)
+    return found | {"skew": summary.burst.skew_s}
 
 
-def ended(summary: words.Summary) -> tuple[int, int]:
-    """How many requests were complete, of all that were asked."""
-    requests = summary["requests"]
-    return requests["complete"], requests["sent"] + requests["dropped"] + requests["unrecorded"]
+def completed(summary: Summary) -> tuple[int, int]:
+    """How many requests were complete, of all that were planned."""
+    return summary.requests.complete, summary.requests.planned
 
 
-def over_runs(values: Sequence[float | None]) -> dict[str, Any]:
+def over_runs(values: Sequence[float | None]) -> OverRuns:
     """Mean, standard deviation and interval of one figure per run."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
-        return {"n": len(known), "mean": None, "std": None, "ci95": None, "values": list(values)}
-    mean = math.fsum(known) / len(known)
-    if len(known) == 1:
-        return {"n": 1, "mean": mean, "std": None, "ci95": None, "values": known}
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1))
+        return OverRuns(len(known), None, None, None, list(values))
+    mean, deviation = mean_and_deviation(known)
+    if deviation is None:
+        return OverRuns(1, mean, None, None, [*known])
     margin = student_quantile((1 + CONFIDENCE) / 2, len(known) - 1) * deviation / math.sqrt(len(known))
-    return {
-        "n": len(known),
-        "mean": round(mean, DECIMALS),
-        "std": round(deviation, DECIMALS),
-        "ci95": [round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)],
-        "values": known,
-    }
+    ends = round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)
+    return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), ends, [*known])
 
 
-def _within(name: str, figure: dict[str, Any], summaries: Sequence[words.Summary]) -> dict[str, Any]:
+def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverRuns:
     """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
     (Clopper and Pearson), however alike the runs are."""
-    if name not in SHARES or figure["ci95"] is None:
+    if name not in SHARES or figure.ci95 is None:
         return figure
-    low, high = figure["ci95"]
-    if counts := [each for summary in summaries if (each := _counted(name, summary))]:
+    low, high = figure.ci95
+    counts = []
+    if name == "complete":
+        counts = [completed(summary) for summary in summaries]
+    elif name == "attainment":
+        counts = [(good.good, good.requests) for summary in summaries if (good := summary.goodput)]
+    if counts:
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
-    return figure | {"ci95": [max(0.0, low), min(1.0, high)]}
+    return msgspec.structs.replace(figure, ci95=(max(0.0, low), min(1.0, high)))
 
 
-def _counted(name: str, summary: words.Summary) -> tuple[int, int] | None:
-    """Of how many requests it is the share of how many; None for a share that is not of requests."""
-    if name == "complete":
-        return ended(summary)
-    good = summary.get("goodput")
-    return (good["good"], good["requests"]) if name == "attainment" and good else None
-
-
-def state(summaries: Sequence[words.Summary]) -> list[str]:
+def state(summaries: Sequence[Summary]) -> list[str]:
     """`warm` for a run with warm-up requests, or one after another run at the same address; else `cold`."""
-    found = []
-    before: Mapping[str, Any] | None = None
-    for summary in summaries:
-        same = before is not None and before["server"]["url"] == summary["server"]["url"]
-        found.append("warm" if summary["requests"]["warmup"] or same else "cold")
-        before = summary
-    return found
+    before = [None, *summaries[:-1]]
+    return [
+        "warm" if summary.requests.warmup or (last and last.server.url == summary.server.url) else "cold"
+        for summary, last in zip(summaries, before, strict=True)
+    ]
 
 
-def _said(states: Sequence[str]) -> str:
+def _state_said(states: Sequence[str]) -> str:
     """Which runs met a cold server, in a sentence."""
     cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
     if not cold:
-        return "All warm: requests had been sent to the server before each."
+        return "All runs started warm: requests had been sent to the server before each."
     if len(cold) == len(states):
-        return "All cold: each met a server to which nothing of these had been sent."
+        return "All runs started cold."
     which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
     return f"{which} cold, the others warm; --warmup N makes all alike."
+
+
+def section(found: BetweenRuns, name: str = "between-runs", title: str = "Between runs") -> Section:
+    """What repeats say together: the figures shown, with their interval between runs and each run's value."""
+    few = found.runs <= VALUES_MOST
+    heads: dict[str, Kind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
+    rows = []
+    for figure_name in SHOWN:
+        figure = found.figures.get(figure_name)
+        if figure is None or figure.mean is None:
+            continue
+        factor, unit = unit_of(figure_name, figure.mean)
+        ends = UNKNOWN if figure.ci95 is None else " to ".join(significant(end * factor, 4) for end in figure.ci95)
+        each = ", ".join(significant(value and value * factor, 4) for value in figure.values)
+        last = each if few else share(None if figure.std is None or not figure.mean else figure.std / figure.mean)
+        rows.append((figure_name, unit, significant(figure.mean * factor, 4), ends, last))
+    shown = table(
+        title or "between runs", heads | {"each run" if few else "spread": "text"}, rows, several=True, id="repeats"
+    )
+    text = Paragraph(f"The interval is of the mean over {count(found.runs, 'run')} (Student's t).")
+    if found.runs == 1:
+        text = Paragraph("One run says nothing about the difference between runs.", "warning")
+    return Section(name, title, [shown, text, Paragraph(found.state_said)])
+
+
+def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
+    """For the terminal: what repeats say together, and what is to be known of each."""
+    first = summaries[0]
+    blocks: list[Block] = []
+    for place, summary in enumerate(summaries, 1):
+        known = findings.findings(summary)
+        said = " ".join(each.sentence for each in known if each.id in ("complete", "client"))
+        good = summary.requests.all_complete and summary.client.ok
+        blocks.append(Paragraph(f"repeat {summary.run.repeat or place}: {said}", "ok" if good else "error"))
+        blocks.append(Findings([each for each in known if each.level == "warning"]))
+        blocks += [objectives([summary])] if summary.objectives else []
+    title, subtitle = f"{who(first)}  {first.server.model or ''}", f"{asked(first)}, {found.runs} times"
+    sections = [section(found, title=""), Section("repeats", "", blocks)]
+    return Document("loadgen report", title, sections, subtitle, simulated(first))

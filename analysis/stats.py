@@ -10,7 +10,7 @@ scipy.special is imported where it is needed: it takes 0.4 s, and the summary of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -285,3 +285,50 @@ def _binomial(count: int, share: float) -> tuple[int, Floats]:
 def rounded(value: float) -> float:
     """To the nanosecond, if it is seconds."""
     return round(value, DECIMALS)
+
+
+def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """Difference of the means of b and a, its standard error and degrees of freedom, by Welch.
+
+    Where one group is a single value, its values are taken to vary as those of the other do (the pooled t test).
+    """
+    (mean_a, deviation_a), (mean_b, deviation_b) = mean_and_deviation(a), mean_and_deviation(b)
+    if deviation_a is None or deviation_b is None:
+        more, deviation = (a, deviation_a) if len(a) > 1 else (b, deviation_b)
+        return mean_b - mean_a, (deviation or 0.0) * math.sqrt(1 / len(a) + 1 / len(b)), len(more) - 1
+    error, freedom = welch([(deviation_a**2 / len(a), len(a)), (deviation_b**2 / len(b), len(b))])
+    return mean_b - mean_a, error, freedom
+
+
+def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+    """Interval of a share (Wilson, "Probable inference, the law of succession, and statistical inference", 1927)."""
+    z, share = 1.959963984540054, successes / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return centre - half, centre + half
+
+
+def shares_interval(
+    a: tuple[int, int], b: tuple[int, int], difference: float, of_one: Callable[[int, int], tuple[float, float]]
+) -> tuple[float, float]:
+    """Interval around a difference of shares, b minus a, of (successes, count) each: how far each may be off by its own
+    interval, squared and added (Newcombe, "Interval estimation for the difference between independent proportions",
+    1998, method 10, by Wilson's intervals; by exact ones it is never too narrow)."""
+    (low_a, high_a), (low_b, high_b) = of_one(*a), of_one(*b)
+    share_a, share_b = a[0] / a[1], b[0] / b[1]
+    below, above = math.hypot(share_b - low_b, high_a - share_a), math.hypot(high_b - share_b, share_a - low_a)
+    return difference - below, difference + above
+
+
+def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """Two-sided p-value of two shares, (successes, count) each: all tables with these margins that are no likelier than
+    this one (Fisher, "Statistical Methods for Research Workers", 1934, section 21.02)."""
+    successes, total = a[0] + b[0], a[1] + b[1]
+
+    def choose(n: int, k: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    first, last = max(0, successes - b[1]), min(successes, a[1])
+    logs = [choose(a[1], k) + choose(b[1], successes - k) - choose(total, successes) for k in range(first, last + 1)]
+    limit = logs[a[0] - first] + 1e-7
+    return min(1.0, math.fsum(math.exp(each) for each in logs if each <= limit))

@@ -25,10 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.compare.comparison import FIGURES, Comparison, compare
-from analysis.compare.loaded import Loaded
+from analysis.compare import FIGURES, ComparedRun, Comparison, compare
 from analysis.gather import frame_of_run
-from analysis.metrics import summarise
+from analysis.summarise import summarise
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run
 from servers.hardware.roofline import Work, roofline
@@ -98,7 +97,7 @@ REPEATED = (
 FIRST_SEED = {"tuning": 12_000_000, "fresh": 11_000_000, "repeats": 9_000_000}
 
 
-def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, output: int = OUTPUT) -> Loaded:
+def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, output: int = OUTPUT) -> ComparedRun:
     """A run whose every step takes `slower` times as long.
 
     The same load whatever the seed: it drives the server's chance alone.
@@ -121,7 +120,7 @@ def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, outp
     run = Run(Path(f"run-{seed}/run.jsonl"), header, records, [], footer)
     frame = frame_of_run(run)
     run.records = []
-    return Loaded(run, frame, summarise(run, frame))
+    return ComparedRun(run, frame, summarise(run, frame))
 
 
 def alarms(found: Comparison) -> list[str]:

@@ -101,10 +101,24 @@ def metrics() -> str:
     return _filled("reference/metrics.template", rows)
 
 
+def dialects() -> str:
+    """The page of every server's endpoints, from their kinds."""
+    from servers.kinds import KINDS
+
+    yes = {True: "yes", False: "no"}
+    rows = [
+        f"| {kind.name} | {f'**{endpoint}**' if endpoint == kind.native else endpoint} | `{dialect.path}` "
+        f"| {yes[dialect.token_ids]} | {yes[dialect.fixed_output]} |"
+        for kind in KINDS.values()
+        for endpoint, dialect in kind.dialects.items()
+    ]
+    return _filled("reference/dialects.template", {"{dialects}": rows})
+
+
 def telemetry() -> str:
     """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
     from analysis.telemetry import CURVES
-    from servers.telemetry.dcgm import DCGM
+    from servers.telemetry.machine import DCGM
     from servers.telemetry.prometheus import COUNTERS, tables
 
     servers = {name: metrics.names for name, metrics in tables().items()}
@@ -175,6 +189,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/export.md": exported,
     "reference/run-file.md": run_file,
     "reference/telemetry.md": telemetry,
+    "reference/dialects.md": dialects,
 }
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from loadgen.runfile import Footer, Header
     from servers.count import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
-    from servers.telemetry.source import Source
+    from servers.telemetry import Source
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
@@ -356,9 +356,9 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
     What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
     """
     from loadgen.engine.sampler import Sampler, bursts_of
-    from servers.telemetry.host import HostMemory, on_this_machine
+    from servers.telemetry import NotMeasuredError
+    from servers.telemetry.machine import HostMemory, on_this_machine
     from servers.telemetry.prometheus import ServerMetrics
-    from servers.telemetry.source import NotMeasuredError
 
     if not plan.metrics_every_s:
         return Sampler(
@@ -389,8 +389,7 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
 
 
 def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], Source]:
-    from servers.telemetry.dcgm import Dcgm
-    from servers.telemetry.gpu import Nvml
+    from servers.telemetry.machine import Dcgm, Nvml
 
     if plan.dcgm_url:
         return partial(Dcgm, plan.dcgm_url, verify=verify)
@@ -403,6 +402,6 @@ def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> 
 
 
 def _missing(why: str) -> Source:
-    from servers.telemetry.source import NotMeasuredError
+    from servers.telemetry import NotMeasuredError
 
     raise NotMeasuredError(why)

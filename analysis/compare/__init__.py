@@ -1,1 +1,207 @@
-"""Comparing runs: is B another than A, by how much, and what can be told from so many samples."""
+"""Comparing runs: is B another than A, by how much, and what can be told from so many samples.
+
+    (here)    the comparison, and whether the two did equal work, so that a difference is one of the servers
+    rows      each figure of A against that of B: single runs from their samples, groups by one figure per run
+    noise     how far a figure of one run may lie from that of another run of the same server
+    verdicts  better, worse, no difference or cannot tell; and `--fail-if`
+    document  what there is to say of it
+
+What is compared by choice (the server, its version, its address) is no difference of work. Everything that changes what
+has to be done, when, or how well it was measured is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.compare import rows
+from analysis.compare.noise import RUNS_DIFFER, ComparedRun
+from analysis.compare.verdicts import MARGIN, ComparedFigure, Gate, GateResult, judge_gates, judged
+from analysis.gather import load
+from analysis.repeats import state
+from analysis.report.format import simulated
+from analysis.summarise import summarise
+
+__all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "read"]
+FIGURES = (
+    *("output_tokens_per_s", "complete", "ttft.p50", "ttft.p99", "ttft.pairs", "tpot.p50", "tpot.p99"),
+    *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
+)
+"""What is compared unless more is asked: few, because each question more makes every answer weaker."""
+PLANNED = ("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s")
+LENGTHS_ALIKE = 0.01
+"""Mean output lengths that differ by no more are the same: chance in when answers end by themselves."""
+ONE_RUN_EACH = (
+    f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes runs "
+    "differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
+)
+SAME_ADDRESS = (
+    "Both sent the same prompts to the same address: with a prefix cache the later ones were helped by the earlier "
+    "ones, unless the server was started again or its cache emptied in between."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalWork:
+    """One thing that the two groups did not have in common."""
+
+    what: str
+    a: str
+    b: str
+    why: str
+    """What it does to a comparison."""
+
+    @property
+    def sentence(self) -> str:
+        """All of it."""
+        return f"{self.what}: {self.a} in A, {self.b} in B ({self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two groups of runs beside each other. B is judged against A."""
+
+    name_a: str
+    name_b: str
+    runs_a: int
+    runs_b: int
+    mark: str
+    """SIMULATED if any of the runs was."""
+    method: str
+    margin: float
+    rows: list[ComparedFigure]
+    unequal: list[UnequalWork]
+    """What makes the work unequal; nothing of it may be left for a fair comparison."""
+    notes: list[str]
+    gates: list[GateResult]
+
+    def json(self) -> dict[str, Any]:
+        """As plain values; what cannot be tested is None."""
+        found = asdict(self)
+        found["conditions"] = found.pop("gates")
+        for row in found["rows"]:
+            for name in ("error", "error_least", "freedom"):
+                del row[name]
+        return found
+
+
+def read(path: Path) -> ComparedRun:
+    """Read a run. Raises RunFileError."""
+    run, frame = load(path)
+    return ComparedRun(run, frame, summarise(run, frame))
+
+
+def compare(
+    a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, margin: float = MARGIN, gates: Sequence[Gate] = ()
+) -> Comparison:
+    """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters.
+
+    Work that was unequal is in `unequal`, and the figures are compared all the same: it is for the caller to refuse.
+    """
+    figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
+    alone = len(a) == len(b) == 1
+    if alone:
+        what, found = "raw samples of one run each", rows.of_single_runs(a[0], b[0], figures)
+    else:
+        what = "one figure per run, Welch's t between runs"
+        found = rows.of_groups([run.summary for run in a], [run.summary for run in b], figures)
+    verdicts = judged(list(found), margin)
+    tested = sum(row.p_value is not None for row in verdicts)
+    name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
+    return Comparison(
+        name_a,
+        name_b,
+        len(a),
+        len(b),
+        mark=next((mark for run in (*a, *b) if (mark := simulated(run.summary))), ""),
+        method=f"From {what}; intervals are 95 % each. Better and worse are said at 5 % for all {tested} figures "
+        "together (Holm's correction).",
+        margin=margin,
+        rows=verdicts,
+        unequal=unequal_work(a, b),
+        notes=_notes(a, b, alone=alone),
+        gates=judge_gates(gates, verdicts),
+    )
+
+
+def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:
+    """What leaves the work equal and yet may mislead."""
+    found = [ONE_RUN_EACH] if alone else []
+    groups = (("A", a), ("B", b))
+    for title, group in groups:
+        states = state([run.summary for run in group])
+        if len(set(states)) > 1:  # such repeats vary by it
+            cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
+            found.append(f"Run {cold} of {title} met a cold server, the others a warm one.")
+    urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
+    if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
+        found.append(SAME_ADDRESS)
+    for title, group in groups:
+        if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
+            found.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
+    return found
+
+
+def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[UnequalWork]:
+    """Everything in which A and B, or the runs within one of them, did unequal work; empty where they are alike."""
+    found = []
+    for what, why, of in CHECKS:
+        texts = [sorted({str(of(run)) for run in group}) for group in (a, b)]
+        if texts[0] != texts[1] or len(texts[0]) > 1:
+            found.append(UnequalWork(what, " / ".join(texts[0]), " / ".join(texts[1]), why))
+    # Lengths as they came out: prompts to the token, answers where the server could not be held to a length.
+    for what, column in {
+        "prompt lengths as reported": "prompt_tokens",
+        "output lengths as sent": "output_tokens",
+    }.items():
+        lengths = [np.concatenate([getattr(run.frame, column)[run.frame.sampled] for run in group]) for group in (a, b)]
+        if all(map(len, lengths)):
+            mean_a, mean_b = (float(each.mean()) for each in lengths)
+            if abs(mean_a - mean_b) > LENGTHS_ALIKE * max(mean_a, mean_b):
+                text_a, text_b = f"{mean_a:.1f} in the mean", f"{mean_b:.1f} in the mean"
+                found.append(UnequalWork(what, text_a, text_b, "longer requests are more work"))
+    verdict_a, verdict_b = (", ".join(sorted({run.summary.client.verdict for run in group})) for group in (a, b))
+    if (verdict_a, verdict_b) != ("ok", "ok"):
+        why = "a client that was the bottleneck measured itself, not the server"
+        found.append(UnequalWork("client verdict", verdict_a, verdict_b, why))
+    return found
+
+
+def _planned(name: str) -> Callable[[ComparedRun], Any]:
+    return lambda run: run.run.header.plan.get(name, {"arrivals": "burst", "workload": "synthetic"}.get(name))
+
+
+def _seed(run: ComparedRun) -> int:
+    """That of the first repeat."""
+    plan = run.run.header.plan
+    return int(plan.get("seed", 0)) - max(0, int(plan.get("repeat", 0)) - 1)
+
+
+def _limits(run: ComparedRun) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(run.summary.server.limits.items())) or "unknown"
+
+
+def _users(run: ComparedRun) -> str:
+    """The most there were at a time, where they came and went by hand."""
+    there = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
+    return f"up to {max(there)} by hand" if there else "as planned"
+
+
+CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
+    *((name, "the plan asks for other work", _planned(name)) for name in PLANNED),
+    ("seed", "other prompts, lengths or gaps were drawn", _seed),
+    ("warm-up", "a cold server is slower at first", _planned("warmup")),
+    ("model", "another model is another amount of work", lambda run: run.summary.server.model),
+    ("endpoint", "another way of asking, with other work around it", lambda run: run.summary.server.endpoint),
+    ("server limits", "it admits, holds or turns away another number of requests", _limits),
+    ("clock", "time does not pass alike", lambda run: simulated(run.summary) or "a real server"),
+    ("stamps", "another error bar", lambda run: run.summary.client.stamps),
+    ("users", "another load", _users),
+    ("platform", "other hardware", _planned("platform")),
+    ("run", "a part of a run is no run", lambda run: "interrupted" if run.summary.run.interrupted else "to its end"),
+)

@@ -6,7 +6,7 @@ are told apart, and their variances added:
     requests     which requests there happened to be. By a bootstrap of the quantile. Requests of a burst have their
                  place in the queue by plan, so that only the differences between neighbours are chance (strata). In an
                  open or closed loop neighbours resemble each other, and a sample counts for as many as contiguous
-                 stretches of it show it to be worth (batch means).
+                 batches of it show it to be worth (batch means).
     server       a burst is one stretch of work, so chance in the length of a step moves all requests that it touches
                  together, and no resampling of requests shows that. Both runs did the same work, so each is cut where
                  the same shares of it were done; how much the pieces' relative lengths vary says how much all may.
@@ -19,18 +19,18 @@ it. As it is never nothing, no error is taken to be below RUNS_DIFFER.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from analysis.compare.loaded import Loaded
-from analysis.distributions import student_cdf, student_quantile
-from analysis.formulas import window_ns
-from analysis.frame import Floats, Integers, sum_by_row
-from analysis.stats import percentile
+from analysis.frame import Floats, Frame, Integers, sum_by_row
+from analysis.metrics import Metric
+from analysis.stats import percentile, ratio_variance, student_cdf, student_quantile
+from analysis.summary import Summary
+from loadgen.runfile import Run
 
 PIECES = 16
 """A run is cut into so many: enough to see how they vary, few enough that each outlasts what lingers in a queue."""
@@ -54,12 +54,43 @@ within them is less. An allowance and no measurement: without it open loops whos
 in one pair of eight. It is a floor and not added: Student's t with FREEDOM leaves a burst room enough for it."""
 ERROR_BARS = 2.576
 """An error bar holds 99 % of the stamps: so many standard deviations of a normal error."""
+TOKENS_MOST = 4_000_000
+"""Of a run with more, the gaps of every k-th request: those of one step are alike, so that little is lost."""
 
-BARS = {"ttft": "ttft", "ttft_due": "ttft", "tpot": "tpot", "icl": "itl", "itl": "itl"}
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a comparison needs of a run: a Run without its Records, their Frame and its summary."""
+
+    run: Run
+    frame: Frame
+    summary: Summary
+
+    @property
+    def name(self) -> str:
+        """Its folder; of a repeat with that of all."""
+        folder = self.run.path.resolve().parent
+        return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("repeat-") else folder.name
+
+    @property
+    def one_burst(self) -> bool:
+        """Whether all requests were due at one instant, so that all waited in one queue."""
+        return self.frame.window is None
+
+    @property
+    def span_s(self) -> float:
+        """Length of the window."""
+        span = self.frame.span_ns
+        return math.nan if span is None else (span[1] - span[0]) / 1e9
+
+    @property
+    def requests(self) -> int:
+        """Complete ones that were due in the window."""
+        return int(self.frame.sampled.sum())
 
 
 class Samples(NamedTuple):
-    """Samples of one latency in the order of time."""
+    """Samples of one latency in the order of time, which is what shows how they depend on each other."""
 
     values: Floats
     offsets: Integers
@@ -68,20 +99,65 @@ class Samples(NamedTuple):
     """Whether chance is in how samples of one part differ (a burst), or in how the parts do."""
 
 
+def samples_of(run: ComparedRun, metric: Metric) -> Samples:
+    """The samples of a latency.
+
+    How long a request of a burst waits follows from its place in the order of sending, so such samples are cut into
+    strata of neighbours; all others into batches. A pace (seconds per token) is never due to the place: whoever ran at
+    the same time had the same.
+    """
+    frame = run.frame
+    if metric.per != "request":
+        return _gaps(frame)
+    rows = metric.rows(frame)
+    kept = frame.sampled & ~np.isnan(rows)
+    values = _ordered_by(rows[kept], (frame.sent_ns if run.one_burst else frame.due_ns)[kept])
+    by_plan = run.one_burst and metric.unit == "s"
+    return Samples(values, parts(len(values), len(values) // STRATUM if by_plan else PIECES), by_plan)
+
+
+def _gaps(frame: Frame) -> Samples:
+    """Gaps between tokens in the order in which they ended: a chunk of c tokens gives one gap and c - 1 zeros."""
+    sampled = frame.sampled
+    every = max(1, round(float(frame.arrived_tokens[sampled].sum()) / TOKENS_MOST))
+    kept_rows = np.zeros(len(sampled), np.bool_)
+    kept_rows[np.flatnonzero(sampled)[::every]] = True
+    gaps, ends = [np.empty(0)], [np.empty(0)]
+    for rows, chunks in frame.blocks():
+        counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
+        kept = np.repeat(kept_rows[rows], counts)
+        instants, more = frame.chunk_ns[chunks], frame.chunk_tokens[chunks].astype(np.int64) - 1
+        more[~kept] = 0
+        kept[frame.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
+        gaps += [(np.diff(instants, prepend=0.0) / 1e9)[kept], np.zeros(int(more.sum()))]
+        ends += [instants[kept], np.repeat(instants, more)]
+    values = _ordered_by(np.concatenate(gaps), np.concatenate(ends))
+    return Samples(values, parts(len(values), PIECES), strata=False)
+
+
+def parts(count: int, number: int) -> Integers:
+    """Offsets of `number` contiguous parts of `count` samples, as equal as can be."""
+    return np.linspace(0, count, max(1, min(number, count)) + 1).astype(np.int64)
+
+
+def quantile(samples: Samples, share: float) -> float:
+    """Of all samples, linearly interpolated."""
+    return percentile(np.sort(samples.values), share)
+
+
 def mean_variance(values: Floats, samples: Samples) -> float:
     """Variance of the mean of one value per sample.
 
     Of strata the sum over their own (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4); of dependent
-    stretches that of their means (batch means; the ratio estimator of Cochran, section 2.11).
+    batches that of their means (batch means; the ratio estimator of Cochran, section 2.11).
     """
     offsets = samples.offsets
-    counts, count = np.diff(offsets), len(values)
-    sums = sum_by_row(values, offsets)
-    if samples.strata:
-        within = sum_by_row(np.square(values - np.repeat(sums / np.maximum(counts, 1), counts)), offsets)
-        return float((within * counts / np.maximum(counts - 1, 1)).sum()) / count**2
-    residuals = sums - values.mean() * counts
-    return float(np.square(residuals).sum()) / count**2 * len(counts) / max(1, len(counts) - 1)
+    if not samples.strata:
+        return ratio_variance(values, offsets, float(values.mean()))
+    counts = np.diff(offsets)
+    means = sum_by_row(values, offsets) / np.maximum(counts, 1)
+    within = sum_by_row(np.square(values - np.repeat(means, counts)), offsets)
+    return float((within * counts / np.maximum(counts - 1, 1)).sum()) / len(values) ** 2
 
 
 def worth(samples: Samples, share: float, at: float) -> float:
@@ -106,57 +182,84 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
         return float(np.std(np.log(drawn)))
 
 
-def parts(count: int, number: int) -> Integers:
-    """Offsets of `number` contiguous parts of `count` samples, as equal as can be."""
-    return np.linspace(0, count, max(1, min(number, count)) + 1).astype(np.int64)
-
-
-def piece_error(a: Loaded, b: Loaded) -> float:
+def piece_error(a: ComparedRun, b: ComparedRun) -> float:
     """Standard deviation of the logarithm of the ratio of B's to A's time for one of PIECES pieces of the same work.
 
     NaN where a run has no tokens, or too few steps.
     """
     if min(_steps(a), _steps(b)) < STEPS_LEAST:
         return math.nan
-    progress_a, progress_b = _progress(a), _progress(b)
+    progress_a, progress_b = _progress(a.frame), _progress(b.frame)
     if progress_a is None or progress_b is None:
         return math.nan
     shares = np.linspace(0, 1, PROGRESS_POINTS)
     course = progress_a / progress_a[-1] + progress_b / progress_b[-1]
     edges = np.interp(np.linspace(0, 2, PIECES + 1), course, shares)
-    lengths_a, lengths_b = (np.diff(np.interp(edges, shares, each)) for each in (progress_a, progress_b))
-    return max(_level_error(lengths_a, lengths_b, level) for level in LEVELS)
+    lengths = [np.diff(np.interp(edges, shares, each)) for each in (progress_a, progress_b)]
+    errors = []
+    for level in LEVELS:
+        joined_a, joined_b = (each.reshape(-1, level).sum(axis=1) for each in lengths)
+        known = (joined_a > 0) & (joined_b > 0)
+        if known.sum() < 2:
+            return math.inf
+        errors.append(float(np.std(np.log(joined_b[known] / joined_a[known]), ddof=1)) * math.sqrt(level))
+    return max(errors)
 
 
-def _level_error(lengths_a: Floats, lengths_b: Floats, level: int) -> float:
-    """That of one piece, as pieces joined by `level` show it."""
-    joined_a, joined_b = (each.reshape(-1, level).sum(axis=1) for each in (lengths_a, lengths_b))
-    known = (joined_a > 0) & (joined_b > 0)
-    if known.sum() < 2:
-        return math.inf
-    return float(np.std(np.log(joined_b[known] / joined_a[known]), ddof=1)) * math.sqrt(level)
+def _progress(frame: Frame) -> Floats | None:
+    """The instants, in seconds from the window's start, by which equally many further tokens had arrived."""
+    span = frame.span_ns
+    if span is None or len(frame.chunk_ns) == 0:
+        return None
+    inside = (frame.chunk_ns >= span[0]) & (frame.chunk_ns <= span[1])
+    instants = frame.chunk_ns[inside]
+    order = np.argsort(instants)
+    tokens = np.cumsum(frame.chunk_tokens[inside][order], dtype=np.float64)
+    if len(tokens) < 2 * PIECES:
+        return None
+    shares = np.concatenate(([0.0], tokens / tokens[-1]))
+    times = np.concatenate(([0.0], (instants[order] - span[0]) / 1e9))
+    return np.interp(np.linspace(0, 1, PROGRESS_POINTS), shares, times)
 
 
-def server_error(piece: float, stretch: float) -> float:
-    """Standard deviation of the logarithm of the time of a stretch, a share of the run, that outlasts several pieces.
+def _steps(run: ComparedRun) -> float:
+    """About how many steps the engine took: how often the mean gap between chunks fits into the run."""
+    gap_s = run.summary.latency.icl.mean
+    return run.span_s / gap_s if gap_s else 0.0
+
+
+def server_error(piece: float, residence: float) -> float:
+    """Standard deviation of the logarithm of the time of a stretch of the run, which is this share of it.
 
     Pieces vary independently, so that of m of them varies by 1 / sqrt(m) as much; a stretch within one piece by no less
     than the piece.
     """
-    return piece / math.sqrt(min(PIECES, max(1.0, stretch * PIECES)))
+    return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 
 
-def stamp_error(name: str, a: Loaded, b: Loaded, value_a: float, value_b: float) -> float:
-    """Of the logarithm of the ratio of two durations in seconds, from the error bars of their runs. A duration that is
-    none of TTFT, TPOT, ICL or ITL ends with an answer, as E2E does."""
-    bar = f"error_bar_{BARS.get(name, 'e2e')}_s"
-    return math.hypot(_stamped(a, bar, value_a), _stamped(b, bar, value_b))
+def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
+    """What chance in the steps does to a latency of one burst, in which all share them. Elsewhere it is in how the
+    batches of the sample differ, as it is for gaps between tokens."""
+    if not (a.one_burst and b.one_burst):
+        return 0.0
+    if metric.per != "request":
+        return server_error(piece, 1.0)
+    lengths = [*values]
+    if metric.unit == "s/token":  # the residence time of a whole answer, in place of that by its tokens
+        lengths = []
+        for run in (a, b):
+            e2e, ttft = run.summary.latency.e2e.p50 or 0.0, run.summary.latency.ttft.p50 or 0.0
+            lengths.append(max(0.0, e2e - (ttft if metric.stamps == "tpot" else 0.0)))  # TPOT: after its first token
+    return server_error(piece, min(length / run.span_s for length, run in zip(lengths, (a, b), strict=True)))
 
 
-def span_s(run: Loaded) -> float:
-    """Length of the run's window."""
-    span = window_ns(run.frame)
-    return math.nan if span is None else (span[1] - span[0]) / 1e9
+def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
+    """Of the logarithm of the ratio of two durations in seconds, from the error bars of their runs."""
+    errors = []
+    for run, value_s in zip((a, b), values, strict=True):
+        bar: float = getattr(run.summary.client, f"error_bar_{metric.stamps}_s") or 0.0
+        errors.append(bar / ERROR_BARS / value_s if value_s > 0 else 0.0)
+    return math.hypot(*errors)
 
 
 def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, float]:
@@ -174,9 +277,13 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     beyond = 0.0
     for step, chance in _factors():
         moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
-        beyond += chance * _normal_cdf((0.5 - moved) * (1 if share >= 0.5 else -1), own)
-    p = min(1.0, 2 * beyond)
-    return share, _error_of(p, share - 0.5, own), p
+        away = (0.5 - moved) * (1 if share >= 0.5 else -1)
+        certain = 0.5 if away == 0 else float(away > 0)
+        beyond += chance * (NormalDist().cdf(away / own) if own else certain)
+    p, effect = min(1.0, 2 * beyond), share - 0.5
+    if effect == 0 or p in (0.0, 1.0):
+        return share, own, p
+    return share, max(own, abs(effect) / student_quantile(1 - p / 2, FREEDOM)), p
 
 
 @cache
@@ -187,57 +294,12 @@ def _factors() -> list[tuple[float, float]]:
     return list(zip(steps, np.diff(reached, prepend=0.0).tolist(), strict=True))
 
 
-def quantile(samples: Samples, share: float) -> float:
-    """Of all samples, linearly interpolated."""
-    return percentile(np.sort(samples.values), share)
-
-
-def _progress(run: Loaded) -> Floats | None:
-    """The instants, in seconds from the window's start, by which equally many further tokens had arrived."""
-    span = window_ns(run.frame)
-    if span is None or len(run.frame.chunk_ns) == 0:
-        return None
-    inside = (run.frame.chunk_ns >= span[0]) & (run.frame.chunk_ns <= span[1])
-    instants = run.frame.chunk_ns[inside]
-    order = np.argsort(instants)
-    tokens = np.cumsum(run.frame.chunk_tokens[inside][order], dtype=np.float64)
-    if len(tokens) < 2 * PIECES:
-        return None
-    shares = np.concatenate(([0.0], tokens / tokens[-1]))
-    times = np.concatenate(([0.0], (instants[order] - span[0]) / 1e9))
-    return np.interp(np.linspace(0, 1, PROGRESS_POINTS), shares, times)
-
-
-def _steps(run: Loaded) -> float:
-    """About how many steps the engine took: how often the mean gap between chunks fits into the run."""
-    gap_s = run.summary["latency"]["icl_s"]["mean"]
-    return span_s(run) / gap_s if gap_s else 0.0
-
-
-def _stamped(run: Loaded, name: str, value_s: float) -> float:
-    bar = run.summary["client"][name] or 0.0
-    return bar / ERROR_BARS / value_s if value_s > 0 else 0.0
-
-
-def _normal_cdf(value: float, deviation: float) -> float:
-    if deviation == 0:
-        return 0.5 if value == 0 else float(value > 0)
-    return NormalDist().cdf(value / deviation)
-
-
-def _error_of(p: float, effect: float, least: float) -> float:
-    """The standard error with which an effect has this two-sided p-value by Student's t with FREEDOM."""
-    if effect == 0 or p >= 1 or p <= 0:
-        return least
-    return max(least, abs(effect) / student_quantile(1 - p / 2, FREEDOM))
-
-
 def _placements(values: Floats, ordered: Floats) -> Floats:
     """For each value the share of the sorted others below it, those equal to it counted half."""
     below, upto = np.searchsorted(ordered, values, "left"), np.searchsorted(ordered, values, "right")
     return (below + upto) / 2 / len(ordered)
 
 
-def ordered_by(values: Floats, instants: Floats | Sequence[float]) -> Floats:
+def _ordered_by(values: Floats, instants: Floats) -> Floats:
     """The values in the order of these instants."""
     return values[np.argsort(instants, kind="stable")]

@@ -1,165 +1,397 @@
-"""Renders a matrix into one HTML file that needs nothing else, with the looks and the rules of a run's page.
-
-A page of its own and not sections of a run's: a matrix has dozens of runs, and what a run's page says of each is in
-that run's own report.
-"""
+"""What there is to say of a matrix, for the terminal and for a page of its own: a matrix has dozens of runs, and what a
+run's page says of each is in that run's own report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
-from analysis import matrix_tables as tables
-from analysis import matrix_words as said
-from analysis import words
 from analysis.frame import Floats
-from analysis.matrix import FIGURES, SAMPLED, Measured, pooled
-from analysis.matrix_differences import COMPARED
-from analysis.matrix_words import BY_NAME
+from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS
-from analysis.report.charts import DASHES
+from analysis.report import document as doc
+from analysis.report import findings
+from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution, drawn_ranks
-from analysis.report.page import assembled
+from analysis.report.document import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell
+from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
+from analysis.report.tables import Cells, table
+from analysis.summary import Summary
 
-SCRIPTS = ("plotly-basic.min.js", "charts.js", "matrix.js")
 POINTS_OF_A_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
-"""Figures that the table of cells has columns for; matrix.json has all."""
-
-Found = Mapping[str, Any]
-Group = tuple[str, str]
-"""A model and a workload: what is drawn together."""
-
-
-def render(found: Found, measured: Sequence[Measured]) -> str:
-    """The page of a matrix: `found` is matrix.json, `measured` its finished runs."""
-    mark = said.mark(found)
-    groups = [_group(found, group, place) for place, group in enumerate(groups_of(found))]
-    return assembled(
-        "matrix.html.j2",
-        SCRIPTS,
-        _data(found, measured, groups),
-        found=found,
-        mark=mark,
-        title=said.title(found),
-        groups=groups,
-        metrics=[{"name": name, "title": METRICS[name].title, "short": words.NAMES[name]} for name in SAMPLED],
-        beliefs=said.beliefs(found),
-        order=said.order(found),
-        starts=tables.start_rows(found),
-        plan=json.dumps(found["plan"], indent=2),
-        equal_work=said.equal_work(found),
-        figures=[figure for figure in FIGURES if figure.name in SHOWN],
-        figure_rows=[tables.figure_row(found, cell, SHOWN) for cell in _met(found)],
-        differences=tables.difference_rows(found),
-        compared=[BY_NAME[name] for name in COMPARED],
-        memory=tables.memory_rows(found),
-        memory_notes=tables.memory_notes(found),
-        length_rows=[tables.length_row(found, cell) for cell in _met(found)],
-        failure_rows=[tables.failure_row(found, line) for line in found["failures"]],
-        ending_rows=[tables.ending_row(found, cell) for cell in found["cells"]],
-        runs=[tables.run_row(found, cell, run) for cell in found["cells"] for run in cell["runs"]],
-    )
+"""Figures that the page's table of cells has columns for; matrix.json has all."""
+BRIEF = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
+MAIN = "output_tokens_per_s"
+BY_KEY = {metric.key: metric for metric in METRICS.values()}
+BARS = "Bars are means over the repeats, dots the repeats themselves, lines the 95 % interval of the mean."
+CURVES = """Share of complete requests at or below each latency, all repeats of a cell together; thin lines are single
+repeats. Where they lie apart, runs differ more than requests do."""
+RATIOS = """Two servers on one platform, or one server on two: the ratio of their figures over the repeats, and its 95 %
+interval. Marked where the interval does not hold 1: larger than the noise between runs. Of twenty comparisons of equals
+about one would stand out by chance."""
+MEANS = """Means over the repeats; below each the 95 % interval of the mean (Student's t). Percentiles are those of each
+run, then averaged. All figures, and each repeat's, are in matrix.json."""
+MEMORY = """Engines take most of a card's memory for their KV cache as they start: the share of the KV cache in use says
+more. Before and after the load: means over the repeats; peaks: the largest of them."""
+ONE_START = """One start per server: its repeats followed one another, so a drift over time, or what differs from start
+to start, is not in the intervals. More starts (starts in the plan) would show it."""
+ROUNDS = """The starts went in rounds, each with every server once in random order, so whatever drifted over time fell
+on all of them alike, and what differs from start to start is in the intervals."""
+COLD = "The first run after a start is cold: the server has served nothing but the warm-up requests."
+PUBLISHED = "Not measured here: other hardware, other versions, and not always known settings."
 
 
-def groups_of(found: Found) -> list[Group]:
-    """Every model and workload of which a cell was measured."""
-    return list(dict.fromkeys((cell["model"], cell["workload"]) for cell in _met(found)))
+def in_a_line(summary: Summary) -> str:
+    """What one run gave, in a few words."""
+    ttft, e2e = summary.latency.ttft.p50, summary.latency.e2e.p50
+    rate = significant(summary.throughput.output_tokens_per_s, 4)
+    parts = [f"{rate} tokens/s, TTFT {duration(ttft)}, E2E {duration(e2e)}"]
+    if not summary.requests.all_complete:
+        parts.append(findings.endings(summary).rstrip("."))
+    return ", ".join([*parts, *([] if summary.client.ok else ["possible client bottleneck"])])
 
 
-def _met(found: Found) -> list[Found]:
-    return [cell for cell in found["cells"] if cell["runs"]]
+def brief(found: MatrixSummary) -> Document:
+    """For the terminal: one table, what leads, what failed, and whether it is valid."""
+    return _Matrix(found).brief()
 
 
-def _group(found: Found, group: Group, place: int) -> dict[str, Any]:
-    """One model and workload: its charts, by the names under which the script draws them."""
-    cells = [cell for cell in _met(found) if (cell["model"], cell["workload"]) == group]
-    charts = [
-        {"id": f"host-{place}-{index}", "kind": "host", "title": host["title"], "cells": here}
-        for index, host in enumerate(found["hosts"])
-        if (here := [cell for cell in cells if cell["host"] == host["name"]])
-    ]
-    charts += [
-        {"id": f"server-{place}-{index}", "kind": "server", "title": said.server_title(server), "cells": here}
-        for index, server in enumerate(found["servers"])
-        if (here := [cell for cell in cells if cell["server"] == server["name"]])
-    ]
-    return {
-        "id": f"group-{place}",
-        "bars": f"bars-{place}",
-        "model": group[0],
-        "workload": group[1],
-        "title": said.group_title(found, group),
-        "sentences": said.sentences(found, group),
-        "charts": [chart | {"text": said.chart_text(found, chart["cells"], chart["kind"])} for chart in charts],
-        "cells": cells,
-    }
+def full(found: MatrixSummary, measured: Sequence[CellRunData]) -> Document:
+    """For the page; `measured` are the finished runs."""
+    return _Matrix(found).full(measured)
 
 
-def _data(found: Found, measured: Sequence[Measured], groups: Sequence[Found]) -> dict[str, Any]:
-    """What the script draws. `runs` is what charts.js asks for, and empty: no chart here is of a single run."""
-    cells, colours = _met(found), tables.colours(found)
-    titles = {host["name"]: host["title"] for host in found["hosts"]}
-    names = {name: index for index, name in enumerate(dict.fromkeys(cell["server"] for cell in cells))}
-    return {
-        "runs": [],
-        "figures": [_axis(cells, figure.name, figure.title, figure.unit) for figure in FIGURES],
-        "metrics": [
-            {"name": name, "title": METRICS[name].title, "short": words.NAMES[name], **_scale(measured, name)}
-            for name in SAMPLED
-        ],
-        "cells": [
-            _drawn(
-                cell, colours[cell["kind"]], [run for run in measured if _is(run, cell)], titles, names, found["hosts"]
-            )
-            for cell in cells
-        ],
-        "groups": [
-            {
-                "bars": group["bars"],
-                "cells": [cells.index(cell) for cell in group["cells"]],
-                "charts": [
-                    {"id": chart["id"], "kind": chart["kind"], "cells": [cells.index(cell) for cell in chart["cells"]]}
-                    for chart in group["charts"]
-                ],
-            }
-            for group in groups
-        ],
-    }
+def figure_title(name: str) -> str:
+    """`TTFT, median`; a rate by its title."""
+    key, _, statistic = name.partition(".")
+    named = {"p50": "median"}.get(statistic, statistic)
+    return f"{BY_KEY[key].short}, {named}" if statistic else BY_KEY[key].title
 
 
-def _drawn(
-    cell: Found,
-    colour: str,
-    runs: Sequence[Measured],
-    titles: Mapping[str, str],
-    names: Mapping[str, int],
-    hosts: Sequence[Found],
-) -> dict[str, Any]:
-    """One cell: its names and colour, its figures, and its curves, pooled and of each repeat."""
-    places = [host["name"] for host in hosts]
-    return {
-        "server": said.server_title({"name": cell["server"], "server": cell["kind"]}),
-        "platform": titles[cell["host"]],
-        "colour": colour,
-        "server_dash": DASHES[names[cell["server"]] % len(DASHES)] if cell["server"] != cell["kind"] else "solid",
-        "host_dash": DASHES[places.index(cell["host"]) % len(DASHES)],
-        "figures": {name: _values(each) for name, each in cell["figures"].items()},
-        "curves": {
-            name: {
-                "pooled": distribution(pooled(runs, name), sum(len(run.samples[name]) for run in runs)),
-                "runs": [_thin(run.samples[name]) for run in runs] if len(runs) > 1 else [],
-            }
-            for name in SAMPLED
-        },
-    }
+class _Matrix:
+    """A matrix with the names and colours under which it is shown."""
+
+    def __init__(self, found: MatrixSummary) -> None:
+        self.found = found
+        self.servers = {each["name"]: each["title"] for each in found.servers}
+        self.platforms = {each["name"]: each["title"] for each in found.hosts}
+        kinds = list(dict.fromkeys(each["server"] for each in found.servers))
+        self.colours = {
+            each["name"]: list(PALETTE)[kinds.index(each["server"]) % len(PALETTE)] for each in found.servers
+        }
+        self.cells = [cell for cell in found.cells if cell.runs]
+        self.groups = list(dict.fromkeys((cell.model, cell.workload) for cell in self.cells))
+        """Every model and workload of which a cell was measured: what is drawn together."""
+        speeds = sorted({cell.speed or 1 for cell in found.cells if cell.simulated} - {1})
+        at = f" at {' and '.join(f'{speed:g}' for speed in speeds)} times speed" if speeds else ""
+        self.mark = f"SIMULATED{at}" if found.simulated else ""
+
+    def brief(self) -> Document:
+        blocks: list[Block] = [self._figures(BRIEF)]
+        for group in self.groups:
+            of = f"{self._group_title(group)}, " if len(self.groups) > 1 else ""
+            blocks += [Paragraph(f"{of}{line}") for line in self._leads(group)]
+        failures = [
+            Finding("failure", "error", f"failed: {self._name(each.cell)}, repeat {each.repeat}: {each.reason}")
+            for each in self.found.failures
+        ]
+        return self._document([Section("answer", "", [*blocks, doc.Findings([*failures, *self._findings()])])])
+
+    def full(self, measured: Sequence[CellRunData]) -> Document:
+        figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
+        latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
+        axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
+        answer: list[Block] = [doc.Findings(self._findings()), Paragraph(f"{self._equal_work()} {BARS}".strip())]
+        curves: list[Block] = [Paragraph(CURVES)]
+        for place, group in enumerate(self.groups):
+            answer.append(ChartRef(f"bars-{place}", self._group_title(group), self._leads(group), "wide", "none"))
+            curves += [ChartRef(each["id"], each["title"], each["text"]) for each in self._charts(group)]
+        if not self.groups:
+            answer.append(Paragraph("Nothing was measured yet."))
+        quoted = [(each["of"], "", f"{each['says']} {each['source']}") for each in self.found.references]
+        published: list[Block] = [Paragraph(PUBLISHED), doc.Definitions(quoted)]
+        sections = [
+            Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
+            Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
+            Section("differences", "Differences larger than the noise", self._differences(), "Differences"),
+            Section("figures", "All figures", [Paragraph(MEANS), self._figures(SHOWN)]),
+            Section("memory", "Memory", self._memory()),
+            Section("lengths", "Requested and reported output lengths", self._lengths(), "Lengths"),
+            Section("failures", "Failures", self._failures()),
+            Section("order", "How it was measured", self._order(), "Order"),
+            *([Section("published", "Published, for reference", published, "Published")] if quoted else []),
+            Section("runs", "Runs", [self._runs()]),
+        ]
+        return self._document(sections, self._data(measured))
+
+    def _document(self, sections: Sequence[Section], data: dict[str, Any] | None = None) -> Document:
+        found = self.found
+        items: dict[str, Sequence[Any]] = {"server": found.servers, "platform": found.hosts}
+        items |= {"model": found.models, "workload": found.workloads}
+        servers, platforms, *rest = (count(len(each), noun) for noun, each in items.items())
+        title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {count(found.repeats, 'repeat')} each"
+        looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
+        scripts = ["matrix.js"] if data else []
+        return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, found.version)
+
+    def _of(self, group: tuple[str, str]) -> list[CellSummary]:
+        return [cell for cell in self.cells if (cell.model, cell.workload) == group]
+
+    def _group_title(self, group: tuple[str, str]) -> str:
+        return ", ".join(group) if len(self.found.workloads) > 1 else group[0]
+
+    def _name(self, cell: CellName) -> str:
+        return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
+
+    def _leads(self, group: tuple[str, str]) -> list[str]:
+        """On each platform the server with the largest output throughput, and whether that is more than noise."""
+        lines = []
+        for host, platform in self.platforms.items():
+            cells = [cell for cell in self._of(group) if cell.host == host and cell.figures[MAIN].mean is not None]
+            cells.sort(key=lambda cell: -(cell.figures[MAIN].mean or 0))
+            said = [f"{self.servers[cell.server]} {figure(cell, MAIN).text}" for cell in cells]
+            if len(cells) == 1:
+                lines.append(f"{platform}: only {said[0]}.")
+            elif cells:
+                lines.append(f"{platform}: {said[0]}; {', '.join(said[1:])}.{self._lead(*cells[:2])}")
+        return lines
+
+    def _lead(self, first: CellSummary, second: CellSummary) -> str:
+        pair = {first.key, second.key}
+        of_pair = (each for each in self.found.differences if each.figure == MAIN and {each.a.key, each.b.key} == pair)
+        if (told := next(of_pair, None)) is None:
+            return ""
+        leader, names = self.servers[first.server], f"{self.servers[first.server]} and {self.servers[second.server]}"
+        text = {
+            "no difference seen": f" Between {names} the difference is no larger than the noise between runs.",
+            "different": f" The lead of {leader} is larger than the noise between runs.",
+        }.get(told.verdict, "")
+        return text if told.equal_work else f"{text} {names} did unequal work: their outputs differ in length."
+
+    def _findings(self) -> list[Finding]:
+        """Whether the figures are valid."""
+        cells = self.found.cells
+        states = Counter(cell.state for cell in cells)
+        requests = {state: sum(cell.requests[state] for cell in cells) for state in STATES}
+        runs, planned = sum(len(cell.runs) for cell in cells), sum(cell.planned for cell in cells)
+        missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
+        asked = requests["sent"] + requests["dropped"]
+        ended = "".join(f"; {requests[state]:,} {state}" for state in STATES[2:] if requests[state])
+        limited = sum(cell.verdicts.get("limited", 0) for cell in cells)
+        client = f"Valid: the load generator was not a bottleneck in any of {count(runs, 'run')}."
+        if limited:
+            client = f"Invalid: possible client bottleneck in {limited} of {count(runs, 'run')}."
+        measured = f"{states['measured']} of {count(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
+        complete = f"{requests['complete']:,} of {asked:,} requests complete{ended}."
+        all_complete = runs > 0 and requests["complete"] == asked
+        found = [
+            Finding("measured", "warning" if missing else "ok", measured, "failures"),
+            Finding("complete", "ok" if all_complete else "warning", complete, "failures"),
+            Finding("client", "error" if limited else "ok", client, "runs"),
+        ]
+        if differ := dict.fromkeys(self.servers[cell.server] for cell in cells if cell.lengths.differ):
+            text = f"Output lengths of {', '.join(differ)} not as requested."
+            found.append(Finding("lengths", "warning", text, "lengths"))
+        if self.found.interrupted:
+            found.append(Finding("interrupted", "warning", "The matrix was interrupted; --resume goes on with it."))
+        return found
+
+    def _table(self, title: str, heads: dict[str, Kind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
+        """A row per cell, or several: it is told by the names of which there are more than one."""
+        wanted = [name for name in ("model", "workload") if len(getattr(self.found, f"{name}s")) > 1]
+        who: dict[str, Kind] = {"platform": "text", **dict.fromkeys(wanted, "text"), "server": "head"}
+        index = {name: place for place, name in enumerate(self.servers)}
+        made = []
+        for cell, cells in rows:
+            server = TableCell("", run=index[cell.server])
+            made.append((self.platforms[cell.host], *(getattr(cell, name) for name in wanted), server, *cells))
+        return table(title, who | heads, made, several=True)
+
+    def _figures(self, names: Sequence[str]) -> doc.Table:
+        hosts, rows = list(self.platforms), list[tuple[CellName, Cells]]()
+        for cell in sorted(self.found.cells, key=lambda cell: hosts.index(cell.host)):
+            figures = (figure(cell, name) for name in names)
+            rows.append((cell, (f"{len(cell.runs)}/{cell.planned}", *figures, _number(cell.lengths.mean, 1))))
+        return self._table("Means over the repeats", _numbers("runs", *map(figure_title, names), "tokens each"), rows)
+
+    def _differences(self) -> list[Block]:
+        """One row per pair of cells, with a ratio and its interval for each figure that is compared."""
+        rows: dict[tuple[CellName, CellName], list[str | TableCell]] = {}
+        for each in sorted(self.found.differences, key=lambda each: each.by, reverse=True):  # servers first
+            pair, where = f"{self.servers[each.a.server]} / {self.servers[each.b.server]}", self.platforms[each.a.host]
+            if each.by == "host":
+                pair, where = f"{where} / {self.platforms[each.b.host]}", self.servers[each.a.server]
+            work = "equal" if each.equal_work else "unequal lengths"
+            row = rows.setdefault((each.a, each.b), [pair, ", ".join((where, each.a.model, each.a.workload)), work])
+            ends = " to ".join(significant(end, 3) for end in each.ci95 or ()) or "too few runs"
+            stands_out: doc.Level | Literal[""] = "warning" if each.verdict == "different" else ""
+            row.append(TableCell(significant(each.ratio), each.ratio, "" if each.ratio is None else ends, stands_out))
+        if not rows:
+            return [Paragraph(RATIOS), Paragraph("There is no pair of measured cells.")]
+        heads: dict[str, Kind] = {"ratio of": "head", "on, or of": "text", "work": "text"}
+        heads |= _numbers(*map(figure_title, COMPARED))
+        return [Paragraph(RATIOS), table("Ratios between cells", heads, rows.values(), several=True)]
+
+    def _memory(self) -> list[Block]:
+        rows: list[tuple[CellName, Cells]] = []
+        for cell in self.found.cells:
+            cache, levels = cell.memory.kv_cache, cell.memory.levels
+            peaks = [share(cache.peak_share) if cache else UNKNOWN]  # of the cell, beside the first of its levels
+            for each in levels:
+                sizes = (each.idle_bytes, each.peak_bytes, each.loaded_bytes, each.total_bytes)
+                rows.append((cell, (each.of, *map(size, sizes), peaks.pop() if peaks else "")))
+            if cache and not levels:
+                rows.append((cell, ("server", *[UNKNOWN] * 4, *peaks)))
+        if not rows:
+            return [Paragraph("No run has a reading of memory.")]
+        heads: dict[str, Kind] = {"of": "text", **_numbers("before", "peak", "after", "total", "KV cache, peak")}
+        notes = dict.fromkeys(note for cell in self.found.cells for note in cell.memory.notes)
+        return [Paragraph(MEMORY), self._table("Memory of each cell", heads, rows), *map(Paragraph, notes)]
+
+    def _equal_work(self) -> str:
+        """That the others were given one server's output lengths; empty where they were not."""
+        if not self.found.equal_work:
+            return ""
+        return (
+            f"Equal work: {self.servers[self.found.equal_work.server]} was measured first, and the other servers were "
+            "asked for output lengths drawn from those of its complete answers, on the same host with the same model "
+            "under the same workload."
+        )
+
+    def _lengths(self) -> list[Block]:
+        text = self._equal_work() or "Every server was asked for the same lengths."
+        text += " A server that stops earlier does less work: compare throughputs only where the lengths agree."
+        rows = []
+        for cell in self.cells:
+            asked, of = dict.fromkeys(str(run.output_tokens_asked) for run in cell.runs), cell.lengths
+            ends = map(_number, (of.min, of.p50, of.p90, of.max))
+            rows.append((cell, (" or ".join(asked), _number(of.mean, 1), *ends, f"{of.differ:,}")))
+        heads: dict[str, Kind] = {"requested, each": "text"}
+        heads |= _numbers("mean", "min", "median", "p90", "max", "not as requested")
+        return [Paragraph(text), self._table("Tokens of complete answers, as counted by the server", heads, rows)]
+
+    def _failures(self) -> list[Block]:
+        blocks: list[Block] = [] if self.found.failures else [Paragraph("Every run that was begun could be made.")]
+        for each in self.found.failures:
+            name = f"{self._name(each.cell)}, repeat {each.repeat}"
+            blocks.append(Paragraph(f"{name}: `{each.kind}`: {each.reason} {each.hint}", "error"))
+            if each.log:
+                log = doc.Code(each.log, "The end of the server's log", scroll=True)
+                blocks.append(doc.Disclosure(f"The end of the server's log, {name}", [log]))
+        blocks += [Paragraph(f"Not measured: {each['cell']}: {each['reason']}.") for each in self.found.skipped]
+        heads: dict[str, Kind] = {"cell": "text", **_numbers(*STATES), "why": "text"}
+        rows = []
+        for cell in self.found.cells:
+            why = ", ".join(f"{number:,} {kind}" for kind, number in cell.errors.items())
+            rows.append((cell, (cell.state, *(f"{cell.requests[state]:,}" for state in STATES), why)))
+        return [*blocks, self._table("How requests ended, over all repeats", heads, rows)]
+
+    def _order(self) -> list[Block]:
+        """How the runs were spread over time, and what that is good for."""
+        found = self.found
+        first = (
+            f"Each server was started {count(found.starts, 'time')} per host and model, and its runs were shuffled "
+            f"within a start (seed {found.seed}); repeat k of every cell has the same prompts."
+        )
+        lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD]
+        if found.equal_work:
+            lines.append(f"Because of equal work, {self.servers[found.equal_work.server]} came first in each round.")
+        rows = []
+        for each in found.server_starts:
+            build = (str(each.facts[name]) for name in ("version", "image", "image_digest") if each.facts.get(name))
+            names = (str(each.start), self.servers[each.server], self.platforms[each.host], each.model)
+            rows.append((*names, duration(each.seconds, 2), str(each.facts.get("launch", "")), ", ".join(build)))
+        heads: dict[str, Kind] = {"start": "number", "server": "head", "platform": "text", "model": "text"}
+        heads |= {"up after": "number", "launch": "text", "build": "text"}
+        starts = doc.Disclosure("Each start of a server", [table("Starts, in order", heads, rows, several=True)])
+        plan = doc.Disclosure("The plan", [doc.Code(json.dumps(found.plan, indent=2), "The plan", scroll=True)])
+        return [*map(Paragraph, lines), *([starts] if rows else []), plan]
+
+    def _runs(self) -> doc.Table:
+        heads: dict[str, Kind] = {"repeat": "number", "began, UTC": "text", "start": "number", "started": "text"}
+        heads |= {"seed": "number", "tokens/s": "number", "client": "text", "folder": "text"}
+        rows = []
+        for cell, run in [(each, run) for each in self.cells for run in each.runs]:
+            cold = {True: "cold", False: "warm", None: UNKNOWN}[run.cold]
+            began, rate = run.started_at[:19].replace("T", " "), significant(run.output_tokens_per_s, 4)
+            texts = (str(run.repeat), began, _number(run.start), cold, str(run.seed), rate, run.verdict)
+            rows.append((cell, (*texts, TableCell(run.folder, code=True))))
+        return self._table("Runs, cell by cell", heads, rows)
+
+    def _charts(self, group: tuple[str, str]) -> list[dict[str, Any]]:
+        """The distributions of a model and workload: per platform those of its servers, per server its platforms."""
+        found = []
+        many = f", {self._group_title(group)}" if len(self.groups) > 1 else ""
+        by_host = ("host", "server", "servers", self.platforms, self.servers)
+        by_server = ("server", "host", "platforms", self.servers, self.platforms)
+        for kind, other, noun, titles, others in (by_host, by_server):
+            for index, (name, title) in enumerate(titles.items()):
+                cells = [cell for cell in self._of(group) if getattr(cell, kind) == name]
+                text = []
+                for cell in cells:
+                    p50, p99 = (figure(cell, each).text for each in ("e2e.p50", "e2e.p99"))
+                    far = "too few requests for p99" if p99 == UNKNOWN else f"p99 {p99}"
+                    text.append(f"{others[getattr(cell, other)]}: E2E p50 {p50}, {far}.")
+                id_, drawn = f"{kind}-{self.groups.index(group)}-{index}", [self.cells.index(cell) for cell in cells]
+                chart = {"id": id_, "kind": kind, "text": text, "title": f"{title}: the {noun}{many}", "cells": drawn}
+                found += [chart] if cells else []
+        return found
+
+    def _data(self, measured: Sequence[CellRunData]) -> dict[str, Any]:
+        """What the script draws. `runs` is what charts.js asks for, and empty: no chart here is of a single run."""
+        figures, metrics, groups = [], [], []
+        for name in SHOWN:
+            means = [mean for cell in self.cells if (mean := cell.figures[name].mean) is not None]
+            factor, unit = unit_of(name, max(means, default=None))
+            figures.append({"name": name, "title": figure_title(name), "unit": unit, "factor": factor})
+        for name in SAMPLED:
+            medians = [float(np.median(run.samples[name])) for run in measured if len(run.samples[name])]
+            factor, unit = scale_of(max(medians, default=None))
+            metrics.append({"name": name, "short": METRICS[name].short, "factor": factor, "unit": unit})
+        for place, group in enumerate(self.groups):
+            cells = [self.cells.index(cell) for cell in self._of(group)]
+            groups.append({"bars": f"bars-{place}", "cells": cells, "charts": self._charts(group)})
+        drawn = [self._drawn(cell, [run for run in measured if run.cell == cell.key]) for cell in self.cells]
+        return {"runs": [], "figures": figures, "metrics": metrics, "cells": drawn, "groups": groups}
+
+    def _drawn(self, cell: CellSummary, runs: Sequence[CellRunData]) -> dict[str, Any]:
+        """One cell: its names and colour, its figures, and its curves, pooled and of each repeat."""
+        alike = [name for name, colour in self.colours.items() if colour == self.colours[cell.server]]
+        curves = {}
+        for name in SAMPLED:
+            samples = [run.samples[name] for run in runs]
+            pooled = np.concatenate(samples)
+            repeats = [_thin(each) for each in samples] if len(runs) > 1 else []
+            curves[name] = {"pooled": distribution(pooled, len(pooled)), "runs": repeats}
+        return {
+            "server": self.servers[cell.server],
+            "platform": self.platforms[cell.host],
+            "colour": self.colours[cell.server],
+            "server_dash": DASHES[alike.index(cell.server) % len(DASHES)],
+            "host_dash": DASHES[list(self.platforms).index(cell.host) % len(DASHES)],
+            "figures": msgspec.to_builtins(cell.figures),
+            "curves": curves,
+        }
 
 
-def _values(figure: Found) -> dict[str, Any]:
-    return {"mean": figure["mean"], "ci95": figure["ci95"], "values": figure["values"]}
+def _numbers(*titles: str) -> dict[str, Kind]:
+    return dict.fromkeys(titles, "number")
+
+
+def figure(cell: CellSummary, name: str) -> TableCell:
+    """A figure over the repeats: its mean, and the interval of the mean where there is one."""
+    each = cell.figures[name]
+    if each.mean is None:
+        return TableCell(UNKNOWN)
+    factor, unit = unit_of(name, each.mean)
+    ends = " to ".join(significant(max(0.0, end) * factor, 4) for end in each.ci95 or ())
+    return TableCell(f"{significant(each.mean * factor, 4)} {unit}", each.mean, ends)
 
 
 def _thin(samples: Floats) -> dict[str, list[float]]:
@@ -168,24 +400,8 @@ def _thin(samples: Floats) -> dict[str, list[float]]:
     ranks = drawn_ranks(len(ordered))
     if len(ranks) > POINTS_OF_A_RUN:
         ranks = np.unique(np.linspace(0, len(ordered) - 1, POINTS_OF_A_RUN).astype(np.int64))
-    return {
-        "x": np.round(ordered[ranks], 7).tolist(),
-        "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist(),
-    }
+    return {"x": np.round(ordered[ranks], 7).tolist(), "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist()}
 
 
-def _axis(cells: Sequence[Found], name: str, title: str, unit: str) -> dict[str, Any]:
-    """A figure's axis in the unit that reads best; rates keep theirs."""
-    means = [cell["figures"][name]["mean"] for cell in cells if cell["figures"][name]["mean"] is not None]
-    factor, best = words.scale_of(max(means, default=None)) if unit == "s" else (1.0, unit)
-    return {"name": name, "title": title, "unit": best, "factor": factor}
-
-
-def _scale(measured: Sequence[Measured], name: str) -> dict[str, Any]:
-    medians = [float(np.median(run.samples[name])) for run in measured if len(run.samples[name])]
-    factor, unit = words.scale_of(max(medians, default=None))
-    return {"factor": factor, "unit": unit}
-
-
-def _is(run: Measured, cell: Found) -> bool:
-    return run.cell == (cell["server"], cell["host"], cell["model"], cell["workload"])
+def _number(value: float | None, decimals: int = 0) -> str:
+    return UNKNOWN if value is None else f"{value:,.{decimals}f}"

@@ -45,13 +45,6 @@ def render(document: Document) -> str:
     )
 
 
-def assembled(template: str, scripts: Sequence[str], data: Mapping[str, Any], **values: Any) -> str:
-    """Another page with this one's looks and rules: its template, its scripts (in analysis/report/), their data."""
-    texts = [_file(name) for name in scripts]
-    found = _environment().get_template(template)
-    return found.render(policy=_policy(texts), style=_style(), scripts=texts, data=_json(data), **values)
-
-
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -15,9 +15,8 @@ from loadgen.cli.output import part_of, runs_in, screen, write_text
 from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare.comparison import Comparison
-    from analysis.compare.conditions import Condition
-    from analysis.compare.loaded import Loaded
+    from analysis.compare import ComparedRun, Comparison
+    from analysis.compare.verdicts import Gate
 
 SEPARATOR = "--"
 
@@ -49,18 +48,23 @@ def compare(
     Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do.
     Unequal work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
     """
-    conditions = _conditions(fail_if or ())
+    gates = _gates(fail_if or ())
     paths_a, paths_b = sides(runs, sys.argv)
-    group_a, group_b = _loaded(paths_a), _loaded(paths_b)
-    from analysis.compare.comparison import compare as compared
+    group_a, group_b = _read(paths_a), _read(paths_b)
+    from analysis.compare import compare as compared
 
-    found = compared(group_a, group_b, margin=margin, conditions=conditions)
+    found = compared(group_a, group_b, margin=margin, gates=gates)
     if found.unequal and not anyway:
-        raise PlanError(_refusal(found), "Make them alike, or give --anyway and read the result with that in mind.")
+        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
+        raise PlanError("\n".join(lines), "Make them alike, or give --anyway and read the result with that in mind.")
     if html is not None:
-        _write_page([*group_a, *group_b], found, html)
+        from analysis.compare.document import page
+        from analysis.report.page import render
+
+        parts = [part_of(each.run, each.frame, each.summary) for each in (*group_a, *group_b)]
+        write_text(html, render(page(found, parts)))
     _print(found, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
-    raise Exit(EXIT_ASSERTION if any(each.verdict == "fail" for each in found.conditions) else EXIT_OK)
+    raise Exit(EXIT_ASSERTION if any(each.verdict == "fail" for each in found.gates) else EXIT_OK)
 
 
 def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list[Path]]:
@@ -79,53 +83,45 @@ def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list
     return paths[:1], paths[1:]
 
 
-def _conditions(expressions: Sequence[str]) -> list[Condition]:
+def _gates(expressions: Sequence[str]) -> list[Gate]:
     if not expressions:
         return []
-    from analysis.compare.conditions import ConditionError, parse
+    from analysis.compare.verdicts import GateError, parse_gates
 
     try:
-        return parse(expressions)
-    except ConditionError as error:
+        return parse_gates(expressions)
+    except GateError as error:
         raise PlanError(str(error), error.hint) from None
 
 
-def _loaded(paths: Sequence[Path]) -> list[Loaded]:
-    from analysis.compare.loaded import loaded
+def _read(paths: Sequence[Path]) -> list[ComparedRun]:
+    from analysis.compare import read
     from loadgen.runfile import RunFileError
 
     found = []
     for path in paths:
         try:
-            found += [loaded(run) for run in runs_in(path)]
+            found += [read(run) for run in runs_in(path)]
         except OSError as error:
             raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     return found
 
 
-def _refusal(found: Comparison) -> str:
-    lines = [f"  {each.what}: {each.a} in A, {each.b} in B ({each.why})" for each in found.unequal]
-    return "\n".join(["the two did not do equal work:", *lines])
-
-
 def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
-    from analysis.compare.text import markdown, render
+    from analysis.compare.document import document
 
     if as_json:
         print(json.dumps(found.json(), indent=2))
     elif as_markdown:
-        print(markdown(found), end="")
+        from analysis.report.document import markdown
+
+        print(markdown(document(found, brief=False)), end="")
     elif not quiet:
+        from analysis.report.terminal import render
+
         width, colour = screen(sys.stdout)
-        print(render(found, width=width, colour=colour), end="")
+        print(render(document(found, brief=True), width=width, colour=colour), end="")
     if as_json or as_markdown or quiet:
-        for each in found.conditions:
+        for each in found.gates:
             if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
-                print(f"loadgen: {each.verdict}: {each.condition}: {each.said}", file=sys.stderr)
-
-
-def _write_page(runs: Sequence[Loaded], found: Comparison, page: Path) -> None:
-    from analysis.compare.page import document
-    from analysis.report.page import render
-
-    write_text(page, render(document(found, [part_of(run.run, run.frame, run.summary) for run in runs])))
+                print(f"loadgen: {each.sentence}", file=sys.stderr)

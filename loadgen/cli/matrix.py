@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -24,10 +24,10 @@ from loadgen.errors import (
 )
 
 if TYPE_CHECKING:
-    from analysis.matrix import Kept, Measured
-    from loadgen.matrix import Repeat
+    from analysis.frame import Frame
+    from analysis.matrix import CellRunData, MatrixRecord, MatrixSummary
+    from analysis.summary import Summary
     from loadgen.matrix.run import Matrix
-    from loadgen.matrix.state import Line
     from loadgen.prepare import OnProgress
 
 SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
@@ -88,30 +88,32 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
 
     Raises OutputError when there is no matrix in the folder, or it cannot be written.
     """
-    from analysis.matrix import matrix
-    from analysis.matrix_text import render as as_text
-    from analysis.report.matrix import render
+    import msgspec
 
-    kept, measured = _read(folder)
-    found = matrix(kept, measured)
-    text = json.dumps(found, indent=2) + "\n"
+    from analysis.matrix import matrix
+    from analysis.report import page, terminal
+    from analysis.report.matrix import brief, full
+
+    record, measured = _read(folder)
+    found = matrix(record, measured)
+    text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
     write_text(folder / "matrix.json", text, SAFE)
-    write_text(folder / "matrix.html", render(found, measured), SAFE)
-    terminal = sys.stdout.isatty()
-    width = min(140, shutil.get_terminal_size().columns) if terminal else 120
-    page = folder / "matrix.html"
-    output.document(text, lambda: f"\n{as_text(found, width=width, colour=terminal)}\n{page}")
+    write_text(folder / "matrix.html", page.render(full(found, measured)), SAFE)
+    colour = sys.stdout.isatty()
+    width = min(140, shutil.get_terminal_size().columns) if colour else 120
+    output.document(
+        text, lambda: f"\n{terminal.render(brief(found), width=width, colour=colour)}\n{folder / 'matrix.html'}"
+    )
     return EXIT_INTERRUPTED if interrupted else exit_code(found)
 
 
-def exit_code(found: Mapping[str, Any]) -> int:
+def exit_code(found: MatrixSummary) -> int:
     """3 a run could not be made, 1 a request was not complete, 5 the client was the limit, 0 otherwise."""
-    cells = found["cells"]
-    if found["failures"]:
+    if found.failures:
         return EXIT_SERVER
-    if any(cell["requests"][state] for cell in cells for state in ("truncated", "failed", "dropped")):
+    if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "dropped")):
         return EXIT_REQUESTS_FAILED
-    return EXIT_CLIENT_LIMITED if any("limited" in cell["verdicts"] for cell in cells) else EXIT_OK
+    return EXIT_CLIENT_LIMITED if any("limited" in cell.verdicts for cell in found.cells) else EXIT_OK
 
 
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
@@ -136,22 +138,31 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
 def _after_run(folder: Path) -> str:
     """Write summary.json beside a run that has ended; what came back, in a few words."""
+    from analysis.report.matrix import in_a_line
+
+    return in_a_line(_summarised(folder, anew=True)[1])
+
+
+def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:
+    """A run's frame and its summary, which is written beside it; where it is there already, only `anew`."""
     from analysis.gather import load
-    from analysis.matrix_text import in_a_line
-    from analysis.metrics import summarise
+    from analysis.summarise import summarise
+    from analysis.summary import as_dict
 
     run, frame = load(folder)
     summary = summarise(run, frame)
-    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n", SAFE)
-    return in_a_line(summary)
+    if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
+        write_text(folder / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", SAFE)
+    return frame, summary
 
 
-def _read(folder: Path) -> tuple[Kept, list[Measured]]:
-    """Everything that the files of a matrix say."""
-    from analysis.matrix import Kept
+def _read(folder: Path) -> tuple[MatrixRecord, list[CellRunData]]:
+    """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
+    from analysis.matrix import CellRunData, MatrixRecord, samples_of
     from loadgen.matrix import cells, skipped, starts
     from loadgen.matrix.plan import MatrixPlan
     from loadgen.matrix.state import beginnings, finished, last_failures, read_lines
+    from servers.kinds import KINDS
 
     lines = read_lines(folder)
     begun = next((line for line in lines if line["type"] == "plan"), None)
@@ -162,31 +173,12 @@ def _read(folder: Path) -> tuple[Kept, list[Measured]]:
     done = [repeat for start in starts(plan) for repeat in start.repeats if finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))
     failures = [line for repeat, line in last_failures(lines).items() if repeat not in done]
-    kept = Kept(
-        plan=begun["plan"],
-        cells=order,
-        skipped=skipped(plan),
-        failures=failures,
-        starts=[line for line in lines if line["type"] == "up"],
-        started_at=str(begun["at"]),
-        version=str(begun["version"]),
-        interrupted=len(done) + len(failures) < len(order) * plan.repeats,
-    )
-    began = beginnings(lines)
-    return kept, [_measured(folder, repeat, began.get(repeat)) for repeat in done]
-
-
-def _measured(folder: Path, repeat: Repeat, began: Line | None) -> Measured:
-    """One run at a time: what is left of its Records in the end is a summary and a few samples per request."""
-    from analysis.gather import load
-    from analysis.matrix import Measured, samples_of
-    from analysis.metrics import summarise
-
-    run, frame = load(folder / repeat.folder)
-    samples, lengths = samples_of(frame)
-    summary = summarise(run, frame)
-    beside = folder / repeat.folder / "summary.json"
-    if not beside.exists():  # killed between the run's end and its summary
-        write_text(beside, json.dumps(summary, indent=2) + "\n", SAFE)
-    start, place = (None, None) if began is None else (int(began["start"]), int(began["place"]))
-    return Measured(repeat.cell, repeat.number, str(repeat.folder), start, place, summary, samples, lengths)
+    ups = [line for line in lines if line["type"] == "up"]
+    began, measured = beginnings(lines), []
+    for repeat in done:
+        frame, summary = _summarised(folder / repeat.folder, anew=False)
+        start, place = (began.get(repeat, {}).get(name) for name in ("start", "place"))
+        where = repeat.cell, repeat.number, str(repeat.folder)
+        measured.append(CellRunData(*where, start, place, summary, *samples_of(frame)))
+    titles = {name: kind.title for name, kind in KINDS.items()}
+    return MatrixRecord(begun, order, skipped(plan), failures, ups, titles), measured

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
+from msgspec import to_builtins
 from typer import Option
 
 from loadgen.cli.assertions import exit_code
@@ -17,6 +18,7 @@ from loadgen.errors import OutputError
 if TYPE_CHECKING:
     from analysis.frame import Frame
     from analysis.objectives import Bound, Objective
+    from analysis.repeats import BetweenRuns
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary as Typed
     from loadgen.progress import Display
@@ -40,13 +42,13 @@ class Group(NamedTuple):
 
     folder: Path
     parts: list[ReportedRun]
-    between: Summary | None
+    between: BetweenRuns | None
     """What repeats say together; None for a run by itself."""
 
     def json(self) -> Summary:
         """summary.json of a run; of repeats what they say together, and all of theirs."""
         summaries = [_as_dict(part.summary) for part in self.parts]
-        return summaries[0] if self.between is None else {"repeats": self.between, "runs": summaries}
+        return summaries[0] if self.between is None else {"repeats": to_builtins(self.between), "runs": summaries}
 
 
 class Output:
@@ -113,23 +115,22 @@ class Output:
         parts = [summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)
-        group = Group(path, parts, _between([_as_dict(part.summary) for part in parts]))
-        names = [part.run.path.parent.name for part in parts]
-        write_text(path / "summary.json", json.dumps({"repeats": group.between, "runs": names}, indent=2) + "\n")
+        from analysis.repeats import between
+
+        group = Group(path, parts, between([part.summary for part in parts]))
+        found = group.json() | {"runs": [part.run.path.parent.name for part in parts]}
+        write_text(path / "summary.json", json.dumps(found, indent=2) + "\n")
         return group
 
     def _print(self, group: Group) -> None:
         width, colour = screen(self._stream)
-        summaries = [_as_dict(part.summary) for part in group.parts]
-        if group.between is None:
-            from analysis.report.sections import brief
-            from analysis.report.terminal import render
+        from analysis import repeats
+        from analysis.report.sections import brief
+        from analysis.report.terminal import render
 
-            print(f"\n{render(brief(group.parts[0].summary), width=width, colour=colour)}")
-        else:
-            from analysis import repeats_text
-
-            print(f"\n{repeats_text.render(group.between, summaries, width=width, colour=colour)}")
+        summaries = [part.summary for part in group.parts]
+        document = repeats.document(group.between, summaries) if group.between else brief(summaries[0])
+        print(f"\n{render(document, width=width, colour=colour)}")
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
@@ -162,12 +163,6 @@ def runs_in(path: Path) -> list[Path]:
     return [found[place] for place in sorted(found)] or [path]
 
 
-def _between(summaries: list[Mapping[str, Any]]) -> Summary:
-    from analysis.repeats import between
-
-    return between(summaries)
-
-
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
@@ -187,7 +182,7 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bou
     return part_of(run, frame, summary)
 
 
-def part_of(run: Run, frame: Frame, summary: Mapping[str, Any]) -> ReportedRun:
+def part_of(run: Run, frame: Frame, summary: Mapping[str, Any] | Typed) -> ReportedRun:
     """What a page needs of a run."""
     from analysis.report.charts import ChartInput, chart_data
     from analysis.report.sections import ReportedRun
@@ -217,14 +212,15 @@ def _write_junit(summaries: list[Summary], file: Path) -> None:
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
-    from analysis.repeats_text import section
+    from analysis.repeats import section
     from analysis.report.page import render
     from analysis.report.sections import full
 
-    extras = [
-        section(group.between or {}, place, group.folder.name if len(repeats) > 1 else "")
-        for place, group in enumerate(repeats, 1)
-    ]
+    extras = []
+    for place, group in enumerate(repeats, 1):
+        assert group.between is not None
+        name, of = f"between-runs-{place}" if place > 1 else "between-runs", f" of {group.folder.name}"
+        extras.append(section(group.between, name, f"Between runs{of if len(repeats) > 1 else ''}"))
     write_text(page, render(full(parts, extras)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +15,8 @@ from loadgen.errors import EXIT_SERVER
 from servers.kinds import any_of, launchable
 
 if TYPE_CHECKING:
-    from servers.launch import Wanted
-    from servers.launch.hosts import Host
-    from servers.launch.state import State
+    from servers.launch import LaunchSpec
+    from servers.launch.process import LeftServer
 
 WAYS = ("compose", "process", "simulated")
 
@@ -69,7 +69,7 @@ def up(
     """
     from servers.find import check_limits, probe
     from servers.launch import compose, process
-    from servers.launch.hosts import LOCAL
+    from servers.launch.spec import LOCAL
 
     options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments or ()}
     options["tensor_parallel"] = tensor_parallel
@@ -77,14 +77,13 @@ def up(
     _check_options(launch, given)
     if launch == "process" and not model:
         raise BadParameter("--launch process needs --model: a folder, or a name on the Hub")
-    wanted = _wanted(server, _host(host, hosts), launch, model or "llama-2-7b", given)
+    spec = _spec(server, host, hosts, launch, model or "llama-2-7b", given)
     say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
-    there = (compose if launch == "compose" else process).up(wanted, say)
-    facts = probe(there.url, server, api_key=_api_key())
+    there = (compose if launch == "compose" else process).up(spec, say)
+    facts = probe(there.url, server, api_key=os.environ.get("LOADGEN_API_KEY"))
     if as_json:
-        print(
-            json.dumps({"url": there.url, "model": facts.model, "limits": facts.limits, "facts": there.facts}, indent=2)
-        )
+        told = {"url": there.url, "model": facts.model, "limits": facts.limits, "facts": there.facts}
+        print(json.dumps(told, indent=2))
     elif not quiet:
         print(f"{server} {facts.version} is ready after {there.facts['ready_s']:.1f} s at {there.url}: {facts.model}")
         print(*(f"  {name} {value}" for name, value in facts.limits.items()), sep="\n")
@@ -105,13 +104,13 @@ def down(
     from servers.launch import compose, process
 
     for each in _named(server):
-        wanted = _wanted(each, _host(host, hosts), launch, "", {"file": file} if file else {})
-        if left := _left_running(wanted, launch):
+        spec = _spec(each, host, hosts, launch, "", {"file": file} if file else {})
+        if left := _left_running(spec, launch):
             was = "ended" if left.alive else "had ended by itself"
             process.down(left)
             print(f"{each}: process {left.pid} {was}")
-        elif launch in (None, "compose") and (server or launch or compose.is_there(wanted)):
-            compose.down(wanted)
+        elif launch in (None, "compose") and (server or launch or compose.is_there(spec)):
+            compose.down(spec)
             print(f"{each} on {host}: down")
 
 
@@ -126,9 +125,9 @@ def status(
     """Say which servers run, where, and whether they answer. Exit code 3 when the one named does not."""
     answers = []
     for each in _named(server):
-        wanted = _wanted(each, _host(host, hosts), launch, "", {"file": file} if file else {})
-        left = _left_running(wanted, launch)
-        line, well = _of_process(left) if left else _of_container(wanted, launch)
+        spec = _spec(each, host, hosts, launch, "", {"file": file} if file else {})
+        left = _left_running(spec, launch)
+        line, well = _of_process(left) if left else _of_container(spec, launch)
         answers.append(well)
         print(f"{each:<9} {line}")
     if server and not all(answers):
@@ -147,10 +146,9 @@ def logs(
     """Print the end of a server's log."""
     from servers.launch import compose, process
 
-    (each,) = _named(server)
-    wanted = _wanted(each, _host(host, hosts), launch, "", {"file": file} if file else {})
-    left = _left_running(wanted, launch)
-    print(process.logs(left, lines=lines) if left else compose.logs(wanted, lines=lines))
+    spec = _spec(server, host, hosts, launch, "", {"file": file} if file else {})
+    left = _left_running(spec, launch)
+    print(process.logs(left, lines=lines) if left else compose.logs(spec, lines=lines))
 
 
 def _named(server: str | None) -> tuple[str, ...]:
@@ -159,26 +157,23 @@ def _named(server: str | None) -> tuple[str, ...]:
     return (server,) if server else launchable()
 
 
-def _host(name: str, file: Path | None) -> Host:
-    """The host of that name; `local` needs no file."""
-    from servers.launch.hosts import LOCAL, read_hosts
-
-    usual = Path("hosts.toml")
-    path = file or (usual if usual.is_file() else None)
-    hosts = read_hosts(path) if path else {LOCAL.name: LOCAL}
-    if name not in hosts:
-        where = path or "no hosts file was named, and there is no hosts.toml here"
-        raise BadParameter(f"--host {name}: unknown; there are {', '.join(hosts)} ({where})")
-    return hosts[name]
-
-
-def _wanted(server: str, host: Host, launch: str | None, model: str, options: dict[str, Any]) -> Wanted:
-    from servers.launch import Wanted
+def _spec(
+    server: str, host: str, file: Path | None, launch: str | None, model: str, options: dict[str, Any]
+) -> LaunchSpec:
+    """What the options mean. The host `local` needs no hosts file."""
+    from servers.launch import LaunchSpec
+    from servers.launch.spec import LOCAL, read_hosts
 
     _named(server)
     if launch is not None and launch not in WAYS:
         raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(WAYS)}")
-    return Wanted(server, host, model, launch or "compose", options)  # type: ignore[arg-type]  # checked above
+    usual = Path("hosts.toml")
+    path = file or (usual if usual.is_file() else None)
+    hosts = read_hosts(path) if path else {LOCAL.name: LOCAL}
+    if host not in hosts:
+        where = path or "no hosts file was named, and there is no hosts.toml here"
+        raise BadParameter(f"--host {host}: unknown; there are {', '.join(hosts)} ({where})")
+    return LaunchSpec(server, hosts[host], model, launch or "compose", options)  # type: ignore[arg-type]  # checked above
 
 
 def _check_options(launch: str, given: dict[str, Any]) -> None:
@@ -188,42 +183,37 @@ def _check_options(launch: str, given: dict[str, Any]) -> None:
         "process": {"file"},
         "simulated": {"file", "python", "tensor_parallel"},
     }
-    wrong = sorted(given.keys() & foreign.get(launch, set()))
-    if wrong:
-        names = ", ".join(
-            "options after --" if name == "arguments" else "--" + name.replace("_", "-") for name in wrong
-        )
+    if wrong := sorted(given.keys() & foreign.get(launch, set())):
+        names = ["options after --" if name == "arguments" else "--" + name.replace("_", "-") for name in wrong]
         more = "; containers are told in docker-compose.yml and in a host's env" if launch == "compose" else ""
-        raise BadParameter(f"--launch {launch} takes no {names}{more}")
+        raise BadParameter(f"--launch {launch} takes no {', '.join(names)}{more}")
 
 
-def _left_running(wanted: Wanted, launch: str | None) -> State | None:
+def _left_running(spec: LaunchSpec, launch: str | None) -> LeftServer | None:
     """The process that was left running under this name on this machine, if it is what is meant."""
-    from servers.launch import state
+    from servers.launch import process
 
-    if launch == "compose" or wanted.host.docker:
-        return None
-    return state.read(wanted.server)
+    return None if launch == "compose" or spec.host.docker else process.read_left(spec.server)
 
 
-def _of_process(left: State) -> tuple[str, bool]:
+def _of_process(left: LeftServer) -> tuple[str, bool]:
     """One line about a process; one that has ended is forgotten."""
     from servers.errors import ServerError
     from servers.find import probe
-    from servers.launch import state
+    from servers.launch import process
 
     if not left.alive:
-        state.forget(left.server)
+        process.forget(left.server)
         return f"ended by itself; its log is in {left.log}", False
     try:
-        facts = probe(left.url, left.server, api_key=_api_key())
+        facts = probe(left.url, left.server, api_key=os.environ.get("LOADGEN_API_KEY"))
     except ServerError as problem:
         return f"process {left.pid} runs, but {problem}", False
     simulated = "SIMULATED, " if facts.simulated else ""
     return f"{simulated}ready at {left.url}: {facts.model}, process {left.pid} since {left.since}", True
 
 
-def _of_container(wanted: Wanted, launch: str | None) -> tuple[str, bool]:
+def _of_container(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
     """One line about a container."""
     from servers.errors import LaunchError
     from servers.launch import compose
@@ -231,19 +221,12 @@ def _of_container(wanted: Wanted, launch: str | None) -> tuple[str, bool]:
     if launch in ("process", "simulated"):
         return "down", False
     try:
-        row = compose.status(wanted)
+        row = compose.status(spec)
     except LaunchError as problem:
         return f"no process here, and no look at containers: {problem}", False
     if not row:
-        return f"down on {wanted.host.name}", False
-    health = f" ({row['Health']})" if row.get("Health") else ""
-    url = compose.url_of(wanted.server, wanted.host)
-    return f"{row.get('State')}{health} on {wanted.host.name} at {url}: {row.get('Image', '')}", row.get(
-        "Health"
-    ) == "healthy"
-
-
-def _api_key() -> str | None:
-    import os
-
-    return os.environ.get("LOADGEN_API_KEY")
+        return f"down on {spec.host.name}", False
+    health = row.get("Health", "")
+    state = f"{row.get('State')}{f' ({health})' if health else ''}"
+    url = compose.url_of(spec.server, spec.host)
+    return f"{state} on {spec.host.name} at {url}: {row.get('Image', '')}", health == "healthy"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import BadParameter, Exit, Option
+from typer import BadParameter, Option
 
 from loadgen.cli.options import seconds
-from loadgen.errors import EXIT_USAGE
 from servers.kinds import any_of, simulated_kinds
 
 
@@ -56,19 +54,18 @@ def sim(
     Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
     """
     values = locals()
-    from servers.simulated import SimulatedError
+    from servers.simulated import StartError
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.faults import parse_rule
     from servers.simulated.server import run
 
     times: dict[str, Any] = {f"{name}_s": seconds(values.pop(name)) for name in ("ttft", "itl", "jitter")}
     key, rules = _api_key(values.pop("api_key_env")), values.pop("fault") or ()
+    config = SimulatedConfig(**values, **times, api_key=key, faults=tuple(map(parse_rule, rules)))
     try:
-        config = SimulatedConfig(**values, **times, api_key=key, faults=tuple(map(parse_rule, rules)))
         summary = run(config)
-    except (SimulatedError, OSError) as problem:
-        print(f"loadgen: {problem}", file=sys.stderr)
-        raise Exit(EXIT_USAGE) from None
+    except OSError as problem:
+        raise StartError(str(problem)) from None
     late = ", ".join(f"{name} {late_ns / 1e6:.3f} ms" for name, late_ns in summary["late_ns"].items())
     print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
     if summary["falling_behind"]:

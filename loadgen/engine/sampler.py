@@ -33,7 +33,7 @@ import msgspec
 from loadgen.engine.health import Counts
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.runfile import RunWriter, Telemetry
-from servers.telemetry.source import GapError, NotMeasuredError, Source
+from servers.telemetry import GapError, NotMeasuredError, Source
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan

@@ -22,11 +22,10 @@ import numpy as np
 from gevent.lock import RLock
 from numpy.typing import NDArray
 
-from analysis.client import clock_step_s, first_off_s, late_percentile_s, median_off_s, own_error, reasons
+from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
 from analysis.gather import frame_of
 from analysis.metrics import METRICS
 from analysis.stats import DECIMALS, percentile
-from analysis.summary import ClientHealth
 from loadgen import calibration, host, prepare
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of, unsent
@@ -56,8 +55,7 @@ NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", 
 """Users send as soon as they are due, and the page is to be read at a glance; reports have all of them."""
 CHARTED = ("ttft_s", "tpot_s")
 ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order")
-SAMPLE_NS_MIN = 500_000_000
-"""A shorter health sample says nothing about how busy a second was."""
+MOST = ("stall_ns_max", "clock_disagreement_ns")
 CACHED_S = 0.9
 LOOKED_AT_BYTES = 8_192
 ROOM_BYTES = 10_000_000
@@ -108,7 +106,6 @@ class LiveFigures:
     def __init__(self) -> None:
         self.states = Counter[str]()
         self.failures = Counter[tuple[str, str]]()
-        self.sent = 0
         self.tokens = 0
         self.reads = self.coalesced_reads = 0
         self.send_late = NewestSamples(REQUEST_SAMPLES)
@@ -127,7 +124,6 @@ class LiveFigures:
     def add(self, record: Record) -> None:
         """Take the Record of a request that has ended; its latencies are worked out by `digest`."""
         self.states[record.state] += 1
-        self.sent += record.sent_ns is not None
         self.tokens += sum(record.chunk_tokens)
         self.reads += record.reads
         self.coalesced_reads += record.coalesced_reads
@@ -182,10 +178,8 @@ class LiveRun:
         self.ended = False
         self._sampler = sampler
         self._stamps = stamps
-        self._totals = Counter[str]()
-        """The client's health so far; `stall_ns_max` is the longest."""
-        self._late = Counter[int]()
-        self._cpu_share_max: float | None = None
+        self._total: dict[str, Any] = dict.fromkeys((*ADDED, *MOST, "cpu_ns", "wall_ns"), 0) | {"late_counts": {}}
+        """The client's health so far; processor time is that of the busiest second."""
         self._clocks = ClockPairs()
         self._health = Health()
         self._arrived = 0
@@ -229,7 +223,7 @@ class LiveRun:
         self._clocks.take()
         values = self._health.sample() | self._stamps.counts()
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
-        self._add_health(values)
+        self._fold(values)
         self._part.add(
             Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values={**values, "users": users})
         )
@@ -303,31 +297,28 @@ class LiveRun:
             rows.append({"name": name, "title": title, "left_out": left_out, **pool.apply(described, (values,))})
         return rows
 
-    def _add_health(self, values: Mapping[str, Any]) -> None:
-        stall_ns = max(self._totals["stall_ns_max"], values["stall_ns_max"])
-        self._totals.update({name: values[name] for name in ADDED})
-        self._totals["stall_ns_max"] = stall_ns
-        self._late.update({int(bucket): number for bucket, number in values["late_counts"].items()})
-        if values["wall_ns"] >= SAMPLE_NS_MIN:
-            self._cpu_share_max = max(self._cpu_share_max or 0.0, values["cpu_ns"] / values["wall_ns"])
+    def _fold(self, values: Mapping[str, Any]) -> None:
+        """The client's health so far, as one sample: of hours, too, it takes no more room."""
+        total = self._total
+        total |= {name: total[name] + values[name] for name in ADDED}
+        total |= {name: max(total[name], values[name]) for name in MOST}
+        late = Counter(total["late_counts"])
+        late.update(values["late_counts"])
+        total["late_counts"] = late
+        busier = values["cpu_ns"] * total["wall_ns"] >= total["cpu_ns"] * values["wall_ns"]
+        if values["wall_ns"] >= SAMPLE_S_MIN * 1e9 and busier:
+            total |= {name: values[name] for name in ("cpu_ns", "wall_ns")}
 
     def _judged(self, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        totals, figures = self._totals, self.figures
-        exact = self._stamps.exact
-        late_s = np.sort(figures.send_late.copy())
-        passed_s = (time.monotonic_ns() - self.start_ns) / 1e9
-        found = ClientHealth(
-            stamps=self._stamps.name,
-            late_p50_s=late_percentile_s(self._late, 0.50) if exact else None,
-            late_p99_s=late_percentile_s(self._late, 0.99) if exact else None,
-            coalesced_share=figures.coalesced_reads / max(1, figures.reads),
-            send_late_p99_s=percentile(late_s, 0.99) if len(late_s) else None,
-            clock_step_s=clock_step_s(self._clocks.disagreement_ns / 1e9, passed_s),
-            cpu_share=self._cpu_share_max,
-            stall_max_s=totals["stall_ns_max"] / 1e9,
-            full_reads=totals["full_reads"],
-            retransmit_share=totals["retransmits"] / max(1, figures.sent),
-            out_of_order_share=totals["out_of_order"] / max(1, totals["reads"]),
+        figures = self.figures
+        passed_ns = time.monotonic_ns() - self.start_ns
+        found = of_samples(
+            [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
+            self._stamps.name,
+            np.sort(figures.send_late.copy()),
+            reads=figures.reads,
+            coalesced=figures.coalesced_reads,
+            last_s=passed_ns / 1e9,
         )
         if (own := own_error(found)) is not None:
             off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)

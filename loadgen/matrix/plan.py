@@ -14,7 +14,7 @@ from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, plan_of, 
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
-    from servers.launch.hosts import Host
+    from servers.launch.spec import Host
 
 Launch = Literal["compose", "process", "simulated", "running"]
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
@@ -154,7 +154,7 @@ def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
     """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
     from dataclasses import replace
 
-    from servers.launch.hosts import LOCAL, read_hosts
+    from servers.launch.spec import LOCAL, read_hosts
 
     known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
     if missing := [each.name for each in plan.hosts if not (each.name in {LOCAL.name, *known} or each.platform)]:

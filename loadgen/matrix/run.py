@@ -23,8 +23,8 @@ from loadgen.runfile import scan
 if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
-    from servers.launch import Launched, Wanted
-    from servers.launch.hosts import Host
+    from servers.launch import LaunchSpec, RunningServer
+    from servers.launch.spec import Host
 
 LOG_LINES = 40
 """Of a server that did not come up."""
@@ -131,7 +131,7 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
 
 def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
     """End a server that an earlier sitting was killed beside: it would be in the way, and no longer cold."""
-    from servers.launch import compose, process, state
+    from servers.launch import compose, process
 
     left: Line | None = None
     for line in book.lines:
@@ -139,20 +139,20 @@ def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) ->
     start = next((each for each in matrix.starts if left and each.number == left["start"]), None)
     if left is None or start is None:
         return
-    kept = state.read(start.server.server)
+    kept = process.read_left(start.server.server)
     if start.launch == "process" and kept is not None and kept.pid == left["facts"].get("pid"):
         process.down(kept)
         say(f"{start} was left running: taken down")
-    elif start.launch == "compose" and compose.is_there(wanted := _wanted(matrix, start)):
-        compose.down(wanted)
+    elif start.launch == "compose" and compose.is_there(spec := _spec(matrix, start)):
+        compose.down(spec)
         say(f"{start} was left running: taken down")
 
 
-def _wanted(matrix: Matrix, start: Start) -> Wanted:
-    from servers.launch import Wanted
+def _spec(matrix: Matrix, start: Start) -> LaunchSpec:
+    from servers.launch import LaunchSpec
 
     model = start.model.path or start.model.name
-    return Wanted(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
+    return LaunchSpec(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
 
 
 class Serving:
@@ -188,7 +188,7 @@ class Serving:
 
         start = self._start
         began_s = time.monotonic()
-        with launched(_wanted(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
+        with launched(_spec(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
             seconds = time.monotonic() - began_s
             named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
             self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=dict(server.facts))
@@ -222,7 +222,7 @@ class Serving:
             self._say(f"    failed: {error}")
             return None
 
-    def _measure(self, repeat: Repeat, plan: Plan, server: Launched, place: int) -> bool:
+    def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
         """One run; whether it was interrupted."""
         from loadgen import prepare
 

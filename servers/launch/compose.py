@@ -6,7 +6,6 @@ own health route from here, because a port that is published on the wrong addres
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,21 @@ from typing import Any
 import msgspec
 
 from servers.errors import LaunchError
+from servers.find import probe
 from servers.kinds import KINDS
-from servers.launch import inspect, ready, state
-from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options, gpus_of, tensor_parallel
-from servers.launch.diagnose import LOGS, ending, find, tail
-from servers.launch.docker import docker
-from servers.launch.hosts import LOCAL, Host
+from servers.launch.docker import container_facts, docker, killed_for_memory, versions
+from servers.launch.process import log_file
+from servers.launch.spec import (
+    LOCAL,
+    Host,
+    LaunchSpec,
+    RunningServer,
+    Say,
+    from_first_error,
+    known_fault,
+    tail,
+    wait_until_ready,
+)
 
 PULL_TIMEOUT_S = 7200.0
 """Images of these servers are 10 to 30 GB."""
@@ -37,75 +45,72 @@ _POLL_S = 3.0
 
 
 @contextmanager
-def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
+def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """The server in a container of the host.
 
     Options: `file` (another docker-compose.yml), `env` (more for it), `timeout_s`, `poll_s`, `unreachable_s`,
-    `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread, and `gpus`, which ones (see gpus_of).
+    `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread, and `gpus`, which ones (LaunchSpec.gpus).
     Raises LaunchError with the end of the container's log, and what `probe` raises.
     """
-    there = up(wanted, say)
+    there = up(spec, say)
     try:
         yield there
     finally:
-        down(wanted)
+        down(spec)
 
 
-def up(wanted: Wanted, say: Say) -> Launched:
-    """Start the server wanted and wait until it is ready. When it is not, it is taken down again and its log kept."""
-    host, server = wanted.host, wanted.server
-    check_options(wanted, OPTIONS)
-    versions = inspect.versions(host)
+def up(spec: LaunchSpec, say: Say) -> RunningServer:
+    """Start the server and wait until it is ready. When it is not, it is taken down again and its log kept."""
+    host, server = spec.host, spec.server
+    spec.check_options(OPTIONS)
+    engine = versions(host)
     _make_volume(host)
-    say(f"starting {server} on {host.name}: docker {' '.join(_words(wanted))} up")
+    say(f"starting {server} on {host.name}: docker {' '.join(_words(spec))} up")
     try:
-        _compose(wanted, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
+        _compose(spec, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
         url = url_of(server, host)
-        limit_s = float(wanted.options.get("timeout_s") or READY_TIMEOUT_S)
-        poll_s = float(wanted.options.get("poll_s") or _POLL_S)
-        ready_s = ready.wait(url, _watch(wanted, url), say, timeout_s=limit_s, poll_s=poll_s)
+        poll_s = float(spec.options.get("poll_s") or _POLL_S)
+        ready_s = wait_until_ready(url, _watch(spec, url), say, timeout_s=spec.timeout_s, poll_s=poll_s)
         if ready_s is None:
             raise LaunchError(
-                f"{server} on {host.name} did not get ready within {limit_s:g} s",
+                f"{server} on {host.name} did not get ready within {spec.timeout_s:g} s",
                 "allow more with --timeout, or look at the end of its log",
-                log_tail=tail(logs(wanted, lines=25)),
+                log_tail=tail(logs(spec, lines=25)),
             )
-        facts = ready.facts_of(url, server, os.environ.get(wanted.options.get("api_key_env", "LOADGEN_API_KEY")))
-        kept: dict[str, Any] = {
-            "launch": "compose",
-            "host": host.name,
-            "platform": host.platform,
-            "docker": host.docker,
-        }
-        kept |= {"ready_s": round(ready_s, 3), "version": facts.version, **versions}
-        return Launched(facts.url, kept | inspect.container(host, _row(wanted).get("ID", "")))
+        facts = probe(url, server, api_key=spec.api_key)
+        kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
+        known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
+        return RunningServer(facts.url, kept | known | container_facts(host, status(spec).get("ID", "")))
     except BaseException as problem:
-        _keep_log(wanted, problem)
+        _keep_log(spec, problem)
         with suppress(LaunchError):
-            down(wanted)
+            down(spec)
         raise
 
 
-def down(wanted: Wanted) -> None:
+def down(spec: LaunchSpec) -> None:
     """Stop the server's container and remove it; volumes and everything else of the project stay."""
-    _compose(wanted, "rm", "--stop", "--force", wanted.server, timeout_s=STOP_TIMEOUT_S)
+    _compose(spec, "rm", "--stop", "--force", spec.server, timeout_s=STOP_TIMEOUT_S)
 
 
-def status(wanted: Wanted) -> dict[str, Any]:
-    """State, health, exit code and image of the server's container, under Compose's own names; empty without one."""
-    return _row(wanted)
+def status(spec: LaunchSpec) -> dict[str, Any]:
+    """The service's line of `docker compose ps`: state, health, exit code and image of its container under Compose's
+    own names; empty without one. It is one JSON text per line, before 2.21 one array."""
+    text = _compose(spec, "ps", "--all", "--format", "json", spec.server).strip()
+    rows = msgspec.json.decode(text) if text.startswith("[") else [msgspec.json.decode(t) for t in text.splitlines()]
+    return dict(rows[0]) if rows else {}
 
 
-def is_there(wanted: Wanted) -> bool:
+def is_there(spec: LaunchSpec) -> bool:
     """Whether the server has a container; not, too, where there is no Docker."""
     with suppress(LaunchError):
-        return bool(_row(wanted))
+        return bool(status(spec))
     return False
 
 
-def logs(wanted: Wanted, *, lines: int) -> str:
+def logs(spec: LaunchSpec, *, lines: int) -> str:
     """The last lines of the container's log, or all of it where `lines` is 0."""
-    return _compose(wanted, "logs", "--no-color", "--no-log-prefix", "--tail", str(lines or "all"), wanted.server)
+    return _compose(spec, "logs", "--no-color", "--no-log-prefix", "--tail", str(lines or "all"), spec.server)
 
 
 def url_of(server: str, host: Host) -> str:
@@ -128,30 +133,27 @@ def compose_file(named: str | Path | None = None) -> Path:
     return found.absolute()
 
 
-def project_of(host: Host) -> str:
-    """One project per host, so that two hosts of a hosts file may share an engine."""
-    return "loadgen" if host.name == LOCAL.name else f"loadgen-{host.name}"
+def _compose(spec: LaunchSpec, *arguments: str, timeout_s: float = 60.0, say: Say | None = None) -> str:
+    return docker(spec.host, *_words(spec), *arguments, env=_env(spec), timeout_s=timeout_s, say=say)
 
 
-def _compose(wanted: Wanted, *arguments: str, timeout_s: float = 60.0, say: Say | None = None) -> str:
-    return docker(wanted.host, *_words(wanted), *arguments, env=_env(wanted), timeout_s=timeout_s, say=say)
+def _words(spec: LaunchSpec) -> tuple[str, ...]:
+    file = str(compose_file(spec.options.get("file")))
+    # One project per host, so that two hosts of a hosts file may share an engine.
+    project = "loadgen" if spec.host.name == LOCAL.name else f"loadgen-{spec.host.name}"
+    return ("compose", "--file", file, "--project-name", project, "--profile", spec.server)
 
 
-def _words(wanted: Wanted) -> tuple[str, ...]:
-    file = str(compose_file(wanted.options.get("file")))
-    return ("compose", "--file", file, "--project-name", project_of(wanted.host), "--profile", wanted.server)
-
-
-def _env(wanted: Wanted) -> dict[str, str]:
+def _env(spec: LaunchSpec) -> dict[str, str]:
     """What docker-compose.yml is told about this host, and what the hosts file says beside."""
-    host = wanted.host
+    host = spec.host
     told = {"MODELS_VOLUME": host.model_volume, "BIND": _bind(host.address)}
-    if wanted.model:
-        told["MODEL_NAME"] = wanted.model
-    told["TENSOR_PARALLEL"] = str(tensor_parallel(wanted))
-    if gpus := gpus_of(wanted):
-        told[f"{wanted.server.upper()}_GPU"] = gpus
-    return told | dict(host.env) | {name: str(value) for name, value in wanted.options.get("env", {}).items()}
+    if spec.model:
+        told["MODEL_NAME"] = spec.model
+    told["TENSOR_PARALLEL"] = str(spec.tensor_parallel)
+    if spec.gpus:
+        told[f"{spec.server.upper()}_GPU"] = spec.gpus
+    return told | dict(host.env) | {name: str(value) for name, value in spec.options.get("env", {}).items()}
 
 
 def _bind(address: str) -> str:
@@ -187,61 +189,56 @@ def _shown(host: Host) -> str | None:
     return str((said.get("Options") or {}).get("device", ""))
 
 
-def _row(wanted: Wanted) -> dict[str, Any]:
-    """The service's line of `docker compose ps`: one JSON text per line, before 2.21 one array."""
-    text = _compose(wanted, "ps", "--all", "--format", "json", wanted.server).strip()
-    rows = msgspec.json.decode(text) if text.startswith("[") else [msgspec.json.decode(t) for t in text.splitlines()]
-    return dict(rows[0]) if rows else {}
-
-
-def _watch(wanted: Wanted, url: str) -> Callable[[], str]:
+def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
     """Raises once the container has ended, is unhealthy, or is healthy where it cannot be reached from here."""
     healthy_s: list[float] = []
 
     def watch() -> str:
-        row = _row(wanted)
+        row = status(spec)
         state_of, health = str(row.get("State", "gone")), str(row.get("Health", ""))
         if state_of in ("exited", "dead", "gone"):
-            raise _ended(wanted, row)
+            raise _ended(spec, row)
         if health == "unhealthy":
             raise LaunchError(
-                f"{wanted.server} on {wanted.host.name} runs, but its health check fails",
+                f"{spec.server} on {spec.host.name} runs, but its health check fails",
                 "look at the end of its log; it may be stuck",
-                log_tail=tail(logs(wanted, lines=25)),
+                log_tail=tail(logs(spec, lines=25)),
             )
         if health == "healthy":
             healthy_s.append(time.monotonic())
-            if healthy_s[-1] - healthy_s[0] > float(wanted.options.get("unreachable_s", UNREACHABLE_AFTER_S)):
+            if healthy_s[-1] - healthy_s[0] > float(spec.options.get("unreachable_s", UNREACHABLE_AFTER_S)):
                 raise LaunchError(
-                    f"{wanted.server} on {wanted.host.name} is healthy, but nothing answers at {url} from here",
+                    f"{spec.server} on {spec.host.name} is healthy, but nothing answers at {url} from here",
                     "check `address` of the host, BIND in its env, and the firewall between",
                 )
-        return f"{state_of}{f' ({health})' if health else ''}; {tail(logs(wanted, lines=1), 1)}"
+        return f"{state_of}{f' ({health})' if health else ''}; {tail(logs(spec, lines=1), 1)}"
 
     return watch
 
 
-def _ended(wanted: Wanted, row: dict[str, Any]) -> LaunchError:
+def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
     """Why the container has ended, from its log, else from its exit code."""
-    text = logs(wanted, lines=200) if row else ""
-    where = f"{wanted.server} on {wanted.host.name}"
-    if known := find(text, LOGS):
-        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=ending(text))
-    if row and inspect.killed_for_memory(wanted.host, row.get("ID", "")):
+    text = logs(spec, lines=200) if row else ""
+    where = f"{spec.server} on {spec.host.name}"
+    if known := known_fault(text, "log", spec.server):
+        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=from_first_error(text))
+    if row and killed_for_memory(spec.host, row.get("ID", "")):
         return LaunchError(
             f"{where} was killed for using too much memory of the host",
             "free some, or choose a smaller model",
-            log_tail=ending(text),
+            log_tail=from_first_error(text),
         )
     code = f" with exit code {row['ExitCode']}" if "ExitCode" in row else ""
-    return LaunchError(f"{where} ended while it started{code}", "look at the end of its log", log_tail=ending(text))
+    return LaunchError(
+        f"{where} ended while it started{code}", "look at the end of its log", log_tail=from_first_error(text)
+    )
 
 
-def _keep_log(wanted: Wanted, problem: BaseException) -> None:
+def _keep_log(spec: LaunchSpec, problem: BaseException) -> None:
     """The whole log in a file, before the container goes; the hint says where."""
     with suppress(LaunchError, OSError):
-        if text := logs(wanted, lines=0):
-            file = state.log_file(wanted.server, wanted.host.name)
+        if text := logs(spec, lines=0):
+            file = log_file(spec.server, spec.host.name)
             file.write_text(text, "utf-8")
             if isinstance(problem, LaunchError):
                 problem.hint = f"{problem.hint}; the whole log is in {file}"

@@ -1,4 +1,5 @@
-"""Calls of the `docker` command: on the engine of this machine, of a context, or of a host reached by ssh."""
+"""Calls of the `docker` command, on the engine of this machine, of a context, or of a host reached by ssh; and what it
+says about engines and containers."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO
+from contextlib import suppress
+from typing import IO, Any
+
+import msgspec
 
 from servers.errors import LaunchError
-from servers.launch.base import Say
-from servers.launch.diagnose import DOCKER, find, tail
-from servers.launch.hosts import Host
-from servers.launch.ready import SAY_EVERY_S
+from servers.launch.spec import SAY_EVERY_S, Host, Say, known_fault, tail
 
 CALL_TIMEOUT_S = 60.0
 """For every call but those that may pull an image or stop a server."""
@@ -41,16 +42,49 @@ def docker(
     context = ["--context", host.docker] if host.docker and not host.docker.startswith("ssh://") else []
     code, out, err = _run([program, *context, *arguments], _environment(host, env or {}), timeout_s, say)
     if code:
-        raise failure(f"docker {' '.join(arguments)} on {host.name} ended with {code}", err or out)
+        printed = err or out
+        if known := known_fault(printed, "docker"):
+            raise LaunchError(*known, log_tail=tail(printed, 6))
+        what = f"docker {' '.join(arguments)} on {host.name} ended with {code}"
+        raise LaunchError(what, "Docker's own words are above", log_tail=tail(printed))
     return out
 
 
-def failure(what: str, text: str, *, log: str = "") -> LaunchError:
-    """The error for what Docker has printed: a known one by its own name."""
-    known = find(text, DOCKER)
-    if known is None:
-        return LaunchError(what, "Docker's own words are above", log_tail=tail(log or text))
-    return LaunchError(*known, log_tail=tail(log or text, 6))
+def versions(host: Host) -> dict[str, str]:
+    """Versions of Compose and of the engine. Raises LaunchError where either is missing or does not answer."""
+    compose = docker(host, "compose", "version", "--short").strip()
+    engine = docker(host, "version", "--format", "{{.Server.Version}}").strip()
+    return {"compose_version": compose, "engine_version": engine}
+
+
+def container_facts(host: Host, name: str) -> dict[str, Any]:
+    """What is kept of a container with a run: image, digest, command and limits, and the driver and GPU that it sees.
+
+    What cannot be had is left out. Its environment is not kept: it may hold tokens.
+    """
+    facts: dict[str, Any] = {}
+    with suppress(LaunchError, msgspec.DecodeError, LookupError):
+        said = msgspec.json.decode(docker(host, "inspect", name))[0]
+        config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
+        facts |= {"image": config.get("Image"), "image_id": said.get("Image"), "command": config.get("Cmd")}
+        facts |= {"started": (said.get("State") or {}).get("StartedAt")}
+        facts["limits"] = {
+            key: limits.get(key) for key in ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
+        }
+        text = docker(host, "image", "inspect", "--format", "{{json .RepoDigests}}", str(said.get("Image")))
+        facts["image_digest"] = next(iter(msgspec.json.decode(text) or ()), "")
+    query = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+    with suppress(LaunchError, ValueError, LookupError):
+        seen = docker(host, "exec", name, *query).strip().splitlines()[0]
+        facts["driver_version"], facts["gpu"] = seen.split(", ", 1)
+    return {key: value for key, value in facts.items() if value}
+
+
+def killed_for_memory(host: Host, name: str) -> bool:
+    """Whether the kernel ended the container because memory ran out."""
+    with suppress(LaunchError):
+        return docker(host, "inspect", "--format", "{{.State.OOMKilled}}", name).strip() == "true"
+    return False
 
 
 def _environment(host: Host, env: Mapping[str, str]) -> dict[str, str]:

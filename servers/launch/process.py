@@ -1,167 +1,263 @@
-"""Servers without containers: vLLM and LightLLM from a Python environment, on GPU or CPU, and the simulated ones."""
+"""Servers without containers, as processes of this machine: real ones from a Python environment, and simulated ones.
+
+Each leads a process group of its own, is looked at and ended by id, never by name, and what is known of it is kept in
+a file, so that a later command finds it. Linux only: a process id alone says little, because ids come round again, so
+each goes with the instant at which the kernel started it (/proc/PID/stat, field 22).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from servers.errors import LaunchError
-from servers.launch import processes, ready, state
-from servers.launch.base import READY_TIMEOUT_S, Launched, Say, Wanted, check_options
-from servers.launch.commands import Command, command_of, simulated
-from servers.launch.diagnose import LOGS, ending, find, tail
+from servers.find import probe
+from servers.kinds import KINDS
+from servers.kinds.base import ProcessCommand
+from servers.launch.spec import (
+    READY_TIMEOUT_S,
+    LaunchSpec,
+    RunningServer,
+    Say,
+    from_first_error,
+    known_fault,
+    tail,
+    wait_until_ready,
+)
 
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env"),
 )
-_POLL_S = 0.25
+END_TIMEOUT_S = 15.0
+"""After SIGTERM; engines that hold streams open wait for them, and a test must not."""
+HELPERS_TIMEOUT_S = 5.0
+"""For what is left of its group, such as Python's resource tracker, which removes shared memory."""
+_READY_POLL_S = 0.25
+_END_POLL_S = 0.05
+_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+
+
+class Command(NamedTuple):
+    """What to start."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    """What is added to the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftServer:
+    """What is kept of one server that was left running."""
+
+    server: str
+    url: str
+    pid: int
+    """Leader of a process group of its own."""
+    ticks: int
+    """When the kernel started it, so that another process with the same id is not taken for it."""
+    log: str
+    command: list[str]
+    since: str
+    """ISO 8601, local time with offset."""
+    facts: dict[str, Any]
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        return started_ticks(self.pid) == self.ticks
 
 
 @contextmanager
-def launched(wanted: Wanted, say: Say) -> Iterator[Launched]:
+def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """The server as a process of this machine. It is found by `loadgen servers` too, should this process be killed.
 
     Options: `python` (interpreter that has it), `port` (0 or none: any free one), `name` (of the model), `arguments`
-    (added to the command), `env` (added to its environment), `tensor_parallel` and `gpus` (see gpus_of), `log` (file),
-    `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and
-    what `probe` raises.
+    (added to the command), `env` (added to its environment), `tensor_parallel` and `gpus` (see LaunchSpec.gpus), `log`
+    (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and what `probe` raises.
     """
-    left = up(wanted, say)
+    left = up(spec, say)
     try:
-        yield Launched(left.url, left.facts, processes.group(left.pid))
+        yield RunningServer(left.url, left.facts, group(left.pid))
     finally:
         down(left)
 
 
-def up(wanted: Wanted, say: Say) -> state.State:
-    """Start the server wanted and leave it running; what was kept of it. Options and errors as for `launched`."""
-    check_options(wanted, OPTIONS)
-    if (before := state.read(wanted.server)) and before.alive:
+def up(spec: LaunchSpec, say: Say) -> LeftServer:
+    """Start the server and leave it running; what was kept of it. Options and errors as for `launched`."""
+    spec.check_options(OPTIONS)
+    if (before := read_left(spec.server)) and before.alive:
         raise LaunchError(
-            f"{wanted.server} runs already, as process {before.pid} at {before.url}, since {before.since}",
-            f"take it down first: loadgen servers down --server {wanted.server} --launch process",
+            f"{spec.server} runs already, as process {before.pid} at {before.url}, since {before.since}",
+            f"take it down first: loadgen servers down --server {spec.server} --launch process",
         )
-    if wanted.host.docker or wanted.host.address not in ("127.0.0.1", "localhost"):
+    if spec.host.docker or spec.host.address not in ("127.0.0.1", "localhost"):
         raise LaunchError(
-            f"a process can only be started on this machine, not on {wanted.host.name}",
+            f"a process can only be started on this machine, not on {spec.host.name}",
             "log in there and run the same command, or use --launch compose",
         )
-    address = wanted.host.address
-    port = wanted.options.get("port") or processes.free_port(address)
-    command = (simulated if wanted.how == "simulated" else command_of)(wanted, address, port)
-    log = Path(wanted.options.get("log") or state.log_file(wanted.server, wanted.host.name))
-    say(f"starting {wanted.server}: {' '.join(command.words)}")
-    pid, ready_s = started(command, f"http://{address}:{port}", log, say, **_limits(wanted.options))
-    return _kept(wanted, command, pid, ready_s, f"http://{address}:{port}", log)
+    address = spec.host.address
+    port = spec.options.get("port") or free_port(address)
+    command = command_of(spec, address, port)
+    log = Path(spec.options.get("log") or log_file(spec.server, spec.host.name))
+    url = f"http://{address}:{port}"
+    say(f"starting {spec.server}: {' '.join(command.words)}")
+    pid, ready_s = start_and_wait(spec.server, command, url, log, say, timeout_s=spec.timeout_s)
+    try:
+        left = _left(spec, command, pid, ready_s, url, log)
+        write_left(left)
+    except BaseException:
+        end(pid)
+        raise
+    return left
 
 
-def started(
-    command: Command, url: str, log: Path, say: Say, *, timeout_s: float = READY_TIMEOUT_S
+def down(left: LeftServer) -> None:
+    """End a server that `up` started, and forget it. One that has ended by itself is forgotten too."""
+    if left.alive:
+        end(left.pid)
+    forget(left.server)
+
+
+def logs(left: LeftServer, *, lines: int) -> str:
+    """The last lines of the server's log, or all of it where `lines` is 0."""
+    text = _end_of(Path(left.log), 1 << 40 if lines == 0 else 1 << 18)
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
+    """How to start the server on this machine, listening at `host` and `port`; a simulated one as `loadgen sim` does.
+
+    Raises LaunchError when it is not installed, or is no Python package.
+    """
+    name = str(spec.options.get("name") or spec.model.rstrip("/").rpartition("/")[2])
+    more = tuple(map(str, spec.options.get("arguments", ())))
+    if spec.how == "simulated":
+        options = ("--server", spec.server, "--host", host, "--port", str(port), "--model", name)
+        return Command((sys.executable, "-m", "loadgen", "sim", *options, *more), {})
+    command = KINDS[spec.server].process
+    if command is None:
+        raise LaunchError(
+            f"{spec.server} cannot be started as a process: it is not a Python package",
+            "start it in a container (--launch compose), or start it yourself and pass --url",
+        )
+    # A folder below the host's model_dir, or as it is named; else a name on the Hub. Absolute, because a relative one
+    # can be taken for a name on the Hub.
+    below = [Path(spec.host.model_dir) / spec.model] if spec.host.model_dir else []
+    folder = next((each.absolute() for each in (*below, Path(spec.model)) if each.is_dir()), None)
+    filled: dict[str, object] = {"model": folder or spec.model, "name": name, "host": host, "port": port}
+    filled["tensor_parallel"] = spec.tensor_parallel
+    parallel = command.parallel if spec.tensor_parallel > 1 else ()
+    words = [each.format_map(filled) for each in (*command.arguments, *parallel)]
+    env = {
+        **command.env,
+        **({"HF_HUB_OFFLINE": "1"} if folder else {}),
+        **({"CUDA_VISIBLE_DEVICES": spec.gpus} if spec.gpus else {}),
+        **spec.host.env,
+        **spec.options.get("env", {}),
+    }
+    return Command((*_program(spec, command, filled), *words, *more), env)
+
+
+def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, object]) -> list[str]:
+    """The first words: the kind's own program where the environment has it, else its module."""
+    python: str | None = None
+    if named := spec.options.get("python"):
+        path = Path(named).expanduser().absolute()  # not resolved: that of a virtual environment is a link
+        if not path.is_file():
+            raise LaunchError(f"{path} does not exist", "--python names an interpreter, such as .venv/bin/python")
+        python = str(path)
+    if command.program:
+        name, *first = command.program
+        beside = shutil.which(name, path=str(Path(python).parent)) if python else shutil.which(name)
+        if beside:
+            return [beside, *(each.format_map(filled) for each in first)]
+        if not python:
+            raise LaunchError(
+                f"{name} is not installed: there is no program of that name on PATH",
+                f"install it (`pip install {name}`) or name the Python that has it: --python PATH",
+            )
+    python = python or shutil.which("python3")
+    if python is None:
+        raise LaunchError("there is no python3 on PATH", f"name the Python that has {spec.server}: --python PATH")
+    return [python, "-m", *(each.format_map(filled) for each in command.module)]
+
+
+def start_and_wait(
+    server: str, command: Command, url: str, log: Path, say: Say, *, timeout_s: float = READY_TIMEOUT_S
 ) -> tuple[int, float]:
     """Start `command` and wait until it answers at `url`: the process, and how many seconds that took.
 
     Raises LaunchError with the end of the log, once the process has been ended.
     """
     try:
-        pid = processes.start(command.words, command.env, log)
+        pid = start(command.words, command.env, log)
     except OSError as problem:
         raise LaunchError(
             f"cannot start {command.words[0]}: {problem.strerror}", "name the Python that has it: --python PATH"
         ) from problem
     try:
-        ready_s = ready.wait(url, _watch(pid, log), say, timeout_s=timeout_s, poll_s=_POLL_S)
+        watch = _watch(server, pid, log)
+        ready_s = wait_until_ready(url, watch, say, timeout_s=timeout_s, poll_s=_READY_POLL_S)
         if ready_s is None:
             raise LaunchError(
                 f"{url} did not get ready within {timeout_s:g} s, and process {pid} is still at it",
                 f"allow more with --timeout; the whole log is in {log}",
-                log_tail=_tail(log),
+                log_tail=tail(_end_of(log)),
             )
     except BaseException:
-        processes.end(pid)
+        end(pid)
         raise
     return pid, ready_s
 
 
-def down(left: state.State) -> None:
-    """End a server that `up` started, and forget it. One that has ended by itself is forgotten too."""
-    if left.alive:
-        processes.end(left.pid)
-    state.forget(left.server)
-
-
-def logs(left: state.State, *, lines: int) -> str:
-    """The last lines of the server's log, or all of it where `lines` is 0."""
-    text = _read(Path(left.log), 1 << 40 if lines == 0 else 1 << 18)
-    return "\n".join(text.splitlines()[-lines:])
-
-
-def _kept(wanted: Wanted, command: Command, pid: int, ready_s: float, url: str, log: Path) -> state.State:
-    """The facts of a server that is ready, kept for later commands. Whatever fails here ends the server."""
-    try:
-        said = ready.facts_of(url, wanted.server, os.environ.get(wanted.options.get("api_key_env", "LOADGEN_API_KEY")))
-        facts: dict[str, Any] = {
-            "launch": wanted.how,
-            "command": list(command.words),
-            "environment": _without_secrets(command.env),
-            "pid": pid,
-            "log": str(log),
-            "ready_s": round(ready_s, 3),
-            "version": said.version,
-        }
-        left = state.State(
-            wanted.server,
-            said.url,
-            pid,
-            processes.started_ticks(pid) or 0,
-            str(log),
-            list(command.words),
-            datetime.now().astimezone().isoformat(timespec="seconds"),
-            facts,
-        )
-        state.write(left)
-    except BaseException:
-        processes.end(pid)
-        raise
-    return left
-
-
-def _watch(pid: int, log: Path) -> Callable[[], str]:
+def _watch(server: str, pid: int, log: Path) -> Callable[[], str]:
     """Raises once the process has ended, with what its log says about that."""
 
     def watch() -> str:
-        code = processes.exit_code(pid)
-        if code is None:
-            return tail(_read(log), 1)
-        text = _read(log)
-        what, hint = find(text, LOGS) or (_ended(code), f"the whole log is in {log}")
-        raise LaunchError(what, hint, log_tail=ending(text))
+        # Asked once a child has ended, the kernel forgets it.
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        text = _end_of(log)
+        if not ended:
+            return tail(text, 1)
+        code = os.waitstatus_to_exitcode(status)
+        unknown = f"it ended while it started, with exit code {code}"
+        if code == -signal.SIGKILL:
+            unknown = "it was killed while it started: did this machine run out of memory?"
+        what, hint = known_fault(text, "log", server) or (unknown, f"the whole log is in {log}")
+        raise LaunchError(what, hint, log_tail=from_first_error(text))
 
     return watch
 
 
-def _ended(code: int) -> str:
-    if code == -9:
-        return "it was killed while it started: did this machine run out of memory?"
-    return f"it ended while it started, with exit code {code}"
+def _left(spec: LaunchSpec, command: Command, pid: int, ready_s: float, url: str, log: Path) -> LeftServer:
+    said = probe(url, spec.server, api_key=spec.api_key)
+    words, now = list(command.words), datetime.now().astimezone()
+    facts = {
+        "launch": spec.how,
+        "command": words,
+        "environment": {key: "..." if key.upper().endswith(_SECRETS) else value for key, value in command.env.items()},
+        "pid": pid,
+        "log": str(log),
+        "ready_s": round(ready_s, 3),
+        "version": said.version,
+    }
+    ticks, since = started_ticks(pid) or 0, now.isoformat(timespec="seconds")
+    return LeftServer(spec.server, said.url, pid, ticks, str(log), words, since, facts)
 
 
-def _limits(options: Mapping[str, Any]) -> dict[str, float]:
-    return {"timeout_s": float(options["timeout_s"])} if options.get("timeout_s") else {}
-
-
-def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: "..." if _secret(name) else value for name, value in env.items()}
-
-
-def _secret(name: str) -> bool:
-    return name.upper().endswith(("TOKEN", "KEY", "SECRET", "PASSWORD"))
-
-
-def _read(log: Path, limit_bytes: int = 1 << 18) -> str:
+def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
     """The end of the log; the whole may be long."""
     try:
         with log.open("rb") as file:
@@ -172,5 +268,113 @@ def _read(log: Path, limit_bytes: int = 1 << 18) -> str:
         return ""
 
 
-def _tail(log: Path) -> str:
-    return tail(_read(log))
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where logs, and what is known of servers, are kept: $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen."""
+    base = environ.get("XDG_STATE_HOME", "")
+    made = (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "loadgen"
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def log_file(server: str, host: str) -> Path:
+    """Where the log of a server goes; the one before is overwritten."""
+    return state_folder() / f"{host}-{server}.log"
+
+
+def read_left(server: str) -> LeftServer | None:
+    """What was kept of this server; None when nothing, or nothing that can be read, was."""
+    try:
+        return msgspec.json.decode((state_folder() / f"{server}.json").read_bytes(), type=LeftServer)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_left(left: LeftServer) -> None:
+    """Keep it, in place of what was there."""
+    file = state_folder() / f"{left.server}.json"
+    beside = file.with_suffix(".new")
+    beside.write_bytes(msgspec.json.encode(left))
+    beside.replace(file)
+
+
+def forget(server: str) -> None:
+    """Remove what was kept."""
+    (state_folder() / f"{server}.json").unlink(missing_ok=True)
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
+    """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id.
+
+    `env` is added to this process's environment. Raises OSError when the program or the folder of the log is missing.
+    """
+    write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    return os.posix_spawnp(
+        command[0],
+        [*command],
+        os.environ | dict(env),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), write | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGPIPE),
+    )
+
+
+def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
+    """SIGTERM to the process, then to what it leaves behind, and SIGKILL for whatever of its group will not end.
+
+    `pid` leads a group of its own, as `start` makes them. Ending what has ended already is no error.
+    """
+    _signal(os.kill, pid, signal.SIGTERM)
+    if _wait(lambda: started_ticks(pid) is None, timeout_s):
+        _signal(os.killpg, pid, signal.SIGTERM)
+        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+    if group(pid):
+        _signal(os.killpg, pid, signal.SIGKILL)
+        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
+
+
+def started_ticks(pid: int) -> int | None:
+    """When the kernel started this process, in clock ticks since boot; None when it has ended (a zombie has)."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def group(pid: int) -> tuple[int, ...]:
+    """The living processes of the group that `pid` leads, itself included."""
+    ids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
+    return tuple(each for each in ids if (fields := _stat(each)) and int(fields[2]) == pid and fields[0] not in "ZX")
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.create_server((address, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _stat(pid: int) -> list[str] | None:
+    """/proc/PID/stat from field 3 (state) on: the name before it may hold blanks and brackets."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    except (OSError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        send(pid, number)
+
+
+def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether it is done within that time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (ended := done()) and time.monotonic() < deadline_s:
+        time.sleep(_END_POLL_S)
+    return ended

@@ -15,4 +15,4 @@ class ConfigError(SimulatedError):
 
 
 class StartError(SimulatedError):
-    """A simulated server in a child process did not come up; the message holds its last words."""
+    """A simulated server did not come up; of one in a child process the message holds the last words."""

@@ -277,7 +277,7 @@ class CompletionHandler:
 
     async def _admission(self, encoding: Encoding) -> int:
         """Waits for a place or raises ErrorReply, as the server does. Returns the instant from which tokens count."""
-        limit = self._state.config.max_concurrent_requests or self._protocol.default_limit
+        limit = self._state.config.max_concurrent_requests
         arrived_ns, wait_s = self._line.received_ns, _FIRST_WAIT_S
         while limit is not None and len(self._state.streams) >= limit:
             if self._protocol.overloaded is not None:

@@ -31,7 +31,6 @@ from servers.simulated.protocol import (
 from servers.simulated.state import ServerState, exposition, steps_of_half
 from servers.simulated.timing import Policy
 
-_DEFAULT_LIMIT = 256
 _NATIVE_TOKENS = 65_535
 _OPENAI_TOKENS = 65_536
 """Output length where nothing is asked (core/objs/sampling_params.py, api_models.py)."""
@@ -259,7 +258,7 @@ def _request_number(request: CompletionRequest) -> int:
 
 def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
-    limit = config.max_concurrent_requests or _DEFAULT_LIMIT
+    limit = config.max_concurrent_requests
     names = {"run_mode": "normal", "host": config.host, "port": config.port, "model_name": config.model}
     return ok(names | {"max_req_total_len": state.longest, "running_max_req_size": limit, "tp": 1, "dp": 1})
 
@@ -310,7 +309,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 # lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
 # reach; here the whole output is reserved, which admits somewhat less and never has to pause.
 _POLICY = Policy(
-    running_limit=_DEFAULT_LIMIT,
+    running_limit=256,
     step_tokens=8192,
     prefill="mixed",
     reserve_output=True,
@@ -364,7 +363,7 @@ PROTOCOL = ServerProtocol(
     overloaded=None,
     guarded=lambda _path: False,
     unauthorized=Reply(status=401),
-    default_limit=_DEFAULT_LIMIT,
+    default_limit=256,
     limits_batch=True,  # `--running_max_req_size` is both
     policy=_POLICY,
     buckets=partial(steps_of_half, 0.001),

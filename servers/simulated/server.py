@@ -61,10 +61,12 @@ async def serve(
     Raises OSError when the port is taken, ConfigError for a card or model that is not known.
     """
     protocol = protocol_of(config.server)
-    clock, longest = _clock(config, protocol)
+    limit = config.max_concurrent_requests or protocol.default_limit
+    clock, longest = _clock(config, protocol, limit)
+    config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
     pump = Pump(clock, asyncio.get_running_loop())
     log = Log(config.log, keep)
-    state = ServerState(config, longest, protocol.buckets(longest), clock.gauges, log)
+    state = ServerState(config, protocol.buckets, clock.gauges, log)
     try:
         await _accept(HttpServer(state, protocol, pump), ready, stop)
     finally:
@@ -200,14 +202,14 @@ async def _accept(http: HttpServer, ready: Ready, stop: asyncio.Event) -> None:
         gc.set_threshold(*thresholds)
 
 
-def _clock(config: SimulatedConfig, protocol: ServerProtocol) -> tuple[TokenClock, int]:
+def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
     """The clock, and the longest prompt plus output that it can hold. Raises ConfigError."""
     if config.clock == "script":
         times_s = (config.ttft_s, config.itl_s, config.jitter_s)
         ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
         script = ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed)
         return script, config.max_model_len
-    policy, limit = protocol.policy, config.max_concurrent_requests or protocol.default_limit
+    policy = protocol.policy
     if protocol.limits_batch and limit is not None:
         policy = replace(policy, running_limit=limit)
     try:

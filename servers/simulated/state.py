@@ -116,20 +116,19 @@ class Metrics:
 
 
 class ServerState:
-    """What the pages and the answers of one running server know. `longest` is the limit of prompt and output."""
+    """What the pages and the answers of one running server know; `config` has the limits that are in force."""
 
     def __init__(
         self,
         config: SimulatedConfig,
-        longest: int,
-        buckets: Mapping[str, Sequence[float]],
+        buckets: Callable[[int], Mapping[str, Sequence[float]]],
         gauges: Callable[[], Gauges],
         log: Log | None = None,
     ) -> None:
         self.config = config
-        self.longest = longest
+        self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
-        self.metrics = Metrics(buckets)
+        self.metrics = Metrics(buckets(longest))
         self.gauges = gauges
         self.started_s = int(time.time())
         self.streams: set[Stream] = set()

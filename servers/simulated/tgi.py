@@ -41,8 +41,6 @@ VERSION = "3.3.6-dev0"
 DOCKER_LABEL = "sha-dfb3fbe"
 FINGERPRINT = f"{VERSION}-{DOCKER_LABEL}"
 
-_DEFAULT_LIMIT = 128
-"""--max-concurrent-requests (launcher/src/main.rs)."""
 _MOST_STOPS = 4
 _MOST_PROMPTS = 4
 _STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
@@ -61,11 +59,11 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool) ->
     parameters = body.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise _untyped("parameters: invalid type, expected struct GenerateParameters")
-    refuse = _refuser(streamed=streamed, openai=False)
     if streamed and parameters.get("decoder_input_details"):
+        refuse = _refuser(streamed=True, openai=False)
         raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
     prompt = body["inputs"]
-    completion = _completion(state, request, prompt, parameters, refuse, streamed=streamed)
+    completion = _completion(state, request, prompt, parameters, streamed=streamed, openai=False)
     full = f"{prompt}{completion.text}" if parameters.get("return_full_text") else completion.text
     details = {
         "finish_reason": completion.finish_reason,
@@ -170,21 +168,22 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 def _completion(
     state: ServerState,
     request: CompletionRequest,
-    prompt: str,
-    parameters: Mapping[str, Any],
-    refuse: Refuse,
+    text: str,
+    values: Mapping[str, Any],
     *,
     streamed: bool,
+    openai: bool,
 ) -> Completion:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
-    _check_values(parameters, refuse)
-    if not prompt:
+    refuse = _refuser(streamed=streamed, openai=openai)
+    _check_values(values, refuse)
+    if not text:
         raise refuse("`inputs` cannot be empty")
-    prompt_tokens = 1 + tokenizer.count(prompt)  # the server puts one before every text
-    truncate = parameters.get("truncate")
+    prompt_tokens = 1 + tokenizer.count(text)  # the server puts one before every text
+    truncate = values.get("truncate")
     prompt_tokens = min(prompt_tokens, ceil(truncate)) if truncate else prompt_tokens
     longest = state.longest
-    asked = parameters.get("max_new_tokens")
+    asked = values.get("max_new_tokens")
     asked = max(0, longest - prompt_tokens) if asked is None else ceil(asked)
     # Only the first 1024 of a long output count here: the rest is queued again, `DEFAULT_GENERATION_LENGTH`.
     first = min(asked, 1024)
@@ -240,13 +239,12 @@ def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
 
 def _openai(state: ServerState, request: CompletionRequest, prompt: str, asked: Any) -> Completion:
     """With the native parameters that the OpenAI routes make; zero is the legal way to ask for greedy here."""
-    body, streamed = request.body, bool(request.body.get("stream"))
+    body = request.body
     names = ("top_p", "frequency_penalty", "stop", "seed", "repetition_penalty")
     parameters = {name: body[name] for name in names if body.get(name) is not None} | {"max_new_tokens": asked}
     if number(body.get("temperature")):
         parameters["temperature"] = body["temperature"]
-    refuse = _refuser(streamed=streamed, openai=True)
-    return _completion(state, request, prompt, parameters, refuse, streamed=streamed)
+    return _completion(state, request, prompt, parameters, streamed=bool(body.get("stream")), openai=True)
 
 
 def _untyped(message: str) -> ErrorReply:
@@ -352,7 +350,7 @@ def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
             "model_id": state.config.model,
             "model_sha": None,
             "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": state.config.max_concurrent_requests or _DEFAULT_LIMIT,
+            "max_concurrent_requests": state.config.max_concurrent_requests,
             "max_best_of": 2,
             "max_stop_sequences": _MOST_STOPS,
             "max_input_tokens": state.longest - 1,  # one must be left for the output (launcher/src/main.rs)
@@ -463,7 +461,7 @@ PROTOCOL = ServerProtocol(
     overloaded=_overloaded,
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
-    default_limit=_DEFAULT_LIMIT,
+    default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)
     policy=_POLICY,
     buckets=partial(steps_of_half, 0.0001),
 )

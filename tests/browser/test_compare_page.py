@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_changes
 from playwright.sync_api import Browser
 
-from analysis.compare.comparison import Comparison, compare
-from analysis.compare.conditions import parse
-from analysis.compare.loaded import Loaded, loaded
-from analysis.compare.page import document
-from analysis.compare.text import table
-from analysis.goodput import goodput
+from analysis.compare import ComparedRun, Comparison, compare, read
+from analysis.compare.document import figures_table
+from analysis.compare.document import page as document
+from analysis.compare.verdicts import parse_gates
 from analysis.objectives import parse_bounds
 from analysis.report.page import render
+from analysis.slo import goodput
 from loadgen.cli.output import part_of
 from tests.browser.conftest import NASTY
 from tests.runs import burst, footer, header, healthy, write
 
 
-def run(folder: Path, pace: float, model: str = "tiny") -> Loaded:
+def run(folder: Path, pace: float, model: str = "tiny") -> ComparedRun:
     """A burst of 700 on a server of this pace."""
     records = burst(700, 40, pace=pace)
     first = header(700)
     first.server["model"] = model
-    found = loaded(write(folder, [first, *records, *healthy(), footer(records)]))
-    summary = {**found.summary, "goodput": goodput(found.frame, parse_bounds(["ttft < 1s", "tpot < 30ms"]))}
-    return Loaded(found.run, found.frame, summary)
+    found = read(write(folder, [first, *records, *healthy(), footer(records)]))
+    good = goodput(found.frame, parse_bounds(["ttft < 1s", "tpot < 30ms"]))
+    return replace(found, summary=with_changes(found.summary, goodput=good))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     """A page of two runs, B takes half as long again as A, with a hostile model name in one of them."""
     folder = tmp_path_factory.mktemp("compared")
     a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
-    found = compare([a], [b], conditions=parse(["e2e.p50 worse by 5%"]))
+    found = compare([a], [b], gates=parse_gates(["e2e.p50 worse by 5%"]))
     parts = [part_of(each.run, each.frame, each.summary) for each in (a, b)]
     (folder / "page.html").write_text(render(document(found, parts)), "utf-8")
     return folder / "page.html", found
@@ -60,8 +61,9 @@ def test_the_comparison_opens_and_says_what_was_found(
     assert complaints == []
     assert "owned" not in page.title()
     rows = page.locator("#comparison table").filter(has_text="p (Holm)").locator("tbody tr").all()
-    said = [" ".join(row.locator("td").first.inner_text().split()) for row in rows]
-    assert said == [f"{row['outcome']} {row['more']}".strip() for row in table(found.rows)]
+    said = [" ".join(row.locator("td").last.inner_text().split()) for row in rows]
+    verdicts = [row.cells[-1] for row in figures_table(found, brief=False).rows]
+    assert said == [f"{verdict.text} {verdict.note}".strip() for verdict in verdicts]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for section in ("comparison", "goodput"):
         page.locator(f"#{section}").screenshot(path=tmp_path / f"{section}-{width}.png")

@@ -9,10 +9,9 @@ import pytest
 from analysis.telemetry import CURVES
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
-from servers.telemetry.dcgm import DCGM
-from servers.telemetry.exposition import parse
-from servers.telemetry.prometheus import COUNTERS, ServerMetrics, tables, values_of
-from servers.telemetry.source import GapError, NotMeasuredError
+from servers.telemetry import GapError, NotMeasuredError
+from servers.telemetry.machine import DCGM
+from servers.telemetry.prometheus import COUNTERS, ServerMetrics, parse, tables, values_of
 from tests.contract.recorded import response
 
 PREFIXES = tuple(metrics.prefix for metrics in tables().values())

@@ -20,8 +20,8 @@ from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state
 MIB = 1 << 20
 TELL = """
 import json, sys
-from servers.telemetry.gpu import Nvml
-from servers.telemetry.source import GapError
+from servers.telemetry.machine import Nvml
+from servers.telemetry import GapError
 told = []
 try:
     gpus = Nvml()

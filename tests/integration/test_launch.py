@@ -9,15 +9,15 @@ import pytest
 
 from servers.errors import LaunchError, UnreachableError, WrongServerError
 from servers.find import probe
-from servers.launch import How, Wanted, launched
-from servers.launch.hosts import LOCAL
+from servers.launch import How, LaunchSpec, launched
+from servers.launch.spec import LOCAL
 from servers.simulated import ConfigError
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
 
 
-def wanted(how: How, server: str = "tgi", **options: Any) -> Wanted:
-    return Wanted(server, LOCAL, "tiny", how, options)
+def wanted(how: How, server: str = "tgi", **options: Any) -> LaunchSpec:
+    return LaunchSpec(server, LOCAL, "tiny", how, options)
 
 
 def test_a_simulated_server_is_up_and_then_down() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from servers.errors import LaunchError
-from servers.launch import Wanted, compose, launched
-from servers.launch.hosts import Host
-from servers.launch.processes import free_port
+from servers.launch import LaunchSpec, compose, launched
+from servers.launch.process import free_port
+from servers.launch.spec import Host
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import running
 from tests.stand_in_docker import CONTAINER, DIGEST, Docker, ps
@@ -51,8 +51,8 @@ def on(host: Host, port: int | str) -> Host:
     return replace(host, env={**host.env, "VLLM_PORT": str(port)})
 
 
-def wanted(host: Host, **options: Any) -> Wanted:
-    return Wanted("vllm", host, "tiny", "compose", {"poll_s": 0.01, **options})
+def wanted(host: Host, **options: Any) -> LaunchSpec:
+    return LaunchSpec("vllm", host, "tiny", "compose", {"poll_s": 0.01, **options})
 
 
 def nowhere(host: Host = GPU_A) -> Host:

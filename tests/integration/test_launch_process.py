@@ -15,8 +15,8 @@ import pytest
 
 from servers.errors import LaunchError
 from servers.find import probe
-from servers.launch import How, Wanted, commands, launched, process, processes, state
-from servers.launch.hosts import LOCAL, Host
+from servers.launch import How, LaunchSpec, launched, process
+from servers.launch.spec import LOCAL, Host
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield
     for server in ("vllm", "tgi", "lightllm"):
-        if left := state.read(server):
+        if left := process.read_left(server):
             process.down(left)
 
 
@@ -67,8 +67,8 @@ def broken(folder: Path, text: str, code: int = 1) -> Path:
 
 def wanted(
     server: str = "vllm", how: How = "process", host: Host = LOCAL, model: str = "tiny", **options: Any
-) -> Wanted:
-    return Wanted(server, host, model, how, options)
+) -> LaunchSpec:
+    return LaunchSpec(server, host, model, how, options)
 
 
 def test_a_server_is_up_and_then_down_with_all_it_started(python: Path) -> None:
@@ -80,14 +80,14 @@ def test_a_server_is_up_and_then_down_with_all_it_started(python: Path) -> None:
         assert server.facts["command"][:3] == [str(python.parent / "vllm"), "serve", "tiny"]
         assert server.facts["ready_s"] > 0
         assert "ready" in Path(server.facts["log"]).read_text()
-    assert not any(processes.started_ticks(pid) for pid in server.pids)
-    assert state.read("vllm") is None
+    assert not any(process.started_ticks(pid) for pid in server.pids)
+    assert process.read_left("vllm") is None
 
 
 def test_a_server_left_running_is_found_again(python: Path) -> None:
     """Its state is kept: a second one of the same name is refused, and a later command ends the first."""
     left = process.up(wanted(python=python), print)
-    again = state.read("vllm")
+    again = process.read_left("vllm")
     assert again == left
     assert again.alive
     with pytest.raises(LaunchError, match=f"runs already, as process {left.pid}") as caught:
@@ -95,15 +95,17 @@ def test_a_server_left_running_is_found_again(python: Path) -> None:
     assert "servers down" in caught.value.hint
     process.down(again)
     assert not left.alive
-    assert state.read("vllm") is None
+    assert process.read_left("vllm") is None
 
 
 def test_a_stale_state_is_not_taken_for_a_server(python: Path) -> None:
     """Process ids come round again: one that was started at another instant is another process, and is left alone."""
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
-        state.write(state.State("vllm", "http://127.0.0.1:1", innocent.pid, 1, "/dev/null", [], "earlier", {}))
-        kept = state.read("vllm")
+        process.write_left(
+            process.LeftServer("vllm", "http://127.0.0.1:1", innocent.pid, 1, "/dev/null", [], "earlier", {})
+        )
+        kept = process.read_left("vllm")
         assert kept is not None
         assert not kept.alive
         process.down(kept)
@@ -135,7 +137,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path, printed: str, what: str, hi
     assert what in str(caught.value)
     assert hint in caught.value.hint
     assert caught.value.log_tail == printed
-    assert state.read("vllm") is None
+    assert process.read_left("vllm") is None
 
 
 def test_the_first_error_is_shown_above_the_end_of_the_log(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_a_server_that_does_not_get_ready_is_ended(tmp_path: Path) -> None:
         process.up(wanted(python=python, timeout_s=0.3), print)
     assert "--timeout" in caught.value.hint
     assert caught.value.log_tail == "loading"
-    assert processes.started_ticks(int((tmp_path / "pid").read_text())) is None
+    assert process.started_ticks(int((tmp_path / "pid").read_text())) is None
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -179,11 +181,11 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = program(
         tmp_path / "stubborn", f"#!/bin/sh\ntrap '' TERM\ntouch {ready}\nwhile :; do sleep 600 & wait; done\n"
     )
-    pid = processes.start([str(script)], {}, tmp_path / "log")
+    pid = process.start([str(script)], {}, tmp_path / "log")
     while not ready.exists():
         time.sleep(0.01)
-    processes.end(pid, timeout_s=0.1)
-    assert processes.group(pid) == ()
+    process.end(pid, timeout_s=0.1)
+    assert process.group(pid) == ()
 
 
 def test_what_cannot_be_started_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +200,16 @@ def test_what_cannot_be_started_is_said_beforehand(tmp_path: Path, monkeypatch: 
     with pytest.raises(LaunchError, match="vllm is not installed"):
         process.up(wanted(), print)
     with pytest.raises(LaunchError, match="cannot start"):
-        process.started(commands.Command(("no-such-program",), {}), "http://127.0.0.1:1", tmp_path / "log", print)
+        process.start_and_wait(
+            "vllm", process.Command(("no-such-program",), {}), "http://127.0.0.1:1", tmp_path / "log", print
+        )
 
 
 def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits raised, caches off, the GPU of the host, no look at the Hub for a model that is a folder, options last."""
     host = Host("local", gpus={"vllm": "1"}, env={"VLLM_CPU_KVCACHE_SPACE": "1"})
     asked = wanted(host=host, model=str(tmp_path), python=python, arguments=["--dtype", "bfloat16"])
-    made = commands.command_of(asked, "127.0.0.1", 9)
+    made = process.command_of(asked, "127.0.0.1", 9)
     assert made.words[-2:] == ("--dtype", "bfloat16")
     assert {"--no-enable-prefix-caching", "--max-num-seqs"} <= set(made.words)
     assert made.env == {
@@ -215,20 +219,20 @@ def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path, monkeypatch
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     monkeypatch.chdir(tmp_path.parent)
-    relative = commands.command_of(wanted(model=tmp_path.name, python=python), "127.0.0.1", 9).words
+    relative = process.command_of(wanted(model=tmp_path.name, python=python), "127.0.0.1", 9).words
     assert relative[2] == str(tmp_path)  # else vLLM takes it for a name on the Hub
     below = wanted(model=tmp_path.name, python=python, host=Host("local", model_dir=str(tmp_path.parent)))
-    assert commands.command_of(below, "127.0.0.1", 9).words[2] == str(tmp_path)
+    assert process.command_of(below, "127.0.0.1", 9).words[2] == str(tmp_path)
     spread = wanted(python=python, tensor_parallel=2, env={"OMP_NUM_THREADS": "8"})
-    made = commands.command_of(spread, "127.0.0.1", 9)
+    made = process.command_of(spread, "127.0.0.1", 9)
     assert made.words[made.words.index("--tensor-parallel-size") + 1] == "2"
     assert (made.env["CUDA_VISIBLE_DEVICES"], made.env["OMP_NUM_THREADS"]) == ("0,1", "8")
     with pytest.raises(LaunchError, match="no option colour"):
         process.up(wanted(colour="red"), print)
     (python.parent / "vllm").unlink()
-    old = commands.command_of(asked, "127.0.0.1", 9).words
+    old = process.command_of(asked, "127.0.0.1", 9).words
     assert old[:5] == (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path))
-    light = commands.command_of(wanted("lightllm", model="/models/llama/", python=python), "127.0.0.1", 9).words
+    light = process.command_of(wanted("lightllm", model="/models/llama/", python=python), "127.0.0.1", 9).words
     assert light[:3] == (str(python), "-m", "lightllm.server.api_server")
     assert light[light.index("--model_name") + 1] == "llama"
 
@@ -247,7 +251,7 @@ def test_the_commands_find_what_an_earlier_one_left(python: Path) -> None:
     """Up in one command, status and logs in others, down in the last; then there is nothing to be found."""
     up = loadgen("up", "--server", "vllm", "--launch", "process", "--model", "tiny", "--python", str(python), "--quiet")
     assert (up.returncode, up.stdout, up.stderr) == (0, "", "")
-    there = state.read("vllm")
+    there = process.read_left("vllm")
     assert there is not None
     status = loadgen("status", "--server", "vllm")
     assert (status.returncode, f"ready at {there.url}" in status.stdout) == (0, True)
@@ -260,11 +264,11 @@ def test_the_commands_find_what_an_earlier_one_left(python: Path) -> None:
 def test_a_server_that_died_by_itself_is_said_to_have(python: Path) -> None:
     """The status says so once, with its log, and the state is gone."""
     left = process.up(wanted(python=python), print)
-    processes.end(left.pid)
+    process.end(left.pid)
     status = loadgen("status", "--server", "vllm")
     assert status.returncode == 3
     assert f"ended by itself; its log is in {left.log}" in status.stdout
-    assert state.read("vllm") is None
+    assert process.read_left("vllm") is None
 
 
 def test_a_simulated_server_can_be_left_running(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from loadgen.matrix.plan import MatrixPlan
 from loadgen.matrix.run import matrix_of, take_down_left
 from loadgen.matrix.state import journal
-from servers.launch import processes, state
+from servers.launch import process
 
 
 def plan(launch: str) -> MatrixPlan:
@@ -19,20 +19,20 @@ def plan(launch: str) -> MatrixPlan:
 
 
 @pytest.fixture
-def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> state.State:
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> process.LeftServer:
     """A process that stands for a server, kept as `--launch process` keeps one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    pid = processes.start(["sleep", "60"], {}, tmp_path / "log")
-    ticks = processes.started_ticks(pid)
+    pid = process.start(["sleep", "60"], {}, tmp_path / "log")
+    ticks = process.started_ticks(pid)
     assert ticks is not None
-    kept = state.State("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), ["sleep"], "now", {})
-    state.write(kept)
+    kept = process.LeftServer("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), ["sleep"], "now", {})
+    process.write_left(kept)
     return kept
 
 
 @pytest.mark.parametrize(("down", "other", "ends"), [(False, False, True), (True, False, False), (False, True, False)])
 def test_a_process_left_running_is_ended(
-    tmp_path: Path, left: state.State, down: bool, other: bool, ends: bool
+    tmp_path: Path, left: process.LeftServer, down: bool, other: bool, ends: bool
 ) -> None:
     """The one whose start has no end in the journal, if it is still that very process; no other."""
     matrix = matrix_of(plan("process"), tmp_path / "m", [])
@@ -43,9 +43,9 @@ def test_a_process_left_running_is_ended(
             if down:
                 book.write("down", start=1)
             take_down_left(matrix, book, said.append)
-        assert (processes.started_ticks(left.pid) is None) == ends
-        assert (state.read("vllm") is None) == ends
+        assert (process.started_ticks(left.pid) is None) == ends
+        assert (process.read_left("vllm") is None) == ends
         assert bool(said) == ends
     finally:
-        processes.end(left.pid)
-        state.forget("vllm")
+        process.end(left.pid)
+        process.forget("vllm")

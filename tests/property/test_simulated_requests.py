@@ -44,7 +44,7 @@ LIKELY = st.fixed_dictionaries(
 def state_of(server: str) -> ServerState:
     """A server without a network."""
     config = SimulatedConfig(server=server, model="m", max_model_len=LONGEST)
-    return ServerState(config, LONGEST, protocol_of(server).buckets(LONGEST), lambda: Gauges(0, 0, 0.0, 0))
+    return ServerState(config, protocol_of(server).buckets, lambda: Gauges(0, 0, 0.0, 0))
 
 
 STATES = {server: state_of(server) for server in simulated_kinds()}

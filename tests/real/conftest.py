@@ -17,11 +17,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servers.errors import LaunchError
-from servers.launch import Wanted
-from servers.launch.commands import Command, command_of
-from servers.launch.hosts import Host
-from servers.launch.process import started
-from servers.launch.processes import end, free_port
+from servers.launch import LaunchSpec
+from servers.launch.process import Command, command_of, end, free_port, start_and_wait
+from servers.launch.spec import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / ".engine"
@@ -188,7 +186,7 @@ def running_vllm(folder: Path, *more: str) -> Iterator[Engine]:
     options = "--enable-prefix-caching --max-model-len 2048 --dtype bfloat16 --enforce-eager"
     host = Host("local", env={"VLLM_CPU_KVCACHE_SPACE": "1"})
     given = {"python": ENGINE / "vllm" / "bin" / "python", "name": "tiny", "arguments": [*options.split(), *more]}
-    wanted = Wanted("vllm", host, str(ENGINE / "model"), "process", given)
+    wanted = LaunchSpec("vllm", host, str(ENGINE / "model"), "process", given)
     with running("vllm", lambda port: command_of(wanted, "127.0.0.1", port), folder) as engine:
         yield engine
 
@@ -198,7 +196,7 @@ def running(name: str, command: Callable[[int], Command], folder: Path) -> Itera
     port, log = free_port(), folder / f"{name}.log"
     url = f"http://127.0.0.1:{port}"
     try:
-        pid, _ = started(command(port), url, log, print, timeout_s=READY_TIMEOUT_S)
+        pid, _ = start_and_wait(name, command(port), url, log, print, timeout_s=READY_TIMEOUT_S)
     except LaunchError as problem:
         pytest.fail(f"{problem}: {problem.hint}; is it made? `make engine`\n{problem.log_tail}", pytrace=False)
     try:

@@ -8,38 +8,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 from scipy import stats as reference
 
-from analysis.compare import groups, noise, single, text, verdicts
-from analysis.compare.comparison import FIGURES, compare
-from analysis.compare.conditions import ConditionError, judge, parse
-from analysis.compare.loaded import Loaded, loaded
+from analysis import stats
+from analysis.compare import FIGURES, ComparedRun, compare, noise, read, rows, unequal_work, verdicts
+from analysis.compare.document import document, sentence
 from analysis.compare.noise import Samples, parts
-from analysis.compare.verdicts import Row
-from analysis.compare.work import differences
+from analysis.compare.verdicts import ComparedFigure, GateError, judge_gates, parse_gates
+from analysis.report.document import markdown
+from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
 from tests.runs import burst, failed, footer, header, healthy, write
 
 
-def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> Loaded:
+def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> ComparedRun:
     """A burst of 60 on a server of this pace."""
     records = [*burst(n - lost, 8, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
     facts = changes.pop("facts", None)
     first = header(n, **changes)
     first.server = facts or first.server
-    return loaded(write(folder, [first, *records, *healthy(), footer(records)]))
+    return read(write(folder, [first, *records, *healthy(), footer(records)]))
 
 
-def row(**changes: Any) -> Row:
+def row(**changes: Any) -> ComparedFigure:
     """B takes 10 % longer, with an error of 1 %."""
     values: dict[str, Any] = {
         "figure": "ttft.p99", "unit": "s", "direction": "lower", "a": 1.0, "b": 1.1, "difference": 0.1,
         "difference_ci95": (0.08, 0.12), "ratio": 1.1, "ratio_ci95": (1.08, 1.12), "p_value": 1e-6, "test": "",
         "error": 0.01, "freedom": 30.0, "count": 100,
     }  # fmt: skip
-    return Row(**(values | changes))
+    return ComparedFigure(**(values | changes))
 
 
 def test_holm_agrees_with_its_definition() -> None:
@@ -55,9 +56,10 @@ def test_holm_agrees_with_its_definition() -> None:
 def test_shares_agree_with_scipy(a: tuple[int, int], b: tuple[int, int]) -> None:
     """Fisher's exact test to the last table; Newcombe's interval holds the difference."""
     table = [[a[0], a[1] - a[0]], [b[0], b[1] - b[0]]]
-    assert single.fisher(a, b) == pytest.approx(reference.fisher_exact(table).pvalue, rel=1e-6)
-    low, high = single.newcombe(a, b)
-    assert low <= b[0] / b[1] - a[0] / a[1] <= high
+    assert stats.fisher_exact(a, b) == pytest.approx(reference.fisher_exact(table).pvalue, rel=1e-6)
+    difference = b[0] / b[1] - a[0] / a[1]
+    low, high = stats.shares_interval(a, b, difference, stats.wilson_interval)
+    assert low <= difference <= high
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -66,7 +68,7 @@ def test_welch_agrees_with_scipy(seed: int) -> None:
     random = np.random.default_rng(seed)
     a, b = random.normal(5, 1, 4).tolist(), random.normal(6, 3, 7).tolist()
     expected = reference.ttest_ind(b, a, equal_var=False)
-    found = groups.welch(a, b)
+    found = stats.difference_of_means(a, b)
     assert verdicts.p_value(*found) == pytest.approx(expected.pvalue, rel=1e-6)
     assert verdicts.ends(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
 
@@ -74,7 +76,9 @@ def test_welch_agrees_with_scipy(seed: int) -> None:
 def test_one_run_against_many_borrows_their_variation() -> None:
     """A single run is as uncertain as one of the others: the pooled t test of one against many."""
     a, b = [5.0], [6.0, 6.4, 5.9, 6.1]
-    assert verdicts.p_value(*groups.welch(a, b)) == pytest.approx(reference.ttest_ind(b, a).pvalue, rel=1e-6)
+    assert verdicts.p_value(*stats.difference_of_means(a, b)) == pytest.approx(
+        reference.ttest_ind(b, a).pvalue, rel=1e-6
+    )
 
 
 def test_pairs_agree_with_mann_whitney() -> None:
@@ -157,14 +161,14 @@ def test_hardly_any_samples_are_never_a_verdict(lost: int, tmp_path: Path) -> No
     assert by_figure["complete"].verdict == "worse"
     assert all(each.verdict == "cannot tell" and each.why for name, each in by_figure.items() if "ttft" in name)
     assert any("not complete" in note for note in found.notes)
-    assert "cannot tell" in text.render(found)
-    assert "cannot tell" in text.markdown(found)
+    assert "inconclusive" in render(document(found, brief=True))
+    assert "inconclusive" in markdown(document(found, brief=False))
 
 
 def test_unequal_work_is_named(tmp_path: Path) -> None:
     """Each thing that makes work unequal is found, with what it was on either side; another server is none."""
     a = run(tmp_path / "a")
-    assert not differences([a], [run(tmp_path / "b", server="vllm")])
+    assert not unequal_work([a], [run(tmp_path / "b", server="vllm")])
     plan = header(60).plan
     server = header(60).server
     for name, changes in {
@@ -175,29 +179,29 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
         "clock": {"simulated": True},
         "model": {"facts": server | {"model": "other"}},
     }.items():
-        assert name in {each.what for each in differences([a], [run(tmp_path / name, **changes)])}, name
-    lame = replace(a, summary=a.summary | {"client": a.summary["client"] | {"verdict": "limited"}})
-    assert [each.what for each in differences([a], [lame])] == ["client verdict"]
+        assert name in {each.what for each in unequal_work([a], [run(tmp_path / name, **changes)])}, name
+    lame = replace(a, summary=changed(a.summary, client=changed(a.summary.client, verdict="limited")))
+    assert [each.what for each in unequal_work([a], [lame])] == ["client verdict"]
     third = run(tmp_path / "third", plan=plan | {"repeat": 3, "repeats": 3, "seed": 9})
-    assert not differences([a], [third])
+    assert not unequal_work([a], [third])
 
 
 def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
     """Three runs each, one group 30 % slower: worse by Welch's t, with runs as what more of would help."""
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]
     b = [run(tmp_path / f"b{place}", seed=place + 9, pace=1.6) for place in range(3)]
-    found = compare(a, b, conditions=parse(["tpot.p50 worse by 5%", "tpot.p50 worse by 500%"]))
+    found = compare(a, b, gates=parse_gates(["tpot.p50 worse by 5%", "tpot.p50 worse by 500%"]))
     by_figure = {each.figure: each for each in found.rows}
     assert by_figure["tpot.p50"].verdict == "worse"
     assert by_figure["output_tokens_per_s"].more_of == "runs"
     assert not any(name.endswith("pairs") for name in by_figure)
-    assert [each.verdict for each in found.conditions] == ["fail", "pass"]
+    assert [each.verdict for each in found.gates] == ["fail", "pass"]
     assert "Welch" in found.method
 
 
 def test_all_complete_is_not_known_to_the_last_request() -> None:
     """Groups of which every request was complete: as wide as the exact interval of so many requests, and never 0."""
-    found = groups.shares([(200, 200)] * 5, [(200, 200)] * 5)
+    found = rows.shares_of_groups([(200, 200)] * 5, [(200, 200)] * 5)
     low, high = found.difference_ci95 or (0.0, 0.0)
     miss = 1 - reference.binomtest(1000, 1000).proportion_ci().low
     assert (low, high) == pytest.approx((-miss, miss))
@@ -217,7 +221,7 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
     a: list[tuple[int, int]], b: list[tuple[int, int]], verdict: str
 ) -> None:
     """Both tests must see it: between runs (Welch), and over all requests (Fisher)."""
-    found = groups.shares(a, b)
+    found = rows.shares_of_groups(a, b)
     table = [[sum(good for good, _ in each), sum(total - good for good, total in each)] for each in (a, b)]
     assert (found.p_value or 0) >= reference.fisher_exact(table).pvalue * (1 - 1e-6)
     (said,) = verdicts.judged([found])
@@ -230,15 +234,15 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
 )
 def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> None:
     """10 % worse, give or take 2: surely more than 5, surely less than 20, and around 10 nobody knows."""
-    (found,) = judge(parse([f"ttft.p99 {bound}"]), verdicts.judged([row()]))
+    (found,) = judge_gates(parse_gates([f"ttft.p99 {bound}"]), verdicts.judged([row()]))
     assert found.verdict == verdict
 
 
 def test_wrong_conditions_are_all_named() -> None:
     """One line for each, and what is allowed."""
     wrong = ["ttft worse by 5%", "nothing worse", "ttft.p99 better by 1%", "ttft.p42 worse", "complete.p50 worse"]
-    with pytest.raises(ConditionError) as error:
-        parse(["complete worse by 1%", "output_tokens_per_s worse", *wrong])
+    with pytest.raises(GateError) as error:
+        parse_gates(["complete worse by 1%", "output_tokens_per_s worse", *wrong])
     assert len(str(error.value).splitlines()) == len(wrong)
     assert "worse by 5%" in error.value.hint
 
@@ -282,7 +286,7 @@ def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
     wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
     (found,) = verdicts.judged([row(**wide, error_least=0.02)])
     assert (found.verdict, found.needs_more) == ("cannot tell", None)
-    assert "repeats may" in text.verdict_said(found)
+    assert sentence(found).endswith("repeats may)")
     (alone,) = verdicts.judged([row(**wide)])
     (among, *_) = verdicts.judged([row(**wide)] * 3)
     assert alone.needs_more

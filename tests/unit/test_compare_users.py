@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.compare.work import CHECKS
+from analysis.compare import CHECKS
 from loadgen.runfile import Telemetry
 
 

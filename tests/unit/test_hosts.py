@@ -9,7 +9,7 @@ import pytest
 
 from servers.errors import HostsError, LaunchError
 from servers.launch.compose import compose_file
-from servers.launch.hosts import LOCAL, Host, read_hosts
+from servers.launch.spec import LOCAL, Host, read_hosts
 
 WHOLE = """
 [gpu-a]

@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from scipy import stats as reference
 
-from analysis.matrix_differences import ratio_of
-from analysis.matrix_memory import memory
-from analysis.matrix_text import render
+from analysis.matrix import CellMemory, MatrixSummary, cell_memory, ratio_of
+from analysis.report.matrix import brief
+from analysis.report.terminal import render
+from analysis.summary import Memory
 from tests.matrices import fabricate
 
 
@@ -22,6 +24,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = fabricate(tmp_path_factory.mktemp("m") / "m")
     found: dict[str, Any] = json.loads((folder / "matrix.json").read_text("utf-8"))
     return found
+
+
+def terminal(folder: Path) -> str:
+    found = msgspec.json.decode((folder / "matrix.json").read_bytes(), type=MatrixSummary)
+    return render(brief(found), width=120)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +84,7 @@ def test_a_cell_says_which_of_its_runs_met_a_cold_server(found: dict[str, Any]) 
 def test_what_failed_is_in_the_table_and_below_it(tmp_path: Path) -> None:
     """The cell stands there without figures, and the reason in the server's words, without control characters."""
     folder = fabricate(tmp_path / "m", failing="tgi", nasty="\x1b[31mred")
-    text = render(json.loads((folder / "matrix.json").read_text("utf-8")), width=120)
+    text = terminal(folder)
     assert "0/2" in text
     assert "failed: TGI on A800, llama-2-7b, burst, repeat 1: out of memory" in text
     assert "\x1b" not in text
@@ -88,9 +95,10 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
     """Processes of two starts are one row, though their ids differ; notes are said once."""
 
     def of(pid: int, peak: int) -> dict[str, Any]:
-        levels = {"idle_bytes": 100, "loaded_bytes": 200 + peak, "peak_bytes": peak}
+        levels = {"idle_bytes": 100, "loaded_bytes": 200 + peak, "peak_bytes": peak, "readings": 3}
         return {
             "gpus": [{"of": "GPU 0", "name": "A800", "total_bytes": 1000, **levels}],
+            "gaps": {},
             "processes": [{"of": f"process {pid}", "on": "host", "name": "vllm", **levels}],
             "host": None,
             "kv_cache": {"idle_share": 0.0, "mean_share": 0.5, "peak_share": peak / 1000, "readings": 3, "tokens": 64},
@@ -98,18 +106,18 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
             "not_measured": {"host": "it is elsewhere"},
         }
 
-    found = memory([of(11, 700), of(12, 900), {}])
-    assert [each["of"] for each in found["levels"]] == ["GPU 0 A800", "process vllm on host"]
-    assert found["levels"][0] == {
+    found = cell_memory(msgspec.convert([of(11, 700), of(12, 900)], list[Memory]))
+    assert [each.of for each in found.levels] == ["GPU 0 A800", "process vllm on host"]
+    assert msgspec.to_builtins(found.levels[0]) == {
         "of": "GPU 0 A800",
         "total_bytes": 1000,
         "idle_bytes": 100.0,
         "loaded_bytes": 1000.0,
         "peak_bytes": 900,
     }
-    assert found["kv_cache"] == {"mean_share": 0.5, "peak_share": 0.9, "tokens": 64}
-    assert found["notes"] == ["It takes 90 %.", "Not read, host: it is elsewhere."]
-    assert memory([{}, {}]) == {}
+    assert msgspec.to_builtins(found.kv_cache) == {"mean_share": 0.5, "peak_share": 0.9, "tokens": 64}
+    assert found.notes == ["It takes 90 %.", "Not read, host: it is elsewhere."]
+    assert cell_memory([]) == CellMemory()
 
 
 def test_a_matrix_of_which_nothing_was_measured_has_a_report(tmp_path: Path) -> None:
@@ -118,4 +126,4 @@ def test_a_matrix_of_which_nothing_was_measured_has_a_report(tmp_path: Path) -> 
     assert "Nothing was measured yet." in (folder / "matrix.html").read_text("utf-8")
     found = json.loads((folder / "matrix.json").read_text("utf-8"))
     assert {cell["state"] for cell in found["cells"]} == {"failed"}
-    assert "0 of 2 cells measured, 0 of 4 runs; 2 failed." in render(found)
+    assert "0 of 2 cells measured, 0 of 4 runs; 2 failed." in terminal(folder)

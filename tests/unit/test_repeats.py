@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from scipy import stats as reference
 
-from analysis import repeats_text
-from analysis.metrics import summarise
-from analysis.repeats import between, over_runs, state
-from analysis.words import Summary
+from analysis.repeats import between, document, over_runs, state
+from analysis.report.terminal import render
+from analysis.summarise import summarise
+from analysis.summary import Summary
 from loadgen.cli.output import runs_in
 from loadgen.cli.run import repeats_of
 from loadgen.plan import plan_of
@@ -28,35 +29,35 @@ def summaries(folder: Path, paces: list[float], n: int = 20) -> list[Summary]:
 def test_the_interval_is_students(values: list[float]) -> None:
     """Mean, deviation and interval are those of scipy's t distribution over the runs."""
     found = over_runs(list(values))
-    low, high = reference.t.interval(0.95, len(values) - 1, found["mean"], reference.sem(values))
-    assert found["ci95"] == pytest.approx([low, high], rel=1e-7)
+    low, high = reference.t.interval(0.95, len(values) - 1, found.mean, reference.sem(values))
+    assert found.ci95 == pytest.approx([low, high], rel=1e-7)
 
 
 @pytest.mark.parametrize(("values", "mean"), [([], None), ([4.0], 4.0), ([1.0, None], None), ([None], None)])
 def test_too_few_values_have_no_interval(values: list[float | None], mean: float | None) -> None:
     """One run has a figure and no interval; a figure that one of the runs lacks is no figure of them all."""
     found = over_runs(values)
-    assert (found["mean"], found["ci95"]) == (mean, None)
+    assert (found.mean, found.ci95) == (mean, None)
 
 
 def test_shares_are_no_surer_than_their_requests(tmp_path: Path) -> None:
     """Three runs of 20 that were all complete: at least so many as the exact interval of 60 of 60 says."""
-    low, high = between(summaries(tmp_path, [1.0, 3.0, 2.0]))["figures"]["complete"]["ci95"]
+    low, high = between(summaries(tmp_path, [1.0, 3.0, 2.0])).figures["complete"].ci95
     assert (low, high) == (pytest.approx(reference.binomtest(60, 60).proportion_ci().low), 1.0)
 
 
 def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
     """Each figure has the value of each run, in order; percentiles that rest on too few samples are none."""
     found = between(summaries(tmp_path, [1.0, 3.0, 2.0]))
-    assert found["runs"] == 3
-    values = found["figures"]["e2e.p50"]["values"]
+    assert found.runs == 3
+    values = found.figures["e2e.p50"].values
     assert values == [
-        summarise(run_of(tmp_path / "again", burst(20, 4, seed=0)))["latency"]["e2e_s"]["p50"],
+        summarise(run_of(tmp_path / "again", burst(20, 4, seed=0))).latency.e2e.p50,
         *values[1:],
     ]
-    assert values[0] < values[2] < values[1]
-    assert found["figures"]["ttft.p99"]["mean"] is None
-    text = repeats_text.render(found, summaries(tmp_path / "text", [1.0, 3.0, 2.0]))
+    assert sorted(each or 0 for each in values) == [values[0], values[2], values[1]]
+    assert found.figures["ttft.p99"].mean is None
+    text = render(document(found, summaries(tmp_path / "text", [1.0, 3.0, 2.0])))
     assert "95 % between runs" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -64,12 +65,12 @@ def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
 def test_the_first_repeat_is_cold_unless_warmed_up(tmp_path: Path) -> None:
     """Later runs at the same address are warm; a run after another server's is cold again, whatever came before."""
     first, second = summaries(tmp_path, [1.0, 1.0])
-    elsewhere = second | {"server": second["server"] | {"url": "http://127.0.0.1:9"}}
-    warmed = first | {"requests": first["requests"] | {"warmup": 8}}
+    elsewhere = replace(second, server=replace(second.server, url="http://127.0.0.1:9"))
+    warmed = replace(first, requests=replace(first.requests, warmup=8))
     assert state([first, second]) == ["cold", "warm"]
     assert state([first, elsewhere]) == ["cold", "cold"]
     assert state([warmed, second]) == ["warm", "warm"]
-    assert "Repeat 1 was cold" in between([first, second])["state_said"]
+    assert "Repeat 1 was cold" in between([first, second]).state_said
 
 
 def test_each_repeat_has_a_seed_of_its_own() -> None:

@@ -1,0 +1,239 @@
+"""What a server is started from and on, and what all ways of starting share: readiness, and what a failure means."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from servers.calls import Caller
+from servers.errors import HostsError, LaunchError, ServerError
+from servers.kinds import KINDS, any_of, launchable
+from servers.kinds.base import KnownFault
+
+How = Literal["compose", "process", "simulated", "running"]
+Say = Callable[[str], None]
+"""Takes one line of progress for people."""
+
+READY_TIMEOUT_S = 1800.0
+"""Half an hour: large weights come from slow disks."""
+SAY_EVERY_S = 10.0
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
+_SECRET = re.compile(r"(?i)(^|_)(token|key|secret|password)$")
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine with GPUs, and how its container engine and its servers are reached."""
+
+    name: str
+    platform: str = ""
+    """What reports call it, such as `A800`; empty: nothing is said."""
+    docker: str = ""
+    """A Docker context's name, or `ssh://user@host`; empty: the engine of this machine."""
+    address: str = "127.0.0.1"
+    """Name or address under which this machine reaches it. Servers listen there only."""
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    """GPU of each server, by index or UUID, or several with commas between; others keep docker-compose.yml's."""
+    model_dir: str = ""
+    """Folder of that machine that holds the models; empty: the volume as it is there."""
+    model_volume: str = "llm-models"
+    """Name of the volume that its containers read the models from."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What docker-compose.yml is told beside, such as VLLM_TAG. No secrets: they come from the environment."""
+
+
+LOCAL = Host("local")
+"""This machine: its own container engine, and servers on loopback."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """A server that should be up."""
+
+    server: str
+    """A kind that can be started: servers.kinds.launchable."""
+    host: Host
+    model: str
+    """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
+    on the Hub; simulated: any name."""
+    how: How
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What only this way of starting takes; each launcher's docstring lists it."""
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many GPUs the model is spread over: options["tensor_parallel"], else one."""
+        return int(self.options.get("tensor_parallel") or 1)
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs to use, with commas between, as Docker's engine and CUDA both take them; empty: whatever is usual.
+
+        options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first.
+        """
+        if self.options.get("gpus"):
+            return str(self.options["gpus"])
+        count, named = self.tensor_parallel, self.host.gpus.get(self.server, "").split(",")
+        return ",".join(named[:count] if len(named) >= count else map(str, range(count)))
+
+    @property
+    def api_key(self) -> str | None:
+        """What the environment variable options["api_key_env"] (LOADGEN_API_KEY) holds."""
+        return os.environ.get(self.options.get("api_key_env", "LOADGEN_API_KEY"))
+
+    @property
+    def timeout_s(self) -> float:
+        """How long it may take to become ready."""
+        return float(self.options.get("timeout_s") or READY_TIMEOUT_S)
+
+    def check_options(self, known: frozenset[str]) -> None:
+        """Raises LaunchError for options that this way of starting would pass over."""
+        if unknown := sorted(self.options.keys() - known):
+            raise LaunchError(
+                f"--launch {self.how} has no option {', '.join(unknown)}", f"it has {', '.join(sorted(known))}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that is up and has answered."""
+
+    url: str
+    facts: Mapping[str, Any]
+    """What to keep with a run: `launch`, `ready_s` (start-up, where we started it) and image, digest, command, ..."""
+    pids: tuple[int, ...] = ()
+    """Its processes on this machine; empty where it runs in containers or elsewhere."""
+
+
+def read_hosts(path: Path) -> Mapping[str, Host]:
+    """The hosts of a TOML file, a table `[NAME]` each, and `local`, which is this machine unless the file has one.
+
+    Raises HostsError that lists every mistake, unknown keys included.
+    """
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except OSError as problem:
+        raise HostsError(f"cannot read {path}: {problem.strerror}", "examples/hosts.toml shows one") from problem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise HostsError(f"{path} is not TOML: {problem}", "examples/hosts.toml shows one") from problem
+    problems = [problem for name, table in tables.items() for problem in _problems(name, table)]
+    if problems:
+        raise HostsError(f"{path}: {'; '.join(problems)}", f"a host has {', '.join(_KEYS)}; see examples/hosts.toml")
+    return {LOCAL.name: LOCAL} | {name: Host(name, **table) for name, table in tables.items()}
+
+
+def _problems(name: str, table: object) -> Iterator[str]:
+    """What is wrong with one table of the file."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+        yield f"{name!r} is no name for a host: small letters, digits, - and _ only"
+    if not isinstance(table, dict):
+        yield f"{name} must be a table"
+        return
+    for key, value in table.items():
+        if key not in _KEYS:
+            yield f"{name} has no key {key!r}"
+            continue
+        right, expected = _KEYS[key]
+        if not (right(value) if callable(right) else isinstance(value, str) and re.fullmatch(right, value)):
+            yield f"{name}.{key} cannot be {value!r}: {expected}"
+
+
+def _are_gpus(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        server in launchable() and isinstance(gpu, str) and all(_GPU.fullmatch(each) for each in gpu.split(","))
+        for server, gpu in value.items()
+    )
+
+
+def _are_variables(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _VARIABLE.fullmatch(name) and not _SECRET.search(name) and isinstance(text, str) for name, text in value.items()
+    )
+
+
+_KEYS: dict[str, tuple[str | Callable[[Any], bool], str]] = {
+    "platform": (r"(?s).*", "a text, such as A800"),
+    "docker": (
+        r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://[^\s/-]\S*",
+        'the name of a Docker context, or "ssh://user@host", or "" for this machine',
+    ),
+    "address": (r"[^/\s]+", "a host name or an address, without scheme and port"),
+    "gpus": (
+        _are_gpus,
+        f'one GPU per server ({", ".join(launchable())}), by index "0" or UUID "GPU-...", or several: "0,1"',
+    ),
+    "model_dir": (r"(?s)/.*", "an absolute folder of that machine"),
+    "model_volume": (r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a Docker volume"),
+    "env": (_are_variables, "names and texts; secrets come from the environment, never from this file"),
+}
+"""What each key of a host must match, and the words for that."""
+assert set(_KEYS) == {each.name for each in fields(Host)} - {"name"}
+
+
+def wait_until_ready(url: str, watch: Callable[[], str], say: Say, *, timeout_s: float, poll_s: float) -> float | None:
+    """Seconds until `url` answers its health route, or None after `timeout_s`.
+
+    `watch` is called before each look, every `poll_s`: it raises LaunchError once the server has ended, and returns
+    what there is to say, which goes to `say` every ten seconds.
+    """
+    began_s = said_s = time.monotonic()
+    while True:
+        state = watch()
+        now_s = time.monotonic()
+        if _answers(url):
+            return now_s - began_s
+        if now_s - began_s > timeout_s:
+            return None
+        if now_s - said_s >= SAY_EVERY_S:
+            said_s = now_s
+            say(f"{now_s - began_s:.0f} s: {state or 'no word in its log yet'}")
+        time.sleep(poll_s)
+
+
+def _answers(url: str) -> bool:
+    """Whether the server is ready: its health route says so, or it has none (vLLM 0.2.0) but answers at all."""
+    try:
+        with closing(Caller(url)) as ask:
+            return ask("/health")[0] in (200, 404)
+    except ServerError:
+        return False
+
+
+def known_fault(text: str, table: Literal["docker", "log"], server: str = "") -> tuple[str, str] | None:
+    """What happened and what to do, by faults.toml and what the server's kind knows; None for something new."""
+    common = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
+    own = KINDS[server].faults if server else ()
+    for fault in (*own, *(KnownFault(**each) for each in common)):
+        if found := re.search(fault.pattern, text, re.IGNORECASE):
+            group = next((each for each in found.groups() if each), "").strip()
+            hint = re.sub(r"\{\*(\w+)\}", _variables, fault.hint).replace("{0}", group or "NAME")
+            return fault.what.replace("{0}", group).rstrip(" :"), hint
+    return None
+
+
+def _variables(ending: re.Match[str]) -> str:
+    """`{*_TAG}`: the variables of docker-compose.yml with this ending."""
+    return any_of(f"{name.upper()}{ending[1]}" for name in launchable())
+
+
+def from_first_error(text: str) -> str:
+    """The end of a log, below the first error in it where that stands further up: what follows is often its echo."""
+    end = tail(text)
+    first = next((line for line in text.splitlines() if _ERROR.search(line) and "root cause" not in line), "")
+    return end if first.strip() in end else f"{tail(first)}\n...\n{end}"
+
+
+def tail(text: str, lines: int = 25) -> str:
+    """The last lines of a log, without empty ones, each cut to a length that can be read."""
+    kept = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in kept[-lines:])

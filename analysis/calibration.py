@@ -127,7 +127,7 @@ def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
     lines = [log[record.id] for record, _ in pairs]
     lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
     return Comparison(
-        stamps="kernel" if all(record.stamps == "kernel" for record, _ in pairs) else "user",
+        stamps=names.pop() if len(names := {record.stamps for record, _ in pairs}) == 1 else "user",
         requests=len(pairs),
         not_compared=len(run.records) - len(pairs),
         ttft_s=_spread([_ttft_error_ns(record, sent) for record, sent in pairs]),

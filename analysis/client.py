@@ -28,10 +28,8 @@ from analysis.calibration import WATCH_S, quoted
 from analysis.frame import Booleans, Floats, Frame, Integers
 from analysis.stats import percentile, rounded
 from analysis.summary import ClientHealth, Distribution
-from loadgen.runfile import Run, Telemetry
+from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
-KERNEL_STAMP_ERROR_S = 20e-6
-"""99 % of kernel stamps lie within 0.011 ms of the server's own log (docs, concepts/stamps), rounded up generously."""
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step."""
 BUCKETS_PER_OCTAVE = 4
@@ -134,18 +132,19 @@ def late_percentile_s(counts: Counter[int], share: float) -> float | None:
 
 
 def of_samples(
-    samples: Sequence[Telemetry], stamps: str, sends_late_s: Floats, *, reads: int, coalesced: int, last_s: float
+    samples: Sequence[Telemetry], stamps: StampFacts, sends_late_s: Floats, *, reads: int, coalesced: int, last_s: float
 ) -> ClientHealth:
     """What the client's own telemetry says of it, with how late each request was sent (in order), how many of its reads
     held several events, and when the last of all this was. Also of a run that goes on."""
     late = Counter[int]()
-    if stamps == "kernel":
+    if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
     disagreement_s = _most(samples, "clock_disagreement_ns")
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
-        stamps=stamps,
+        stamps=stamps.name,
+        source=stamps,
         late_p50_s=late_percentile_s(late, 0.50),
         late_p99_s=late_percentile_s(late, 0.99),
         coalesced_share=rounded(coalesced / reads) if reads else None,
@@ -173,7 +172,7 @@ def _figures(run: Run, frame: Frame, samples: Sequence[Telemetry]) -> ClientHeal
         coalesced=int(frame.coalesced_reads[measured].sum()),
         last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
     )
-    found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.stamps == "kernel" else None
+    found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.source.exact else None
     found.first_token_merged = int(frame.first_token_merged[measured].sum())
     found.reopened = int(frame.reopened[measured].sum())
     found.worker_lost = _ended(frame, "worker_lost")
@@ -188,20 +187,21 @@ def _ended(frame: Frame, kind: str) -> int:
     return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == kind)
 
 
-def _stamps(run: Run, frame: Frame) -> str:
-    """`kernel` only if every answer had kernel stamps: one without is one whose error is unknown."""
+def _stamps(run: Run, frame: Frame) -> StampFacts:
+    """The run's source only if every answer was stamped by it: one without is one whose error is unknown."""
     used = {source.stamps for source in frame.sources if source.measured and source.stamps}
     if not used:
-        return str(run.header.client.get("stamps", "user"))
-    return "kernel" if used == {"kernel"} else "user"
+        return run.header.stamps
+    name = used.pop() if len(used) == 1 else "user"
+    return run.header.stamps if name == run.header.stamps.name else stamp_facts(name)
 
 
 def own_error(found: ClientHealth) -> StampError | None:
-    """Kernel stamps: their own error and a clock step. User-space stamps: how long the loop stood still at most,
-    because that is how late they may be, those of tokens read together too."""
+    """Exact stamps: their own error and a clock step. Others: how long the loop stood still at most: so late
+    may they be, those of tokens read together too."""
     stall_s = found.stall_max_s
-    if found.stamps == "kernel":
-        stamp_s = KERNEL_STAMP_ERROR_S + (found.clock_step_s or 0.0)
+    if found.source.error_s is not None:
+        stamp_s = found.source.error_s + (found.clock_step_s or 0.0)
         return StampError(stamp_s, 2 * stamp_s, None if stall_s is None else stall_s + WATCH_S)
     return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
 

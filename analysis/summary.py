@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from loadgen.runfile import LoadFacts
+from loadgen.runfile import LoadFacts, StampFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
@@ -377,8 +377,10 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """Why it may have been the limit; empty when the run is valid."""
     stamps: str
     """Where receive stamps come from."""
+    source: StampFacts = StampFacts()
+    """The same, as the source says it of itself."""
     late_p50_s: float | None = None
-    """From a receive stamp to the instant at which the client had read the bytes; None without kernel stamps."""
+    """From a receive stamp to the instant at which the client had read the bytes; None without exact stamps."""
     late_p99_s: float | None = None
     late_max_s: float | None = None
     coalesced_share: float | None = None

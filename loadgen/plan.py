@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
 from servers.kinds import KINDS, any_of
+from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, workload
 from workloads.syntax import WorkloadError
 
@@ -63,6 +64,7 @@ def _endpoints() -> Iterable[str]:
 
 
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
+StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
 
 
@@ -167,7 +169,7 @@ class Plan(BaseModel):
         tuple[float, float] | None, RunOption("What the figures are of; else chosen.", "Measurement")
     ] = None
     stamps: Annotated[
-        Literal["kernel", "user"],
+        StampsName,
         RunOption(
             "kernel, or user: what the figures would be without the kernel's receive stamps.", "Measurement", "start"
         ),

@@ -15,9 +15,9 @@ PLAIN_EVERY_S = 5.0
 class Display:
     """Shows phases and counts on `stream`. A context manager, so that the terminal is left tidy."""
 
-    def __init__(self, requests: int | None, stream: TextIO = sys.stderr, *, quiet: bool = False) -> None:
+    def __init__(self, requests: int | None, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._requests = requests
-        self._stream = stream
+        self._stream = stream = stream or sys.stderr
         self._quiet = quiet
         self._terminal = stream.isatty() and not quiet
         self._started = time.monotonic()

@@ -98,13 +98,12 @@ def client_said(summary: Summary) -> str:
     """Whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
-    stamps = "kernel timestamps" if client.stamps == "kernel" else "user-space timestamps"
     calibrated = ""
     if found := client.calibration:
         rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
         p99 = duration(found.ttft_p99_s, 2)
         calibrated = f"; calibrated {found.made_at[:10]}: TTFT ±{p99} at p99{rate}"
-    return f"{word}; {stamps}, {_error_bars(client)}{calibrated}."
+    return f"{word}; {client.source.title}, {_error_bars(client)}{calibrated}."
 
 
 def _error_bars(client: ClientHealth) -> str:

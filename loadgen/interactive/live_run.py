@@ -314,7 +314,7 @@ class LiveRun:
         passed_ns = time.monotonic_ns() - self.start_ns
         found = of_samples(
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
-            self._stamps.name,
+            stamp_facts(self._stamps.name),
             np.sort(figures.send_late.copy()),
             reads=figures.reads,
             coalesced=figures.coalesced_reads,

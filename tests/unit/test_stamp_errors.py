@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from analysis import frame as frames
-from analysis.client import KERNEL_STAMP_ERROR_S as ALONE_S
 from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
 from analysis.gather import frame_of
 from analysis.metrics import summarise
 from loadgen.record import Record
+from loadgen.runfile import stamp_facts
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, healthy, run_of, said, truncated
 
+ALONE_S = stamp_facts("kernel").error_s or 0.0
+"""What a kernel stamp is off by that stands for one token alone."""
 OWN = StampError(ALONE_S, 2 * ALONE_S, None)
 ROUNDED_UP = 2 ** (1 / STEPS_PER_OCTAVE)
 

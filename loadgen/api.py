@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen.errors import LoadgenError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare.comparison import Comparison
+    from analysis.compare import Comparison
     from analysis.objectives import Bound, Objective
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
@@ -199,19 +199,21 @@ def compare(
     margin: float = 0.05,
     anyway: bool = False,
 ) -> Comparison:
-    """B held against A, each one run or several repeats: for every figure better, worse, no difference larger than
-    `margin` (a share), or that it cannot be told.
+    """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
+    larger than `margin` (a share), or that it cannot be told.
 
     Raises PlanError for runs of unequal work unless `anyway`, RunFileError for what is no run.
     """
-    from analysis.compare.comparison import compare as compared
-    from analysis.compare.loaded import loaded
+    from analysis import compare as comparing
+    from loadgen.cli.output import runs_in
 
-    groups = [[loaded(_path_of(run)) for run in _several(side)] for side in (a, b)]
-    found = compared(*groups, margin=margin)
+    sides = [[a] if isinstance(a, Result | Path | str) else a, [b] if isinstance(b, Result | Path | str) else b]
+    paths = [[run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides]
+    groups = [[comparing.read(run) for path in side for run in runs_in(path)] for side in paths]
+    found = comparing.compare(*groups, margin=margin)
     if found.unequal and not anyway:
-        differences = [f"{each.what}: {each.a} in A, {each.b} in B ({each.why})" for each in found.unequal]
-        raise PlanError("\n".join(["the two did not do equal work:", *differences]), "Make them alike, or anyway=True.")
+        lines = ["the two did not do equal work:", *(each.sentence for each in found.unequal)]
+        raise PlanError("\n".join(lines), "Make them alike, or give anyway=True.")
     return found
 
 
@@ -356,14 +358,6 @@ def _judged(objectives: Sequence[str], goodput: Sequence[str]) -> tuple[Sequence
         return parse(objectives) if objectives else (), parse_bounds(goodput) if goodput else ()
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
-
-
-def _several(side: Result | Path | str | Sequence[Result | Path | str]) -> Sequence[Result | Path | str]:
-    return [side] if isinstance(side, Result | Path | str) else side
-
-
-def _path_of(run: Result | Path | str) -> Path:
-    return run.path if isinstance(run, Result) else Path(run)
 
 
 if __name__ == "__main__":

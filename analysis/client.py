@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis import words
 from analysis.calibration import WATCH_S, quoted
 from analysis.frame import Booleans, Floats, Frame, Integers
+from analysis.report.format import UNKNOWN, duration, share
 from analysis.stats import percentile, rounded
 from analysis.summary import ClientHealth, Distribution
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
@@ -115,10 +115,10 @@ def reasons(
 def text(figure: str, value: float | None) -> str:
     """A figure of the client in the unit that the end of its name gives."""
     if value is None:
-        return words.UNKNOWN
+        return UNKNOWN
     if figure.endswith("_s"):
-        return words.duration(value)
-    return words.share(value) if figure.endswith("_share") else f"{value:,.0f}"
+        return duration(value)
+    return share(value) if figure.endswith("_share") else f"{value:,.0f}"
 
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:

@@ -337,11 +337,3 @@ _FIGURES = (
     ),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
-
-
-def summarise(run: Any, frame: Any = None) -> dict[str, Any]:
-    """Moved to analysis.summarise."""
-    from analysis.summarise import summarise as made
-    from analysis.summary import as_dict
-
-    return as_dict(made(run, frame))

@@ -25,10 +25,12 @@ from xml.etree import ElementTree as Xml
 
 import numpy as np
 
-from analysis import stats, words
+from analysis import stats
 from analysis.frame import Floats, Frame, Integers
 from analysis.objectives import ATTAINMENT, GOODPUT, LATENCIES, SKEW, STATES, Bound, Objective
-from analysis.summary import AttainmentCurve, BoundsMet, Goodput, ObjectiveVerdict, Summary, as_dict
+from analysis.report.findings import client_said, endings, findings, measured
+from analysis.report.format import UNKNOWN, count, scale_of, significant, simulated, who
+from analysis.summary import AttainmentCurve, BoundsMet, Goodput, ObjectiveVerdict, Summary
 
 POINTS_MAX = 300
 """Of the attainment curve."""
@@ -177,17 +179,17 @@ def _said(objective: Objective, found: _Evidence | None, verdict: str) -> str:
     if found.requests_needed is None:
         return f"{said}; too close to the bound for any number of requests to tell"
     noun = "complete request" if latency else "request"
-    return f"{said}; about {words.count(found.requests_needed, noun)} would tell"
+    return f"{said}; about {count(found.requests_needed, noun)} would tell"
 
 
 def _figures(objective: Objective, found: _Evidence) -> str:
     """The figure and its interval, in the unit in which the figure reads best."""
     if objective.unit == "requests":
-        return words.count(int(found.measured), "request")
+        return count(int(found.measured), "request")
     if objective.unit == "per second":
-        return f"{words.significant(found.measured, 4)} per second"
+        return f"{significant(found.measured, 4)} per second"
     share = objective.unit == "share"
-    factor, unit = (100, "%") if share else words.scale_of(found.measured)
+    factor, unit = (100, "%") if share else scale_of(found.measured)
     measured, low, high = (_number(value * factor, share) for value in (found.measured, found.low, found.high))
     if found.exact:
         return f"{measured} {unit}"
@@ -201,8 +203,8 @@ def _figures(objective: Objective, found: _Evidence) -> str:
 def _number(value: float, share: bool) -> str:
     """A share near 100 % needs more digits than a duration to differ from it."""
     if not math.isfinite(value):
-        return words.UNKNOWN
-    return f"{value:.5g}" if share else words.significant(value, 4)
+        return UNKNOWN
+    return f"{value:.5g}" if share else significant(value, 4)
 
 
 def goodput(frame: Frame, bounds: Sequence[Bound], unrecorded: int = 0) -> Goodput:
@@ -271,14 +273,14 @@ def junit(summaries: Sequence[Summary]) -> str:
 
 
 def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
-    run, said = summary.run, as_dict(summary)
+    run = summary.run
     verdicts = [each.verdict for each in summary.objectives]
-    mark = words.simulated(said)
+    mark = simulated(summary)
     suite = _element(
         root,
         "testsuite",
         id=place,
-        name=" ".join(part for part in (mark, words.who(said), run.id) if part),
+        name=" ".join(part for part in (mark, who(summary), run.id) if part),
         package="loadgen",
         hostname="localhost",
         timestamp=_timestamp(run.started_at),
@@ -295,14 +297,17 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
         if value is not None:
             _element(properties, "property", name=key, value=value)
     group = " ".join(part for part in (f"loadgen.{summary.server.name}", mark) if part)
-    for each, entry in zip(summary.objectives, said["objectives"], strict=True):
+    for each in summary.objectives:
         case = _element(suite, "testcase", name=each.objective, classname=group, time=0)
         if each.verdict == "fail":
-            _element(case, "failure", message=each.said, type="objective").text = _text(words.objective(entry))
+            _element(case, "failure", message=each.said, type="objective").text = _text(
+                f"{each.objective}: {measured(each)}"
+            )
         elif each.verdict == "cannot tell":
             _element(case, "skipped", message=each.said)
-    Xml.SubElement(suite, "system-out").text = _text(words.endings(said) + "\n" + words.believe(said))
-    Xml.SubElement(suite, "system-err").text = _text("\n".join(words.warnings(said)))
+    Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
+    warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]
+    Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
 
 
 def _timestamp(text: str) -> str:

@@ -9,18 +9,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from analysis import summarise as summarising
+from analysis.frame import Frame
 from analysis.gather import frame_of_run
-from analysis.metrics import summarise
 from analysis.report.charts import ChartInput, chart_data
 from analysis.report.findings import findings
 from analysis.report.sections import ReportedRun, brief
 from analysis.report.terminal import render
-from analysis.summary import typed
+from analysis.summary import as_dict, typed
 from analysis.telemetry import series
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
 
 MILLISECOND_NS = 1_000_000
+
+
+def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
+    """What summary.json holds of this run."""
+    return as_dict(summarising.summarise(run, frame))
 
 
 def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **changes: Any) -> Header:

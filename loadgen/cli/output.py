@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
@@ -99,7 +99,7 @@ class Output:
             write_page(parts, page, [group for group in groups if group.between])
         summaries = [_as_dict(part.summary) for part in parts]
         if self._junit is not None:
-            _write_junit(summaries, self._junit)
+            _write_junit([part.summary for part in parts], self._junit)
         if self._as_json:
             found = [group.json() for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
@@ -166,7 +166,8 @@ def runs_in(path: Path) -> list[Path]:
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
-    from analysis.metrics import summarise
+    from analysis.slo import goodput, judge
+    from analysis.summarise import summarise
     from loadgen.runfile import RunFileError
 
     try:
@@ -175,40 +176,26 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bou
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     summary = summarise(run, frame)
     if bounds:
-        summary["goodput"] = _goodput(frame, summary, bounds)
+        summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
-        summary["objectives"] = _judged(frame, summary, objectives)
-    write_text(folder_of(path) / "summary.json", json.dumps(summary, indent=2) + "\n")
+        summary.objectives = judge(objectives, frame, summary)
+    write_text(folder_of(path) / "summary.json", json.dumps(_as_dict(summary), indent=2) + "\n")
     return part_of(run, frame, summary)
 
 
-def part_of(run: Run, frame: Frame, summary: Mapping[str, Any] | Typed) -> ReportedRun:
+def part_of(run: Run, frame: Frame, summary: Typed) -> ReportedRun:
     """What a page needs of a run."""
     from analysis.report.charts import ChartInput, chart_data
     from analysis.report.sections import ReportedRun
-    from analysis.summary import typed
     from analysis.telemetry import series
 
-    found = typed(summary)
-    return ReportedRun(run, found, chart_data(ChartInput(frame, found, series(run))))
+    return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
 
 
-def _goodput(frame: Frame, summary: Summary, bounds: Sequence[Bound]) -> Summary:
-    from analysis.goodput import goodput
+def _write_junit(summaries: list[Typed], file: Path) -> None:
+    from analysis.slo import junit
 
-    return goodput(frame, bounds, summary["requests"]["unrecorded"])
-
-
-def _judged(frame: Frame, summary: Summary, objectives: Sequence[Objective]) -> list[Summary]:
-    from analysis.judging import judge
-
-    return judge(objectives, frame, summary)
-
-
-def _write_junit(summaries: list[Summary], file: Path) -> None:
-    from analysis.junit import render
-
-    write_text(file, render(summaries))
+    write_text(file, junit(summaries))
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:

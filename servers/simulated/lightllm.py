@@ -309,12 +309,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 # lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
 # reach; here the whole output is reserved, which admits somewhat less and never has to pause.
 _POLICY = Policy(
-    running_limit=256,
-    step_tokens=8192,
-    prefill="mixed",
-    reserve_output=True,
-    block_tokens=1,
-    memory_fraction=0.8,
+    running_limit=256, step_tokens=8192, prefill="mixed", reserve_output=True, block_tokens=1, memory_fraction=0.8
 )
 
 

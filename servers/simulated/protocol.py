@@ -59,7 +59,6 @@ class CompletionRequest:
 class Completion:
     """What the model says to one accepted request."""
 
-    request: CompletionRequest
     streamed: bool
     prompt_tokens: int
     asked_tokens: int

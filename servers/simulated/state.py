@@ -152,7 +152,6 @@ class ServerState:
         output = min([asked_tokens, *ends])
         start = self.vocabulary.start(request.index)
         return Completion(
-            request=request,
             streamed=streamed,
             prompt_tokens=prompt_tokens,
             asked_tokens=asked_tokens,

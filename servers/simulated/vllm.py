@@ -362,6 +362,7 @@ _POLICY = Policy(
     running_limit=1024, step_tokens=8192, prefill="mixed", reserve_output=False, block_tokens=16, memory_fraction=0.92
 )
 
+_NOT_JSON = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
 _EMPTY = fixed(Reply(headers=(("content-length", "0"),)))
 
 PROTOCOL = ServerProtocol(
@@ -382,12 +383,7 @@ PROTOCOL = ServerProtocol(
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/detokenize"): lambda _, fields: ok({"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}),
     },
-    bad_type=Reply(
-        openai_error(
-            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", "Bad Request", 400
-        ),
-        400,
-    ),
+    bad_type=Reply(openai_error(_NOT_JSON, "Bad Request", 400), 400),
     bad_json=_bad_json,
     too_large=_failure(500),
     failure=_failure,

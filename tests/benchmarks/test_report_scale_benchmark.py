@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.metrics import summarise
 from benchmarks import make_run, report_scale
 from loadgen.runfile import read
+from tests.runs import summarise
 
 
 def test_the_benchmark_prints_a_row_per_size(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from analysis.metrics import summarise
 from loadgen.runfile import read
 from tests.command import ROOT
+from tests.runs import summarise
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "burst"
 

@@ -11,13 +11,12 @@ import pandas as pd
 import pytest
 
 from analysis.export import TABLES
-from analysis.metrics import summarise
 from loadgen.cli.export import export
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.record import Record
 from loadgen.runfile import Run, RunFileError
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, failed, header, loop, run_of
+from tests.runs import burst, complete, failed, header, loop, run_of, summarise
 
 RECORDS: list[Record] = [
     *burst(40, 6),

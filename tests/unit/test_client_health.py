@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from analysis.client import LIMITS, late_percentile_s
-from analysis.metrics import summarise
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, healthy, run_of
+from tests.runs import burst, complete, dropped, failed, healthy, run_of, summarise
 
 
 def client_of(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from analysis.metrics import summarise
 from loadgen.runfile import Run, read
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, truncated, write
+from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, summarise, truncated, write
 
 
 def test_every_request_is_accounted_for(tmp_path: Path) -> None:

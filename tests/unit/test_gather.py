@@ -11,9 +11,8 @@ import pytest
 from analysis import frame, gather
 from analysis.frame import Frame, blocks, sum_by_row
 from analysis.gather import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, frame_of, frame_of_run, load
-from analysis.metrics import summarise
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, part_of, run_of, truncated
+from tests.runs import burst, complete, dropped, failed, part_of, run_of, summarise, truncated
 
 RECORDS = [
     *burst(30, 7),

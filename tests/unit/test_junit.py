@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
 
 from analysis.gather import frame_of_run
-from analysis.judging import judge
-from analysis.junit import render
-from analysis.metrics import summarise
 from analysis.objectives import parse
-from tests.runs import burst, failed, run_of
+from analysis.slo import judge, junit
+from analysis.summary import Summary, typed
+from tests.runs import burst, failed, run_of, summarise
 
 SUITE = {"id", "name", "package", "hostname", "timestamp", "time", "tests", "failures", "errors"}
 SHAPE: dict[str, tuple[set[str], set[str], list[str]]] = {
@@ -35,17 +33,17 @@ HOSTILE = "a <b> & \"c\" 'd' ]]> \x1b[31m \x00 é"
 
 
 @pytest.fixture
-def summary(tmp_path: Path) -> dict[str, Any]:
+def summary(tmp_path: Path) -> Summary:
     """A run of 60 requests, one of them failed, whose objectives pass, fail, cannot be told and pass."""
     run = run_of(tmp_path / "run", [*burst(59, 4), failed(59)])
-    summary = summarise(run)
-    summary["objectives"] = judge(parse(ASKED), frame_of_run(run), summary)
+    summary = typed(summarise(run))
+    summary.objectives = judge(parse(ASKED), frame_of_run(run), summary)
     return summary
 
 
-def test_it_has_the_shape_of_the_schema(summary: dict[str, Any]) -> None:
+def test_it_has_the_shape_of_the_schema(summary: Summary) -> None:
     """Every element stands where it may, in order, with all attributes it needs and no other."""
-    root = Xml.fromstring(render([summary, summary]))
+    root = Xml.fromstring(junit([summary, summary]))
     assert root.tag == "testsuites"
     for element in root.iter():
         required, optional, children = SHAPE[element.tag]
@@ -54,9 +52,9 @@ def test_it_has_the_shape_of_the_schema(summary: dict[str, Any]) -> None:
         assert re.fullmatch(order, "".join(f"{child.tag} " for child in element)), element.tag
 
 
-def test_every_objective_is_a_case(summary: dict[str, Any]) -> None:
+def test_every_objective_is_a_case(summary: Summary) -> None:
     """A pass is empty, a fail holds what was measured, what cannot be told is skipped; the counts agree."""
-    (suite,) = Xml.fromstring(render([summary]))
+    (suite,) = Xml.fromstring(junit([summary]))
     cases = suite.findall("testcase")
     assert [case.get("name") for case in cases] == list(ASKED)
     assert [[child.tag for child in case] for case in cases] == [[], ["failure"], ["skipped"], []]
@@ -67,44 +65,44 @@ def test_every_objective_is_a_case(summary: dict[str, Any]) -> None:
         "1",
     )
     failure = cases[1][0]
-    assert failure.get("message") == summary["objectives"][1]["said"]
+    assert failure.get("message") == summary.objectives[1].said
     assert failure.text == f"ttft.p99 < 1us: {failure.get('message')}; 1 request not complete and left out"
     assert "requests would tell" in cases[2][0].get("message", "")
 
 
-def test_the_run_is_named_in_it(summary: dict[str, Any]) -> None:
+def test_the_run_is_named_in_it(summary: Summary) -> None:
     """Properties say which run of which server it was; time and duration are the run's; what is unknown is left out."""
-    summary["server"]["version"] = None
-    (suite,) = Xml.fromstring(render([summary]))
+    summary.server.version = None
+    (suite,) = Xml.fromstring(junit([summary]))
     properties = {each.get("name"): each.get("value") for each in suite.iter("property")}
-    assert properties["run.id"] == summary["run"]["id"]
+    assert properties["run.id"] == summary.run.id
     assert properties["server.name"] == "tgi"
-    assert properties["client.verdict"] == summary["client"]["verdict"]
+    assert properties["client.verdict"] == summary.client.verdict
     assert "server.version" not in properties
     assert suite.get("timestamp") == "2026-11-21T09:00:00"
-    assert float(suite.get("time", "")) == summary["run"]["duration_s"]
+    assert float(suite.get("time", "")) == summary.run.duration_s
 
 
-def test_several_runs_are_several_suites(summary: dict[str, Any]) -> None:
+def test_several_runs_are_several_suites(summary: Summary) -> None:
     """Numbered from 0."""
-    assert [suite.get("id") for suite in Xml.fromstring(render([summary, summary]))] == ["0", "1"]
+    assert [suite.get("id") for suite in Xml.fromstring(junit([summary, summary]))] == ["0", "1"]
 
 
 def test_a_simulated_server_is_never_taken_for_a_real_one(tmp_path: Path) -> None:
     """The mark is in the suite's name and in the group of each case."""
     run = run_of(tmp_path / "run", burst(5, 4), simulated=True)
-    summary = summarise(run)
-    summary["objectives"] = judge(parse(ASKED), frame_of_run(run), summary)
-    (suite,) = Xml.fromstring(render([summary]))
+    summary = typed(summarise(run))
+    summary.objectives = judge(parse(ASKED), frame_of_run(run), summary)
+    (suite,) = Xml.fromstring(junit([summary]))
     assert "SIMULATED" in suite.get("name", "")
     assert all("SIMULATED" in case.get("classname", "") for case in suite.iter("testcase"))
 
 
-def test_text_of_others_is_only_text(summary: dict[str, Any]) -> None:
+def test_text_of_others_is_only_text(summary: Summary) -> None:
     """A server's words with markup and control characters come back as they were, less what XML cannot hold."""
-    summary["server"]["version"] = HOSTILE
-    summary["run"]["started_at"] = "no time at all"
-    (suite,) = Xml.fromstring(render([summary]))
+    summary.server.version = HOSTILE
+    summary.run.started_at = "no time at all"
+    (suite,) = Xml.fromstring(junit([summary]))
     versions = [each.get("value") for each in suite.iter("property") if each.get("name") == "server.version"]
     assert versions == [HOSTILE.replace("\x1b", "\ufffd").replace("\x00", "\ufffd")]
     assert suite.get("timestamp") == "1970-01-01T00:00:00"

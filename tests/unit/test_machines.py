@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.metrics import summarise
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
-from tests.runs import MILLISECOND_NS, complete, healthy, run_of, text_of
+from tests.runs import MILLISECOND_NS, complete, healthy, run_of, summarise, text_of
 
 
 def told(name: str, worker: int, uncertainty_ms: int) -> dict[str, Any]:

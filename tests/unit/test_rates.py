@@ -11,10 +11,9 @@ import pytest
 
 from analysis import window
 from analysis.frame import Floats
-from analysis.metrics import summarise
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, header, run_of, text_of
+from tests.runs import burst, complete, header, run_of, summarise, text_of
 
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
 Draw = Callable[[np.random.Generator, int], Floats]

@@ -14,11 +14,10 @@ import pytest
 from analysis import frame as frames
 from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
 from analysis.gather import frame_of
-from analysis.metrics import summarise
 from loadgen.record import Record
 from loadgen.runfile import stamp_facts
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, healthy, run_of, said, truncated
+from tests.runs import burst, complete, healthy, run_of, said, summarise, truncated
 
 ALONE_S = stamp_facts("kernel").error_s or 0.0
 """What a kernel stamp is off by that stands for one token alone."""

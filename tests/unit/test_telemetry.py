@@ -10,12 +10,11 @@ import pytest
 
 from analysis.gather import frame_of_run
 from analysis.memory import memory
-from analysis.metrics import summarise
 from analysis.report.findings import memory as memory_said
 from analysis.summary import CounterCheck, GpuMemory, HostMemory, KvCache, Memory, typed
 from analysis.telemetry import counters, series
 from loadgen.record import Record
-from tests.runs import complete, failed, loop, run_of, said, text_of
+from tests.runs import complete, failed, loop, run_of, said, summarise, text_of
 from tests.telemetry import line, told
 
 MS = 1_000_000

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from analysis.gather import frame_of_run
-from analysis.judging import judge
-from analysis.metrics import summarise
 from analysis.objectives import parse
 from analysis.report.document import markdown
 from analysis.report.format import UNKNOWN, duration, significant
 from analysis.report.sections import brief
+from analysis.slo import judge
 from analysis.summary import Summary, typed
-from tests.runs import burst, failed, header, healthy, loop, run_of, text_of
+from tests.runs import burst, failed, header, healthy, loop, run_of, summarise, text_of
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +89,9 @@ def test_an_open_loop_says_what_was_delivered_and_measured(tmp_path: Path) -> No
 def test_every_objective_has_its_line(tmp_path: Path, simulated_server: bool) -> None:
     """Verdict, expression, what was measured and what that leaves out, within the width, under a marked title."""
     run = run_of(tmp_path / "run", [*burst(59, 4), failed(59)], simulated=simulated_server)
-    summary = summarise(run)
+    summary = typed(summarise(run))
     asked = parse(["ttft.p99 < 1us", "failed <= 1", "complete >= 95%"])
-    summary["objectives"] = judge(asked, frame_of_run(run), summary)
+    summary.objectives = judge(asked, frame_of_run(run), summary)
     lines = text_of(summary).splitlines()
     start = lines.index("SIMULATED at 5 times speed  Objectives" if simulated_server else "Objectives")
     text = " ".join(" ".join(lines[start + 2 :]).split())

@@ -11,12 +11,11 @@ import pytest
 
 from analysis.frame import Window
 from analysis.gather import frame_of
-from analysis.metrics import summarise
 from analysis.window import choose, in_flight
 from loadgen.record import Record
 from loadgen.runfile import load_facts
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import complete, dropped, failed, header, run_of
+from tests.runs import complete, dropped, failed, header, run_of, summarise
 
 S = 1000 * MS
 

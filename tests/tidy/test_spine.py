@@ -1,0 +1,69 @@
+"""The spine, the files that one prompt passes from the command to the printed summary, stays short and connected."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+FILES_MOST = 35
+LINES_MOST = 7_837
+"""A ratchet: it only shrinks, to 6,000."""
+ENTRY = "loadgen/cli/run.py"
+
+
+@pytest.fixture
+def spine(root: Path) -> list[str]:
+    """The list of CONTRIBUTING.md."""
+    return re.findall(r"^\d+\. `([\w/]+\.py)`: ", (root / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+
+
+def test_the_spine_is_short(root: Path, spine: list[str]) -> None:
+    """So many files and lines at most, each file once."""
+    assert len(set(spine)) == len(spine) <= FILES_MOST
+    assert sum(len((root / name).read_text("utf-8").splitlines()) for name in spine) <= LINES_MOST
+
+
+def test_each_file_of_the_spine_is_reached_from_the_first(root: Path, spine: list[str]) -> None:
+    """By imports within the list: nothing is listed that is not on the way."""
+    reached, new = set[str](), {ENTRY}
+    while new:
+        reached |= new
+        new = {name for file in new for name in _imports(root / file) if name in spine} - reached
+    assert not set(spine) - reached
+
+
+def test_the_answers_name_what_is_there(root: Path) -> None:
+    """Every function that answers a reader's question is in the file that is named with it."""
+    rows = [line for line in (root / "CONTRIBUTING.md").read_text("utf-8").splitlines() if line.count("`") > 3]
+    answers = [row.split(" | ")[1] for row in rows if row.startswith("| ") and "? | " in row]
+    assert len(answers) == 5
+    for answer in answers:
+        for part in answer.split("; "):
+            names = re.findall(r"`([^`]+)`", part)
+            text = "".join((root / name).read_text("utf-8") for name in names if name.endswith(".py"))
+            assert all(name.split(".")[-1].strip() in text for name in names if text and not name.endswith(".py")), part
+
+
+def _imports(file: Path) -> set[str]:
+    """The files that a file imports, anywhere in it."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            path = module.replace(".", "/")
+            found |= {f"{path}.py", f"{path}/__init__.py"}
+    # Packages pass on what they import: servers.kinds names its kinds.
+    more = {name for name in found if name.endswith("/__init__.py") and (_root(file) / name).exists()}
+    return found | {each for name in more if _root(file) / name != file for each in _imports(_root(file) / name)}
+
+
+def _root(file: Path) -> Path:
+    return next(parent for parent in file.parents if (parent / "pyproject.toml").exists())

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from loadgen.runfile import LoadFacts, StampFacts
+from loadgen.runfile import LoadFacts, StampFacts, stamp_facts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
@@ -418,6 +418,11 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     error_bar_tpot_s: float | None = None
     error_bar_itl_s: float | None = None
     error_bar_e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Of a summary from before `source`."""
+        if not self.source.name:
+            self.source = stamp_facts(self.stamps)
 
     @property
     def ok(self) -> bool:

@@ -56,7 +56,7 @@ def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], senten
     [
         ("burst", "all at once"),
         ("burst:50/10s", "50 at once every 10s"),
-        ("gamma:20,cv=2", "20 per second (gamma gaps, variation 2)"),
+        ("gamma:20,cv=2", "20 per second (gamma gaps, CV 2)"),
         ("ramp:1..50/60s", "1 to 50 per second within 60s"),
         ("steps:5@10s,50@20s", "5 per second for 10s, 50 per second for 20s"),
     ],

@@ -10,7 +10,7 @@ from typer import Exit, Option
 from loadgen.cli.options import seconds
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Spread
+    from loadgen.distributed.master import MachinePlan
 
 
 def _option(*names: str, **more: Any) -> Any:
@@ -39,17 +39,17 @@ BIND = "127.0.0.1:5557"
 JOIN_TIMEOUT_S = 600.0
 
 
-def spread_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> Spread | None:
+def spread_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s: float) -> MachinePlan | None:
     """How the run is spread by these options, or None for a run on this machine. Raises PlanError, DistributedError."""
     if not distributed:
         return None
-    from loadgen.distributed.master import Spread
+    from loadgen.distributed.master import MachinePlan
     from loadgen.distributed.peers import address_of
     from loadgen.errors import PlanError
 
     if expect_workers < 1:
         raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return Spread(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+    return MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
 
 
 def worker(

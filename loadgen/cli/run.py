@@ -14,7 +14,7 @@ from loadgen.cli.options import run_command
 from loadgen.cli.output import AsJson, Output, Quiet, Report, finish
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import Spread
+    from loadgen.distributed.master import MachinePlan
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
@@ -106,7 +106,7 @@ def repeats_of(asked: Plan) -> list[Plan]:
     ]
 
 
-def _run(asked: Plan, folder: Path, output: Output, spread: Spread | None) -> Footer:
+def _run(asked: Plan, folder: Path, output: Output, spread: MachinePlan | None) -> Footer:
     from loadgen import prepare
 
     command = ["loadgen", *sys.argv[1:]]

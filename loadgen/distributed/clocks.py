@@ -50,11 +50,6 @@ class ClockOffset:
     """The same as `before` as long as nothing was exchanged since the start."""
 
     @property
-    def uncertainty_ns(self) -> int:
-        """Of every converted instant between the two, unless the clock's rate changed in between."""
-        return max(self.before.uncertainty_ns, self.after.uncertainty_ns)
-
-    @property
     def drift_ns(self) -> int:
         """How much further ahead the clock was in the end."""
         return self.after.offset_ns - self.before.offset_ns

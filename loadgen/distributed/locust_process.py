@@ -51,7 +51,7 @@ Said = Mapping[str, Any]
 """A message on our channel, which a stranger may have sent."""
 
 
-class Master(locust_runners.MasterRunner):  # type: ignore[misc] # Locust is not typed throughout
+class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust is not typed throughout
     """Locust's master, deaf to what has no use here, and not to be silenced by bytes that are no message."""
 
     def handle_message(self, client_id: str, msg: Message) -> None:
@@ -138,10 +138,10 @@ class Peer:
 class Admission:
     """The master's side: lets worker machines in, exchanges stamps with them, and tells who is gone."""
 
-    def __init__(self, runner: Master, frames: Frames[Order], token: str) -> None:
+    def __init__(self, runner: GuardedRunner, frames: Frames[Order], token: str) -> None:
         self.peer = Peer(peers.MASTER, runner, frames, {"hello": self._challenge, "proof": self._judge})
         self.peer.sealed["pong"] = self._answered
-        self.peer.orders[protocol.Series] = lambda node: gevent.spawn(self._series, node)
+        self.peer.orders[protocol.MeasureClock] = lambda node: gevent.spawn(self._series, node)
         self._token = token
         self._strangers: dict[str, peers.Handshake] = {}
         self._waiting: dict[int, AsyncResult] = {}
@@ -194,7 +194,7 @@ class Admission:
             if node in self.peer.channels:
                 self._exchange(node)
                 gevent.sleep(SERIES_GAP_S)
-        self.peer.frames.post(protocol.SeriesEnded(node))
+        self.peer.frames.post(protocol.ClockMeasured(node))
 
     def _exchange(self, node: str) -> None:
         number = self._exchanges = self._exchanges + 1
@@ -266,7 +266,7 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     environment = Environment()
     at_master = role == peers.MASTER
     try:
-        runner = Master(environment, host, port) if at_master else environment.create_worker_runner(host, port)
+        runner = GuardedRunner(environment, host, port) if at_master else environment.create_worker_runner(host, port)
     except (Exception, SystemExit) as error:
         taken = at_master and isinstance(error, SystemExit)
         reason = "something else listens there" if taken else str(error) or "no master answers there"
@@ -276,7 +276,7 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     (_master if at_master else _worker)(environment, runner, frames)
 
 
-def _master(_environment: Environment, runner: Master, frames: Frames[Order]) -> None:
+def _master(_environment: Environment, runner: GuardedRunner, frames: Frames[Order]) -> None:
     admission = Admission(runner, frames, peers.token_of(os.environ))
     frames.post(protocol.Listening(runner.server.port))
     gevent.spawn(admission.watch)

@@ -40,7 +40,7 @@ DRIFT_LEAST_NS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MachinePlan:
     """How a run is spread over machines."""
 
     machines: int
@@ -162,10 +162,10 @@ class Machines:
         elif (machine := self._known.get(event.node)) is not None:
             self._happened(machine, event)
 
-    def _happened(self, machine: Machine, event: protocol.Gone | protocol.SeriesEnded | protocol.Exchanged) -> None:
+    def _happened(self, machine: Machine, event: protocol.Gone | protocol.ClockMeasured | protocol.Exchanged) -> None:
         if isinstance(event, protocol.Gone):
             self._gone(machine, event.reason)
-        elif isinstance(event, protocol.SeriesEnded):
+        elif isinstance(event, protocol.ClockMeasured):
             machine.measured = True
         else:
             machine.samples.append(event.sample)
@@ -243,7 +243,13 @@ def _host_of(node: str) -> str:
 
 
 def run(
-    plan: Plan, spread: Spread, folder: Path, *, command: list[str], say: prepare.Say, on_progress: prepare.OnProgress
+    plan: Plan,
+    spread: MachinePlan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: prepare.Say,
+    on_progress: prepare.OnProgress,
 ) -> Footer:
     """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
 
@@ -274,7 +280,7 @@ class Master:
     def __init__(
         self,
         link: Frames[Event],
-        spread: Spread,
+        spread: MachinePlan,
         prepared: prepare.Prepared,
         folder: Path,
         *,
@@ -378,7 +384,7 @@ class Master:
         there = [machine for machine in self._machines.present if not machine.lost]
         for machine in there:
             machine.measured = False
-            self._machines.link.post(protocol.Series(machine.node))
+            self._machines.link.post(protocol.MeasureClock(machine.node))
         deadline = time.monotonic() + MEASURE_LIMIT_S
         while time.monotonic() < deadline and not all(machine.measured or machine.lost for machine in there):
             self._machines.listen()
@@ -401,7 +407,7 @@ class Master:
         self._machines.started = True
         for machine in machines:
             at_ns = start_ns + machine.offset(start_ns).before.offset_ns
-            self._machines.link.tell(protocol.Start(at_ns), machine.node)
+            self._machines.link.tell(protocol.StartAt(at_ns), machine.node)
 
     def _watch(self) -> None:
         """Until each machine has sent everything or is lost. The first interrupt stops them all; the second gives them

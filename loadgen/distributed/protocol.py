@@ -132,7 +132,7 @@ class Connect(Message, frozen=True):
     """Everybody has drawn, so encode and connect. Not earlier: servers close connections that idle for some seconds."""
 
 
-class Start(Message, frozen=True):
+class StartAt(Message, frozen=True):
     """Begin at this instant of your CLOCK_MONOTONIC."""
 
     at_ns: int
@@ -163,7 +163,7 @@ class Bye(Message, frozen=True):
 
 
 WorkerWord = Hello | Drawn | Ready | Unable | Started | Progress | Piece | Ended
-MasterWord = Assign | Connect | Start | Stop | Taken | Wait | Bye
+MasterWord = Assign | Connect | StartAt | Stop | Taken | Wait | Bye
 WORKER_WORD: msgspec.msgpack.Decoder[WorkerWord] = msgspec.msgpack.Decoder(WorkerWord)
 MASTER_WORD: msgspec.msgpack.Decoder[MasterWord] = msgspec.msgpack.Decoder(MasterWord)
 
@@ -203,7 +203,7 @@ class Exchanged(Message, frozen=True):
     sample: ClockSample
 
 
-class SeriesEnded(Message, frozen=True):
+class ClockMeasured(Message, frozen=True):
     """Event at the master: the series of exchanges that was ordered is over."""
 
     node: str
@@ -224,14 +224,14 @@ class Tell(Message, frozen=True):
     body: bytes
 
 
-class Series(Message, frozen=True):
+class MeasureClock(Message, frozen=True):
     """Order at the master: a series of exchanges with this machine."""
 
     node: str
 
 
-Event = Listening | Joined | Rejected | Gone | Exchanged | SeriesEnded | Heard
-Order = Tell | Series
+Event = Listening | Joined | Rejected | Gone | Exchanged | ClockMeasured | Heard
+Order = Tell | MeasureClock
 
 
 class Frames(Generic[T]):
@@ -278,10 +278,6 @@ class Frames(Generic[T]):
         while message is not None:
             yield message
             message = self.receive(0)
-
-    def close(self) -> None:
-        """The other end sees it."""
-        self._socket.close()
 
     def _end(self) -> int | None:
         """Of the first message in what was read, once all of it is there."""

@@ -214,8 +214,8 @@ class _Part:
         """The agreed instant, once everybody is ready."""
         session = self._session
         session.link.tell(protocol.Ready(stamps))
-        session.until(lambda: session.word(protocol.Start))
-        start = session.word(protocol.Start)
+        session.until(lambda: session.word(protocol.StartAt))
+        start = session.word(protocol.StartAt)
         if start is None:
             return None
         session.link.tell(protocol.Started(start.at_ns - time.monotonic_ns()))

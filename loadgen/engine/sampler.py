@@ -330,6 +330,7 @@ def main() -> None:
     """The other end of a SamplerProcess: answer each line in turn."""
     from loadgen.plan import Plan
     from loadgen.prepare import sampler_of
+    from servers.telemetry import machine, prometheus  # noqa: F401 - not in the time of the run
 
     sampler: Sampler | None = None
     answer: Mapping[str, Any] = {}

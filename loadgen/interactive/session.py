@@ -25,7 +25,7 @@ from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import interactive_plan, locust_option
-from loadgen.interactive.live_run import LiveRun
+from loadgen.interactive.live_run import LiveRun, warm_up
 from loadgen.interactive.target import HubPoller, LiveTarget, Turns, find_target
 from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder, longest_of
@@ -147,6 +147,7 @@ class LocustSession:
             self._extend(environment.web_ui, self)
         else:
             self._sampler.ready()  # not in the time of the run
+        warm_up()
         gevent.spawn(self._tick)
         gc.collect()
         gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need look at them

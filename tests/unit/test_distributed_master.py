@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.distributed import DistributedError, TokenError, master, protocol
 from loadgen.distributed.clocks import ClockSample
-from loadgen.distributed.master import Machines, Master, Spread, planned
+from loadgen.distributed.master import MachinePlan, Machines, Master, planned
 from loadgen.distributed.peers import Address, address_of
 from loadgen.distributed.protocol import Bye, Drawn, Gone, Heard, Hello, Joined, Listening, Unable, Wait
 from loadgen.engine.sampler import Sampler
@@ -42,9 +42,9 @@ class Script:
     def tell(self, word: Any, node: str = "") -> None:
         self.told.append((node, word))
 
-    def post(self, order: protocol.Series) -> None:
+    def post(self, order: protocol.MeasureClock) -> None:
         sample = ClockSample(0, 0, 1)
-        self.events += [protocol.Exchanged(order.node, sample), protocol.SeriesEnded(order.node)]
+        self.events += [protocol.Exchanged(order.node, sample), protocol.ClockMeasured(order.node)]
 
 
 def heard(node: str, word: protocol.Message) -> Heard:
@@ -125,7 +125,7 @@ def test_machines_have_to_ask_the_same(drawn: Drawn | None, said: str, tmp_path:
     script = Script(*events)
     header = Header(version="", started_at="", start_ns=0, plan={}, server=SERVER)
     prepared = SimpleNamespace(tasks=[task(0)], header=header)
-    spread = Spread(1, Address("127.0.0.1"), 0.1)
+    spread = MachinePlan(1, Address("127.0.0.1"), 0.1)
     run = Master(
         script,  # type: ignore[arg-type]
         spread,
@@ -153,7 +153,7 @@ def test_strangers_do_not_reach_the_master(
 ) -> None:
     """Before the server is asked anything."""
     monkeypatch.setenv("LOADGEN_TOKEN", token)
-    spread = Spread(2, address_of(bind, "--bind"), 1.0)
+    spread = MachinePlan(2, address_of(bind, "--bind"), 1.0)
     with pytest.raises(TokenError, match=said):
         master.run(
             plan_of(server="tgi", n=2),

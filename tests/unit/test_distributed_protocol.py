@@ -12,10 +12,10 @@ from loadgen.distributed.protocol import (
     PIECES_UNTAKEN,
     Frames,
     Incoming,
+    MeasureClock,
     Order,
     Outgoing,
     Piece,
-    Series,
     Taken,
     Tell,
 )
@@ -70,13 +70,13 @@ def test_frames_keep_messages_whole() -> None:
     left, right = socket.socketpair()
     ours: Frames[Order] = Frames(left, Order)
     theirs: Frames[Order] = Frames(right, Order)
-    said = [Tell("a", b"x" * 70_000), Series("b"), Tell("", b"")]
+    said = [Tell("a", b"x" * 70_000), MeasureClock("b"), Tell("", b"")]
     for each in said:
         ours.post(each)
     assert [theirs.receive(1) for _ in said] == said
     assert theirs.receive(0) is None
-    ours.close()
+    left.close()
     with pytest.raises(EOFError):
         theirs.receive(1)
     theirs.post(said[0])
-    theirs.close()
+    right.close()

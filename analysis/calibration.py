@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis import words
+from analysis.report.format import duration, share
 from analysis.summary import QuotedCalibration
 from loadgen.record import Record
 from loadgen.runfile import Run
@@ -175,19 +175,19 @@ def notes(comparison: StampComparison) -> list[str]:
     """What a reader of the row must know."""
     found = []
     if comparison.merged:
-        share = f"  {comparison.merged:,} of {comparison.requests:,} first tokens came in one read with later ones"
-        found.append(f"{share}: off by up to {words.duration(comparison.merged_s_max)}, and marked in the run")
+        said = f"  {comparison.merged:,} of {comparison.requests:,} first tokens came in one read with later ones"
+        found.append(f"{said}: off by up to {duration(comparison.merged_s_max)}, and marked in the run")
         beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none"
-        found.append(f"  {beyond} by more than the {words.duration(comparison.lag_s)} the client may have been away")
+        found.append(f"  {beyond} by more than the {duration(comparison.lag_s)} the client may have been away")
     if comparison.coalesced_share > COALESCED_SHARE:
         found.append(
-            f"  {words.share(comparison.coalesced_share)} of the gaps lie within one read: no gap was measured there"
+            f"  {share(comparison.coalesced_share)} of the gaps lie within one read: no gap was measured there"
         )
     if not comparison.server_kept_up:
-        share = (
+        said = (
             f"  the simulated server sent {comparison.events_per_s:,.0f} of the {comparison.asked_per_s:,.0f} events/s"
         )
-        found.append(f"{share} asked, late by {words.duration(comparison.server_late_p99_s)} at p99, which is no error")
+        found.append(f"{said} asked, late by {duration(comparison.server_late_p99_s)} at p99, which is no error")
     if comparison.not_compared:
         found.append(f"  {comparison.not_compared:,} requests were not complete, and are not compared")
     return found
@@ -196,13 +196,13 @@ def notes(comparison: StampComparison) -> list[str]:
 def reached(fastest: StampComparison | None, limited_by: str) -> str:
     """The result of the search in a sentence."""
     if fastest is None:
-        return f"TTFT was never exact to {words.duration(EXACT_S)} at p99."
+        return f"TTFT was never exact to {duration(EXACT_S)} at p99."
     because = {
         "client": "beyond that the client is not exact any more",
         "server": "the simulated server sent no faster",
         "time": "nothing faster was tried",
     }[limited_by]
-    return f"TTFT is exact to {words.duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
+    return f"TTFT is exact to {duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
 
 
 def _comparable(record: Record, log: Mapping[int, Sends]) -> bool:

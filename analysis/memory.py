@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from analysis.summary import GpuMemory, HostMemory, KvCache, Memory, MemoryReserved, ProcessMemory
+from analysis.resources import GpuMemory, HostMemory, KvCache, Memory, MemoryReserved, ProcessMemory
 from analysis.telemetry import AFTER, Sample, Source, last_of, number, rows, samples
 from loadgen.runfile import Run
 

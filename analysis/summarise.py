@@ -17,12 +17,12 @@ from analysis.frame import Booleans, Ending, Floats, Frame, Seen, total
 from analysis.gather import frame_of_run
 from analysis.memory import memory
 from analysis.metrics import METRICS, Metric
+from analysis.resources import MachineClock
 from analysis.summary import (
     Burst,
     ClientHealth,
     ErrorExample,
     IntervalMeaning,
-    MachineClock,
     MeasuredWindow,
     RequestCounts,
     RunInfo,

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
-from analysis.summary import CounterCheck
+from analysis.resources import CounterCheck
 from loadgen.runfile import Run
 
 Source = Literal["server", "gpu", "host"]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from loadgen.runfile import Footer, Header
     from servers.count import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
-    from servers.telemetry import TelemetrySource
+    from servers.telemetry import Source
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
@@ -357,7 +357,7 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
     """
     from loadgen.engine.sampler import Sampler, bursts_of
     from servers.telemetry import NotMeasuredError
-    from servers.telemetry.machine import MemorySource, on_this_machine
+    from servers.telemetry.machine import HostMemory, on_this_machine
     from servers.telemetry.prometheus import ServerMetrics
 
     if not plan.metrics_every_s:
@@ -366,12 +366,12 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
         )
     access, here = access_of(plan), on_this_machine(server["url"])
     pids = (*server.get("pids", ()), *plan.server_pid)
-    openings: dict[str, Callable[[], TelemetrySource]] = {
+    openings: dict[str, Callable[[], Source]] = {
         "server": partial(ServerMetrics, server["url"], server["name"], api_key=access.api_key, verify=access.tls),
         "gpu": _gpu(plan, access.tls, here=here, simulated=server["simulated"]),
-        "host": partial(MemorySource, pids) if plan.server_pid or here else partial(_missing, ELSEWHERE),
+        "host": partial(HostMemory, pids) if plan.server_pid or here else partial(_missing, ELSEWHERE),
     }
-    sources: dict[str, TelemetrySource] = {}
+    sources: dict[str, Source] = {}
     missing: dict[str, str] = {}
     for name, opening in openings.items():
         try:
@@ -388,7 +388,7 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
     return Sampler(sources, plan.metrics_every_s, bursts_of(due_ns), missing)
 
 
-def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], TelemetrySource]:
+def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], Source]:
     from servers.telemetry.machine import Dcgm, Nvml
 
     if plan.dcgm_url:
@@ -401,7 +401,7 @@ def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> 
     return partial(_missing, why)
 
 
-def _missing(why: str) -> TelemetrySource:
+def _missing(why: str) -> Source:
     from servers.telemetry import NotMeasuredError
 
     raise NotMeasuredError(why)

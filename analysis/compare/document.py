@@ -37,14 +37,15 @@ CAPTION = (
 def document(found: Comparison, *, brief: bool) -> Document:
     """`brief` is for the terminal: fewer columns and words."""
     title = f"{found.name_b} (B) against {found.name_a} (A)"
-    return Document("loadgen compare", title, [section(found, brief=brief)], mark=found.mark)
+    return Document("loadgen compare", title, [replace(section(found, brief=brief), title="")], mark=found.mark)
 
 
 def page(found: Comparison, runs: Sequence[ReportedRun]) -> Document:
     """The comparison above what a page of these runs holds."""
     whole = full(runs, [section(found)])
     data = {**whole.data, "comparison": chart_data(found)}
-    return replace(whole, kind="loadgen compare", scripts=[*whole.scripts, "compare.js"], data=data)
+    title, scripts = f"{found.name_b} (B) against {found.name_a} (A)", [*whole.scripts, "compare.js"]
+    return replace(whole, kind="loadgen compare", title=title, subtitle=whole.title, scripts=scripts, data=data)
 
 
 def section(found: Comparison, *, brief: bool = False) -> Section:
@@ -63,7 +64,7 @@ def section(found: Comparison, *, brief: bool = False) -> Section:
     if found.gates:
         gates = [Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
         blocks.append(Findings(gates))
-    return Section("comparison", "" if brief else "B against A", blocks)
+    return Section("comparison", "B against A", blocks)
 
 
 def headline(found: Comparison) -> str:

@@ -43,6 +43,7 @@ PALETTE = {
 SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bcc6"}
 """Those of page.css that traces name, for figures outside of a page."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+STEPS = {"shape": "hv"}
 SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickformat": ".0%"}
 
 
@@ -165,18 +166,14 @@ def _column(data: Data, path: str) -> Any:
     return data
 
 
+def _axis(title: str, **more: Any) -> dict[str, Any]:
+    return {"title": {"text": title}, "rangemode": "tozero", **more}
+
+
 def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
     look = {"color": "@run", "dash": "@dash", "width": 2} | more.pop("line", {})
-    hover = f"{hover}<extra>@name</extra>" if hover else hover
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "@name",
-        "x": x,
-        "y": y,
-        "line": look,
-        "hovertemplate": hover,
-    } | more
+    base = {"type": "scatter", "mode": "lines", "name": "@name", "x": x, "y": y, "line": look}
+    return base | {"hovertemplate": f"{hover}<extra>@name</extra>"} | more
 
 
 def _cdf(name: str) -> Chart:
@@ -207,28 +204,23 @@ def _cdf(name: str) -> Chart:
         traces=(
             edge | {"y": "$low"},
             edge | {"y": "$high", "fill": "tonexty", "fillcolor": "@run:2e"},
-            _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line={"shape": "hv"}),
+            _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line=STEPS),
         ),
-        layout={"xaxis": {"title": {"text": f"{metric.short}, @xunit"}}, "yaxis": SHARES},
+        layout={"xaxis": _axis(f"{metric.short}, @xunit", rangemode="normal"), "yaxis": SHARES},
         table={name: "x", "share": "y"},
         typical={"x": lambda curve: curve["x"][len(curve["x"]) // 2] if curve["x"] else None},
     )
 
 
+INK_DOTS = {"color": "@ink", "width": 1.2, "dash": "dot"}
+
+
 def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
-    hover = (
-        "request %{customdata[0]}, %{customdata[1]:,}. sent, %{customdata[2]:,} prompt tokens<br>"
-        "TTFT %{y:.4~g} s<extra>@name</extra>"
-    )
-    points = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": f"${of}",
-        "y": "$ttft_s",
-        "customdata": "$request,position,prompt",
-        "showlegend": False,
-    }
-    points |= {"marker": {"color": "@run:66", "size": 5, "line": {"width": 0}}, "hovertemplate": hover}
+    hover = "request %{customdata[0]}, %{customdata[1]:,}. sent, %{customdata[2]:,} prompt tokens<br>TTFT %{y:.4~g} s"
+    points = {"type": "scatter", "mode": "markers", "x": f"${of}", "y": "$ttft_s", "showlegend": False}
+    points |= {"marker": {"color": "@run:66", "size": 5, "line": {"width": 0}}}
+    points["hovertemplate"] = f"{hover}<extra>@name</extra>"
+    points["customdata"] = "$request,position,prompt"
 
     def data(given: ChartInput) -> Data | None:
         first = curves.first_tokens(given.frame)
@@ -246,17 +238,12 @@ def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Su
             points,
             _line(x, f"$by_{of}.p50", f"median here {about}", alone=False),
             _line(x, f"$by_{of}.p50", f"median here {about}", alone=True, name="median", line={"color": "@ink"}),
-            _line(
-                *(x, f"$by_{of}.p90", f"p90 here {about}"),
-                alone=True,
-                name="p90",
-                line={"color": "@ink", "width": 1.2, "dash": "dot"},
-            ),
+            _line(x, f"$by_{of}.p90", f"p90 here {about}", alone=True, name="p90", line=INK_DOTS),
         ),
         layout={
             "showlegend": True,
-            "xaxis": {"title": {"text": x_title}} | ({} if of == "prompt" else {"rangemode": "tozero"}),
-            "yaxis": {"title": {"text": "TTFT, s"}, "rangemode": "tozero"},
+            "xaxis": _axis(x_title, rangemode="normal" if of == "prompt" else "tozero"),
+            "yaxis": _axis("TTFT, s"),
         },
         table={"request": "request", "position": "position", "prompt_tokens": "prompt", "ttft_s": "ttft_s"},
     )
@@ -270,11 +257,8 @@ def _position(first: Data, _: Summary) -> str:
         return f"{count(first['n'], 'request')}: too few for a trend."
     least, most = first["prompts"]
     same = f" Every prompt had {count(least, 'token')}." if least == most else ""
-    some = (
-        f" {first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
-        if first["drawn"] < first["n"]
-        else ""
-    )
+    drawn = f" {first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
+    some = drawn if first["drawn"] < first["n"] else ""
     return f"{_rise(trend)} from the first requests sent to the last.{same}{some}"
 
 
@@ -351,10 +335,6 @@ def _turns(given: ChartInput) -> Data | None:
     }
 
 
-def _few(data: Sequence[Data]) -> bool:
-    return all(len(each["turn"]) <= 20 for each in data)
-
-
 def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any]:
     return _line(
         "$token", f"${figure}", f"{title} before token %{{x}}: %{{y:.4~g}} @yunit", connectgaps=False, line=line, **more
@@ -379,7 +359,7 @@ def _gap_layout(data: Sequence[Data]) -> Data:
     look = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
     return {
         "showlegend": True,
-        "xaxis": {"title": {"text": "output token"}, "rangemode": "tozero"},
+        "xaxis": _axis("output token"),
         "yaxis": {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look},
     }
 
@@ -399,9 +379,9 @@ CHARTS: dict[str, Chart] = {
             "goodput",
             "Attainment over the scale of the bounds",
             _goodput,
-            traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line={"shape": "hv"}),),
+            traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
             layout={
-                "xaxis": {"title": {"text": "scale of the bounds"}, "rangemode": "tozero"},
+                "xaxis": _axis("scale of the bounds"),
                 "yaxis": SHARES,
                 "shapes": [
                     {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1}
@@ -420,18 +400,14 @@ CHARTS: dict[str, Chart] = {
                 _line(
                     *("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}"),
                     mode="lines+markers",
-                    error_y={
-                        "type": "data",
-                        "symmetric": False,
-                        "thickness": 1.2,
-                        "array": "$above",
-                        "arrayminus": "$below",
-                    },
+                    error_y={"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"},
                 ),
             ),
             layout=lambda data: {
-                "xaxis": {"title": {"text": "turn"}, "tickformat": "d"} | ({"dtick": 1} if _few(data) else {}),
-                "yaxis": {"title": {"text": "TTFT p50, ms"}, "rangemode": "tozero"},
+                "xaxis": _axis(
+                    "turn", tickformat="d", dtick=1 if all(len(each["turn"]) < 21 for each in data) else None
+                ),
+                "yaxis": _axis("TTFT p50, ms"),
             },
             table={"turn": "turn", "TTFT p50, ms": "p50", "from": "low", "to": "high"},
             note="The median and its 95 % interval, over the complete requests of each turn.",
@@ -469,14 +445,9 @@ CHARTS: dict[str, Chart] = {
             lambda given: {"course": curves.course(given.frame), "series": curves.panels(given.series)},
             _course,
             traces=(
-                _line(
-                    "$course.start_s",
-                    "$course.tokens_per_s",
-                    "%{y:,.0f} tokens/s from %{x:.4~g} s",
-                    line={"shape": "hv"},
-                ),
+                _line("$course.start_s", "$course.tokens_per_s", "%{y:,.0f} tokens/s from %{x:.4~g} s", line=STEPS),
             ),
-            layout={"xaxis": {"title": {"text": "time, s"}}, "yaxis": {"title": {"text": "output tokens/s"}}},
+            layout={"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")},
             note="Streams are the most in each interval; the dotted line counts those receiving tokens. Below, "
             "readings of server, GPUs and host; a break in a line is one that failed.",
             script="course.js",
@@ -498,7 +469,7 @@ CHARTS: dict[str, Chart] = {
                 )
             ),
             layout={
-                "xaxis": {"title": {"text": "time, s"}},
+                "xaxis": _axis("time, s"),
                 "yaxis": {"title": {"text": "order sent"}, "autorange": "reversed"},
             },
             note="Drag over a part to zoom in, double-click to reset; with the keyboard +, −, 0 and the arrows.",  # noqa: RUF001
@@ -511,11 +482,8 @@ CHARTS: dict[str, Chart] = {
             "sending",
             "When requests were sent",
             lambda given: curves.sends(given.frame),
-            traces=(_line("$x", "$y", "%{y:,} sent within %{x:.4~g} @xunit", line={"shape": "hv"}),),
-            layout={
-                "xaxis": {"title": {"text": "after the first request, @xunit"}, "rangemode": "tozero"},
-                "yaxis": {"title": {"text": "requests sent"}, "rangemode": "tozero"},
-            },
+            traces=(_line("$x", "$y", "%{y:,} sent within %{x:.4~g} @xunit", line=STEPS),),
+            layout={"xaxis": _axis("after the first request, @xunit"), "yaxis": _axis("requests sent")},
             table={"sent_after_s": "x", "requests": "y"},
             typical={"x": lambda sent: sent["x"][-1] if sent["x"] else None},
             shape="wide",

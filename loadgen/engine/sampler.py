@@ -33,7 +33,7 @@ import msgspec
 from loadgen.engine.health import Counts
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.runfile import RunWriter, Telemetry
-from servers.telemetry import GapError, NotMeasuredError, TelemetrySource
+from servers.telemetry import GapError, NotMeasuredError, Source
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -99,7 +99,7 @@ class Sampler:
 
     def __init__(
         self,
-        sources: Mapping[str, TelemetrySource],
+        sources: Mapping[str, Source],
         every_s: float = 1.0,
         bursts: Bursts | None = None,
         not_measured: Mapping[str, str] | None = None,

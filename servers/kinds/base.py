@@ -106,7 +106,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimit:
+class Limit:
     """A limit that a server states."""
 
     flag: str
@@ -200,7 +200,7 @@ class ServerKind:
     """The endpoint it is measured on unless another is asked for."""
     recognise: Callable[[Ask, str], ServerFacts | None]
     """(ask, url) to what it says about itself, or None when it is another server."""
-    limits: Mapping[str, ServerLimit]
+    limits: Mapping[str, Limit]
     """By its own names for them."""
     port: int | None = None
     """The port that docker-compose.yml publishes. None: nothing is started under this name."""
@@ -257,6 +257,6 @@ def as_dict(answer: object) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def stated(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
+def stated(limits: Mapping[str, Limit], facts: Mapping[str, Any]) -> dict[str, int]:
     """Those of these limits that the server's facts hold."""
     return {name: facts[name] for name in limits if isinstance(facts.get(name), int)}

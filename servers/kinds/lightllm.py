@@ -16,12 +16,12 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
+    Limit,
     MetricNames,
     ProcessCommand,
     Route,
     ServerFacts,
     ServerKind,
-    ServerLimit,
     VersionRule,
     as_dict,
     exists,
@@ -33,7 +33,7 @@ from servers.kinds.openai import Choice, always, decode, dialect, has_role, unle
 from workloads.request import Request
 
 
-class LightllmToken(msgspec.Struct, gc=False):
+class Token(msgspec.Struct, gc=False):
     """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
 
     count_output_tokens: int | None = None
@@ -53,15 +53,15 @@ class SaidEvent(msgspec.Struct, gc=False):
     token: Said | None = None
 
 
-class LightllmEvent(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False):
     """One event of `/generate_stream`; the one with `finished` carries a token too."""
 
-    token: LightllmToken | None = None
+    token: Token | None = None
     finished: bool = False
     finish_reason: str | None = None
 
 
-_EVENTS = msgspec.json.Decoder(LightllmEvent)
+_EVENTS = msgspec.json.Decoder(Event)
 _SAID = msgspec.json.Decoder(SaidEvent)
 
 
@@ -194,10 +194,10 @@ LIGHTLLM = ServerKind(
     },
     recognise=_recognise,
     limits={
-        "max_model_len": ServerLimit("--max_req_total_len", "total"),
-        "max_total_token_num": ServerLimit("--max_total_token_num"),  # KV cache in tokens
-        "max_req_total_len": ServerLimit("--max_req_total_len"),
-        "running_max_req_size": ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
+        "max_model_len": Limit("--max_req_total_len", "total"),
+        "max_total_token_num": Limit("--max_total_token_num"),  # KV cache in tokens
+        "max_req_total_len": Limit("--max_req_total_len"),
+        "running_max_req_size": Limit("--running_max_req_size"),  # beyond it requests wait without order
     },
     port=8003,
     metrics=MetricNames(

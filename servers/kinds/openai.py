@@ -18,11 +18,11 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
+    Limit,
     MetricNames,
     Route,
     ServerFacts,
     ServerKind,
-    ServerLimit,
     as_dict,
     first_card,
     stated,
@@ -255,7 +255,7 @@ OPENAI = ServerKind(
         for endpoint in ("completions", "chat")
     },
     recognise=_recognise,
-    limits={"max_model_len": ServerLimit("--max-model-len", "total")},
+    limits={"max_model_len": Limit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
     metrics=MetricNames(
         prefix="sglang:",

@@ -15,11 +15,11 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
+    Limit,
     MetricNames,
     Route,
     ServerFacts,
     ServerKind,
-    ServerLimit,
     VersionRule,
     as_dict,
     at_least,
@@ -31,11 +31,11 @@ from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, message
 from workloads.request import Request
 
 
-class TgiToken(msgspec.Struct, gc=False):
+class Token(msgspec.Struct, gc=False):
     """That there is one is all that matters."""
 
 
-class TgiDetails(msgspec.Struct, gc=False):
+class Details(msgspec.Struct, gc=False):
     """In the last event, if asked for. `input_length` since 2.3.0, the special tokens the server added included."""
 
     finish_reason: str | None = None
@@ -43,15 +43,15 @@ class TgiDetails(msgspec.Struct, gc=False):
     input_length: int | None = None
 
 
-class TgiEvent(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False):
     """One event of `/generate_stream`. `generated_text` is null in all but the last, which carries a token too."""
 
-    token: TgiToken | None = None
+    token: Token | None = None
     generated_text: str | None = None
-    details: TgiDetails | None = None
+    details: Details | None = None
 
 
-_EVENTS = msgspec.json.Decoder(TgiEvent)
+_EVENTS = msgspec.json.Decoder(Event)
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:
@@ -72,7 +72,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             note_error(answer, payloads[index])
         if event.generated_text is not None:
             answer.end_event = index
-            details = event.details or TgiDetails()
+            details = event.details or Details()
             total, answer.prompt_tokens = details.generated_tokens, details.input_length
             note_finish(answer, details.finish_reason or "", payloads[index])
     settle_count(answer, total)
@@ -152,10 +152,10 @@ TGI = ServerKind(
     },
     recognise=_recognise,
     limits={
-        "max_input_tokens": ServerLimit("--max-input-tokens", "prompt"),
-        "max_total_tokens": ServerLimit("--max-total-tokens", "total"),
-        "max_concurrent_requests": ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
-        "max_batch_total_tokens": ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
+        "max_input_tokens": Limit("--max-input-tokens", "prompt"),
+        "max_total_tokens": Limit("--max-total-tokens", "total"),
+        "max_concurrent_requests": Limit("--max-concurrent-requests", "requests"),  # refuses what is beyond
+        "max_batch_total_tokens": Limit("--max-batch-total-tokens"),  # 1.x and 2.x
     },
     port=8002,
     metrics=MetricNames(

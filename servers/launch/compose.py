@@ -169,24 +169,18 @@ def _make_volume(host: Host) -> None:
     """The volume of the models as a view of the folder that the hosts file names. One that exists stays as it is."""
     if not host.model_dir:
         return
-    shown = _shown(host)
-    if shown is None:
+    names = docker(host, "volume", "ls", "--quiet", "--filter", f"name=^{host.model_volume}$").split()
+    if host.model_volume not in names:
         options = [f"--opt={each}" for each in ("type=none", "o=bind", f"device={host.model_dir}")]
         docker(host, "volume", "create", *options, host.model_volume)
-    elif shown != host.model_dir:
+        return
+    (said,) = msgspec.json.decode(docker(host, "volume", "inspect", host.model_volume))
+    shown = str((said.get("Options") or {}).get("device", ""))
+    if shown != host.model_dir:
         raise LaunchError(
             f"the volume {host.model_volume} on {host.name} shows {shown or 'files of its own'}, not {host.model_dir}",
             "name another model_volume in the hosts file, or leave model_dir out to use the volume as it is",
         )
-
-
-def _shown(host: Host) -> str | None:
-    """The folder that the host's volume shows, empty for one of its own; None when there is no such volume."""
-    names = docker(host, "volume", "ls", "--quiet", "--filter", f"name=^{host.model_volume}$").split()
-    if host.model_volume not in names:
-        return None
-    (said,) = msgspec.json.decode(docker(host, "volume", "inspect", host.model_volume))
-    return str((said.get("Options") or {}).get("device", ""))
 
 
 def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:

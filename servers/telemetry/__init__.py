@@ -1,6 +1,6 @@
 """What servers, GPUs and hosts report about themselves while a run is on: beside the load, never in its path.
 
-A TelemetrySource is read now and then, and can fail without failing the run:
+A Source is read now and then, and can fail without failing the run:
 
 GapError               one reading failed: a gap in the curve, with its reason
 └── NotMeasuredError   it cannot be read here at all
@@ -23,7 +23,7 @@ class NotMeasuredError(GapError):
     """Nothing can be read here at all; the message is the reason."""
 
 
-class TelemetrySource(Protocol):
+class Source(Protocol):
     """One thing that is read again and again, always by one thread at a time."""
 
     @property

@@ -30,7 +30,7 @@ DCGM: Mapping[str, tuple[str, float]] = {
 
 
 class Nvml:
-    """Every GPU that the driver shows. See TelemetrySource."""
+    """Every GPU that the driver shows. See Source."""
 
     def __init__(self) -> None:
         """Asked of the driver in this process, as nvidia-smi does. Raises NotMeasuredError where the library, the
@@ -48,7 +48,7 @@ class Nvml:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """`gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
+        """See Source: `gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
         if not self._handles:
             self._open()
         gpus = [self._figures(index, handle) for index, handle in enumerate(self._handles)]
@@ -58,7 +58,7 @@ class Nvml:
         return {"gpus": gpus}
 
     def close(self) -> None:
-        """See TelemetrySource."""
+        """See Source."""
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
@@ -142,7 +142,7 @@ class Nvml:
 
 
 class Dcgm:
-    """A DCGM exporter over one kept connection. See TelemetrySource."""
+    """A DCGM exporter over one kept connection. See Source."""
 
     def __init__(self, url: str, *, verify: ssl.SSLContext | bool) -> None:
         """`url` is the exporter's, with or without `/metrics`. Raises NotMeasuredError without the parser."""
@@ -153,7 +153,7 @@ class Dcgm:
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """See TelemetrySource: `gpus`, one entry per GPU, or per MIG instance."""
+        """See Source: `gpus`, one entry per GPU, or per MIG instance."""
         page = fetch(self._ask, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
         found = _gpus(page)
         if not found:
@@ -163,7 +163,7 @@ class Dcgm:
         return {"gpus": list(found.values())}
 
     def close(self) -> None:
-        """See TelemetrySource."""
+        """See Source."""
         self._ask.close()
 
 
@@ -214,8 +214,8 @@ def on_this_machine(url: str) -> bool:
     return True
 
 
-class MemorySource:
-    """The host and the processes `pids`. See TelemetrySource."""
+class HostMemory:
+    """The host and the processes `pids`. See Source."""
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         """Raises NotMeasuredError where psutil is not installed, or one of the processes does not exist."""
@@ -232,7 +232,7 @@ class MemorySource:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - reads of /proc: 3 ms, most of it to find descendants
-        """`rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
+        """See Source. `rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
         them share are counted in each."""
         memory = self._psutil.virtual_memory()
         return {
@@ -241,7 +241,7 @@ class MemorySource:
         }
 
     def close(self) -> None:
-        """See TelemetrySource: nothing is held."""
+        """See Source: nothing is held."""
 
     def _tree(self, pid: int) -> dict[str, Any]:
         psutil = self._psutil

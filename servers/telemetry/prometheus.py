@@ -114,7 +114,7 @@ def tables() -> dict[str, MetricNames]:
 
 
 class ServerMetrics:
-    """A server's /metrics, over one kept connection. See TelemetrySource."""
+    """A server's /metrics, over one kept connection. See Source."""
 
     def __init__(self, url: str, server: str, *, api_key: str | None, verify: ssl.SSLContext | bool) -> None:
         """`url` is the base of the server's paths. Raises NotMeasuredError where the parser is not installed."""
@@ -124,7 +124,7 @@ class ServerMetrics:
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """See TelemetrySource."""
+        """See Source."""
         page = fetch(self._ask, "/metrics", tuple(each.prefix for each in tables().values()), limit_s)
         values = values_of(page, self._server)
         metrics = KINDS[self._server].metrics
@@ -136,7 +136,7 @@ class ServerMetrics:
         return values
 
     def close(self) -> None:
-        """See TelemetrySource."""
+        """See Source."""
         self._ask.close()
 
     def _asked(self, path: str, read: Callable[[Any], float], limit_s: float) -> float:

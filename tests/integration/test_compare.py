@@ -82,8 +82,8 @@ def test_markdown_and_page(runs: Path, tmp_path: Path) -> None:
     """A table for a pull request, and a page with the comparison above the charts of all runs."""
     code, out, _ = compare("--markdown", "--html", tmp_path / "c.html", runs / "a", runs / "b")
     assert code == 0
-    assert out.startswith("### b (B) against a (A)\n")
-    assert "| `tpot.p50` |" in out
+    assert out.startswith("## b (B) against a (A)\n")
+    assert "| tpot.p50 |" in out
     page = (tmp_path / "c.html").read_text("utf-8")
     assert 'id="comparison"' in page
     assert 'id="chart-comparison"' in page

@@ -29,12 +29,12 @@ from servers.kinds.base import (
     Ask,
     Dialect,
     KnownFault,
+    Limit,
     MetricNames,
     ProcessCommand,
     Route,
     ServerFacts,
     ServerKind,
-    ServerLimit,
     as_dict,
     stated,
 )
@@ -110,7 +110,7 @@ MADE_UP = ServerKind(
         )
     },
     recognise=recognise,
-    limits={"context_length": ServerLimit("--context-length", "total")},
+    limits={"context_length": Limit("--context-length", "total")},
     port=8099,
     metrics=MetricNames(prefix="madeup:", names={"running": ("madeup:running",)}),
     process=ProcessCommand(

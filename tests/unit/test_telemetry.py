@@ -11,7 +11,8 @@ import pytest
 from analysis.gather import frame_of_run
 from analysis.memory import memory
 from analysis.report.findings import memory as memory_said
-from analysis.summary import CounterCheck, GpuMemory, HostMemory, KvCache, Memory, typed
+from analysis.resources import CounterCheck, GpuMemory, HostMemory, KvCache, Memory
+from analysis.summary import typed
 from analysis.telemetry import counters, series
 from loadgen.record import Record
 from tests.runs import complete, failed, loop, run_of, said, summarise, text_of

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from analysis.resources import CounterCheck, MachineClock, Memory
-from loadgen.runfile import LoadFacts, StampFacts
+from loadgen.runfile import LoadFacts, StampFacts, stamp_facts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
@@ -334,6 +334,11 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     error_bar_tpot_s: float | None = None
     error_bar_itl_s: float | None = None
     error_bar_e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Of a summary from before `source`."""
+        if not self.source.name:
+            self.source = stamp_facts(self.stamps)
 
     @property
     def ok(self) -> bool:

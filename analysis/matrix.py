@@ -19,8 +19,9 @@ import numpy as np
 from analysis.frame import Floats, Frame
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
+from analysis.resources import KvCache, Memory, MemoryLevels
 from analysis.stats import difference_of_means, percentile, student_quantile
-from analysis.summary import KvCache, Memory, MemoryLevels, Summary
+from analysis.summary import Summary
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")

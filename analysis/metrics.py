@@ -82,6 +82,7 @@ def of_record(record: Record) -> dict[str, float]:
     row = SimpleNamespace(
         due_ns=record.due_ns,
         sent_ns=_known(record.sent_ns),
+        first_byte_ns=_known(record.first_byte_ns),
         first_ns=chunks[0] if chunks else math.nan,
         last_ns=chunks[-1] if chunks else math.nan,
         end_ns=_known(record.end_ns, chunks[-1] if chunks else None),

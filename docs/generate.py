@@ -68,18 +68,18 @@ def summary_schema() -> str:
 
 
 def _summary_structs() -> dict[str, ast.ClassDef]:
-    """Summary first, then the others as they stand in their modules; the fields of a base belong to what it is of."""
-    modules = [
-        ast.parse((DOCS.parent / name).read_text("utf-8")) for name in ("analysis/summary.py", "loadgen/runfile.py")
-    ]
+    """Those that summary.json is made of, in its order; the fields of a base belong to what it is of."""
+    import msgspec
+
+    from analysis.summary import Summary
+
+    files = ("analysis/summary.py", "analysis/resources.py", "loadgen/runfile.py")
+    modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
     found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
-    named = [name for name, node in found.items() if any("Struct" in ast.unparse(base) for base in node.bases)]
     for node in found.values():
         for base in (found[each] for each in map(ast.unparse, node.bases) if each in found):
             node.body = [node.body[0], *base.body[1:], *node.body[1:]]
-    used = [name for name in named if name not in ("Summary", "Header", "Telemetry", "Footer", "Run", "MemoryLevels")]
-    inherited = [name for name, node in found.items() if any(ast.unparse(base) in found for base in node.bases)]
-    return {name: found[name] for name in dict.fromkeys(["Summary", *used, *inherited])}
+    return {name: found[name] for name in msgspec.json.schema(Summary)["$defs"]}
 
 
 def metrics() -> str:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -209,6 +209,24 @@ class Plan(BaseModel):
         str, RunOption("What the server runs on, such as A800; stands by its name.", "Output", "start")
     ] = Field("", max_length=60)
 
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Validate. Raises PlanError whose message has one line per mistake, named by its command-line option."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                lines = [_mistake(item) for item in error.errors()]
+                raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+
+    def each_repeat(self) -> list[Plan]:
+        """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
+        and chance in lengths and gaps would be the same each time."""
+        return [
+            self.model_copy(update={"repeat": place, "seed": self.seed + place - 1})
+            for place in range(1, self.repeats + 1)
+        ]
+
     @property
     def of_sessions(self) -> bool:
         """Whether `n`, clients and arrivals count sessions."""
@@ -286,9 +304,9 @@ class Plan(BaseModel):
         return self
 
 
-def run_options() -> dict[str, RunOption]:
+def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
     """The fields of the Plan that are options of a run, in their order."""
-    found = ((name, each) for name, field in Plan.model_fields.items() for each in field.metadata)
+    found = ((name, each) for name, field in (plan or Plan).model_fields.items() for each in field.metadata)
     return {name: each for name, each in found if isinstance(each, RunOption)}
 
 
@@ -297,13 +315,27 @@ def option_name(field: str) -> str:
     return "--" + field.removesuffix("_s").replace("_", "-")
 
 
+def command_of(plan: Plan) -> list[str]:
+    """The command line that runs this plan: what differs from the defaults."""
+    words = ["loadgen", "run"]
+    for name in run_options(type(plan)):
+        value = getattr(plan, name)
+        if value == type(plan).model_fields[name].default:
+            continue
+        flag = option_name(name)
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif name.endswith("_s"):
+            ends = value if isinstance(value, tuple) else (value,)
+            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in ends)]
+        else:
+            words += [text for each in (value if isinstance(value, tuple) else (value,)) for text in (flag, str(each))]
+    return words
+
+
 def plan_of(**values: Any) -> Plan:
-    """Validate. Raises PlanError whose message has one line per mistake, named by its command-line option."""
-    try:
-        return Plan(**values)
-    except ValidationError as error:
-        lines = [_mistake(item) for item in error.errors()]
-        raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+    """A Plan of these values. Raises PlanError."""
+    return Plan(**values)
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.report.document import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.summary import ClientHealth, MemoryLevels, ObjectiveVerdict, Summary
+from analysis.resources import MemoryLevels
+from analysis.summary import ClientHealth, ObjectiveVerdict, Summary
 
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""

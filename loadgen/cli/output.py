@@ -96,7 +96,7 @@ class Output:
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
         if page is not None:
-            _write_page(parts, page, [group for group in groups if group.between])
+            write_page(parts, page, [group for group in groups if group.between])
         summaries = [_as_dict(part.summary) for part in parts]
         if self._junit is not None:
             _write_junit([part.summary for part in parts], self._junit)
@@ -112,7 +112,7 @@ class Output:
         return summaries
 
     def _group(self, path: Path) -> Group:
-        parts = [_summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
+        parts = [summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)
         from analysis.repeats import between
@@ -163,7 +163,7 @@ def runs_in(path: Path) -> list[Path]:
     return [found[place] for place in sorted(found)] or [path]
 
 
-def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.slo import goodput, judge
@@ -198,7 +198,7 @@ def _write_junit(summaries: list[Typed], file: Path) -> None:
     write_text(file, junit(summaries))
 
 
-def _write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
+def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
     from analysis.repeats import section
     from analysis.report.page import render
     from analysis.report.sections import full

@@ -14,7 +14,7 @@ from scipy import stats as reference
 from analysis.matrix import CellMemory, MatrixSummary, cell_memory, ratio_of
 from analysis.report.matrix import brief
 from analysis.report.terminal import render
-from analysis.summary import Memory
+from analysis.resources import Memory
 from tests.matrices import fabricate
 
 

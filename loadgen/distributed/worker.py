@@ -16,7 +16,7 @@ from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, Outgoing
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
-from loadgen.engine.health import Counts, total
+from loadgen.engine.health import COUNTED, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
@@ -236,5 +236,5 @@ class _Part:
         now_s = time.monotonic()
         if now_s - self._told_s >= PROGRESS_EVERY_S or phase == "ended":
             self._told_s = now_s
-            values = [getattr(counts, name) for name, _ in Counts._fields_]
+            values = [getattr(counts, name) for name in COUNTED]
             self._session.link.tell(protocol.Progress(values, [worker.counts.due for worker in workers]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,139 +69,108 @@ StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
 
 
+_server = partial(RunOption, group="Server", interactive="start")
+_load = partial(RunOption, group="Load")
+_prompts = partial(RunOption, group="Prompts", interactive="form")
+_measured = partial(RunOption, group="Measurement")
+_measured_in_ui = partial(RunOption, group="Measurement", interactive="start")
+
+
 class Plan(BaseModel):
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    server: Annotated[ServerName, RunOption(f"Which server answers: {any_of(KINDS)}.", "Server", "start")]
+    server: Annotated[ServerName, _server(f"Which server answers: {any_of(KINDS)}.")]
     endpoint: Annotated[
         EndpointName | None,
         RunOption(f"{any_of(_endpoints())}; the server's native one by default.", "Server", "start"),
     ] = None
     url: Annotated[
         str | None,
-        RunOption(
+        _server(
             "Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
-            "docker-compose.yml publishes, then the built-in simulated server.",
-            "Server",
-            "start",
+            "docker-compose.yml publishes, then the built-in simulated server."
         ),
     ] = None
-    model: Annotated[
-        str | None, RunOption("Model name to ask for; the server's first one by default.", "Server", "start")
-    ] = None
+    model: Annotated[str | None, _server("Model name to ask for; the server's first one by default.")] = None
     arrivals: Annotated[
         str,
-        RunOption(
+        _load(
             "When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
-            "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE.",
-            "Load",
+            "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."
         ),
     ] = "burst"
     """Canonical text of workloads.arrivals."""
-    n: Annotated[int | None, RunOption("How many requests; or sessions, where these are asked.", "Load")] = Field(
+    n: Annotated[int | None, _load("How many requests; or sessions, where these are asked.")] = Field(
         None, ge=1, le=1_000_000
     )
     """None where the duration or the trace says."""
-    duration_s: Annotated[float | None, RunOption("Nothing is due later than this.", "Load")] = Field(
-        None, gt=0, le=7 * 86_400
-    )
+    duration_s: Annotated[float | None, _load("Nothing is due later than this.")] = Field(None, gt=0, le=7 * 86_400)
     """No request is due and no session starts at or after this offset."""
-    max_in_flight: Annotated[
-        int | None, RunOption("Past it a request that is due is dropped, and counted.", "Load")
-    ] = Field(None, ge=1, le=1_000_000)
-    """None: as many as the plan can have under way."""
-    warmup: Annotated[int, RunOption("Requests to send before the clock starts; in no figure.", "Load")] = Field(
-        0, ge=0, le=10_000
+    max_in_flight: Annotated[int | None, _load("Past it a request that is due is dropped, and counted.")] = Field(
+        None, ge=1, le=1_000_000
     )
-    workers: Annotated[int, RunOption("Processes that share the load.", "Load")] = Field(1, ge=1, le=256)
+    """None: as many as the plan can have under way."""
+    warmup: Annotated[int, _load("Requests to send before the clock starts; in no figure.")] = Field(0, ge=0, le=10_000)
+    workers: Annotated[int, _load("Processes that share the load.")] = Field(1, ge=1, le=256)
     timeout_s: Annotated[float, RunOption("After which one request is given up; 600s by default.", "Load", "start")] = (
         Field(600.0, gt=0)
     )
-    repeats: Annotated[int, RunOption("Run it so often, each time with the next seed: see docs.", "Load")] = Field(
-        1, ge=1, le=1000
-    )
+    repeats: Annotated[int, _load("Run it so often, each time with the next seed: see docs.")] = Field(1, ge=1, le=1000)
     repeat: int = Field(0, ge=0)
     """Which of the repeats this run is, from 1; 0 for a run by itself."""
     workload: Annotated[
         str,
-        RunOption(
+        _prompts(
             "What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, "
-            "multi-turn:turns=K (sessions), ...",
-            "Prompts",
-            "form",
+            "multi-turn:turns=K (sessions), ..."
         ),
     ] = "synthetic"
     """Canonical text of workloads.workload."""
     input_tokens: Annotated[
         int | str,
-        RunOption(
+        _prompts(
             "Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B, "
-            "lognormal:mean=M,cv=C, empirical:FILE, ...",
-            "Prompts",
-            "form",
+            "lognormal:mean=M,cv=C, empirical:FILE, ..."
         ),
     ] = 512
     """A number, or the canonical text of workloads.lengths."""
-    output_tokens: Annotated[
-        int | str, RunOption("Tokens to generate, likewise; 128 by default.", "Prompts", "form")
-    ] = 128
+    output_tokens: Annotated[int | str, _prompts("Tokens to generate, likewise; 128 by default.")] = 128
     """Likewise; or `answers`, where a dataset has answers of its own."""
-    seed: Annotated[
-        int, RunOption("The same seed gives byte-identical requests and due instants.", "Prompts", "form")
-    ] = 0
+    seed: Annotated[int, _prompts("The same seed gives byte-identical requests and due instants.")] = 0
     tokenizer: Annotated[Path | None, RunOption("A tokenizer.json to build prompts with.", "Prompts", "start")] = None
-    api_key_env: Annotated[
-        str,
-        RunOption("Environment variable that holds the API key; LOADGEN_API_KEY by default.", "Server", "start"),
-    ] = "LOADGEN_API_KEY"
-    ca_file: Annotated[Path | None, RunOption("Certificate authorities for https, in PEM.", "Server", "start")] = None
-    insecure: Annotated[bool, RunOption("Do not check certificates.", "Server", "start")] = False
-    real: Annotated[bool, RunOption("Never fall back to the simulated server.", "Server", "start")] = False
-    force: Annotated[bool, RunOption("Measure a version of a server that is known to mislead.", "Server", "start")] = (
-        False
+    api_key_env: Annotated[str, _server("Environment variable that holds the API key; LOADGEN_API_KEY by default.")] = (
+        "LOADGEN_API_KEY"
     )
+    ca_file: Annotated[Path | None, _server("Certificate authorities for https, in PEM.")] = None
+    insecure: Annotated[bool, _server("Do not check certificates.")] = False
+    real: Annotated[bool, _server("Never fall back to the simulated server.")] = False
+    force: Annotated[bool, _server("Measure a version of a server that is known to mislead.")] = False
     speed: Annotated[
-        float,
-        RunOption("How many times faster the built-in simulated server's clock runs; 5 by default.", "Server", "start"),
+        float, _server("How many times faster the built-in simulated server's clock runs; 5 by default.")
     ] = Field(5.0, gt=0)
-    window_s: Annotated[
-        tuple[float, float] | None, RunOption("What the figures are of; else chosen.", "Measurement")
-    ] = None
+    window_s: Annotated[tuple[float, float] | None, _measured("What the figures are of; else chosen.")] = None
     stamps: Annotated[
-        StampsName,
-        RunOption(
-            "kernel, or user: what the figures would be without the kernel's receive stamps.", "Measurement", "start"
-        ),
+        StampsName, _measured_in_ui("kernel, or user: what the figures would be without the kernel's receive stamps.")
     ] = "kernel"
     metrics_every_s: Annotated[
         float,
-        RunOption(
+        _measured_in_ui(
             "How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; "
-            "0 is never.",
-            "Measurement",
-            "start",
+            "0 is never."
         ),
     ] = Field(1.0, ge=0)
     dcgm_url: Annotated[
         str | None,
-        RunOption(
-            "A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs.",
-            "Measurement",
-            "start",
-        ),
+        _measured_in_ui("A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."),
     ] = None
     gpu: Annotated[
-        bool | None,
-        RunOption("Read this machine's GPUs through NVML; by default when the server is on it.", "Measurement"),
+        bool | None, _measured("Read this machine's GPUs through NVML; by default when the server is on it.")
     ] = None
     server_pid: Annotated[
         tuple[int, ...],
-        RunOption(
-            "A server process on this machine, whose memory is read with that of its children; repeatable.",
-            "Measurement",
-        ),
+        _measured("A server process on this machine, whose memory is read with that of its children; repeatable."),
     ] = ()
     label: Annotated[str, RunOption("A word for the run's folder and report.", "Output", "start")] = Field(
         "run", pattern=r"^[A-Za-z0-9._-]{1,60}$"

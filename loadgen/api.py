@@ -6,8 +6,8 @@ nothing; the command line writes and prints by the same functions.
     result.summary.latency.ttft.p99
 
 A run is measured by a process of its own (`python -m loadgen.api`), started and not forked: the caller may be a
-notebook with threads, a running event loop and gigabytes of tables, and none of it is in the way of a stamp. An interrupt
-of the caller becomes that of the process, which ends the run and keeps what came.
+notebook with threads, a running event loop and gigabytes of tables, and none of it is in the way of a stamp. An
+interrupt of the caller becomes that of the process, which ends the run and keeps what came.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from loadgen.engine.health import COUNTED, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
-from loadgen.plan import plan_of
+from loadgen.plan import Plan
 
 LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5
@@ -149,7 +149,7 @@ def _take_part(
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     part = None
     try:
-        plan = plan_of(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
+        plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
         with prepare.prepare(plan, parts, say) as prepared:
             host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]

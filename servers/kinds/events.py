@@ -12,7 +12,7 @@ plain text, HTML                                 axum, uvicorn, proxies
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -103,31 +103,23 @@ def one_line(text: str) -> str:
 
 
 def _said(answer: Any) -> str:
-    if isinstance(answer, dict):
-        return _said_in(answer)
     if isinstance(answer, list):
         return "; ".join(_said(item) for item in answer[:3])
-    return str(answer)
-
-
-def _said_in(answer: dict[str, Any]) -> str:
+    if not isinstance(answer, dict):
+        return str(answer)
     inner = answer.get("error")
     if isinstance(inner, dict):
-        return _said_in(inner)
+        return _said(inner)
     if isinstance(inner, str):
-        return _with(inner, [answer.get("error_type")])
-    if "message" in answer:
-        return _with(str(answer["message"]), [answer.get("type"), answer.get("code")])
-    if "msg" in answer:  # one mistake of a FastAPI schema check
-        return _with(str(answer["msg"]), [".".join(map(str, answer.get("loc") or []))])
-    if "detail" in answer:
-        return _said(answer["detail"])
-    return msgspec.json.encode(answer).decode()
-
-
-def _with(message: str, kinds: Iterable[object]) -> str:
+        message, kinds = inner, [answer.get("error_type")]
+    elif "message" in answer:
+        message, kinds = answer["message"], [answer.get("type"), answer.get("code")]
+    elif "msg" in answer:  # one mistake of a FastAPI schema check
+        message, kinds = answer["msg"], [".".join(map(str, answer.get("loc") or []))]
+    else:
+        return _said(answer["detail"]) if "detail" in answer else msgspec.json.encode(answer).decode()
     known = ", ".join(str(kind) for kind in kinds if kind)
-    return f"{message} ({known})" if known else message
+    return f"{message} ({known})" if known else str(message)
 
 
 def _plain(text: str) -> str:

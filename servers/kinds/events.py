@@ -80,7 +80,10 @@ def error_text(status: int, body: bytes) -> str:
     try:
         said = _said(msgspec.json.decode(body))
     except NOT_READABLE:
-        said = _plain(body[:_LIMIT_BYTES].decode("utf-8", "replace"))
+        said = body[:_LIMIT_BYTES].decode("utf-8", "replace")
+        title = _TITLE.search(said)
+        if title or "<html" in said.lower():
+            said = (f"{title[1]}: " if title else "") + _HIDDEN.sub(" ", said)
     return one_line(said) or f"HTTP {status} with nothing readable in the body"
 
 
@@ -120,11 +123,3 @@ def _said(answer: Any) -> str:
         return _said(answer["detail"]) if "detail" in answer else msgspec.json.encode(answer).decode()
     known = ", ".join(str(kind) for kind in kinds if kind)
     return f"{message} ({known})" if known else str(message)
-
-
-def _plain(text: str) -> str:
-    title = _TITLE.search(text)
-    if not title and "<html" not in text.lower():
-        return text
-    shown = _HIDDEN.sub(" ", text)
-    return f"{title[1]}: {shown}" if title else shown

@@ -17,7 +17,7 @@ import numpy as np
 from analysis import stats
 from analysis.compare import noise
 from analysis.compare.noise import ComparedRun, samples_of
-from analysis.metrics import METRICS, Metric
+from analysis.metrics import BY_KEY, Metric
 from analysis.objectives import LATENCIES, RATES
 from analysis.repeats import completed, figures_of
 from analysis.stats import student_cdf, student_quantile
@@ -41,7 +41,6 @@ WELCH = "Welch's t between runs"
 POOLED = "Student's t, with the other group's variation between runs"
 EXACT_FREEDOM = 1e6
 """An exact interval needs no allowance for an error that was itself estimated."""
-BY_KEY = {metric.key: metric for metric in METRICS.values()}
 
 
 @dataclass(frozen=True, slots=True)

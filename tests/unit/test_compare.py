@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,31 @@ def test_welch_agrees_with_scipy(seed: int) -> None:
     found = stats.difference_of_means(a, b)
     assert figures.p_value(*found) == pytest.approx(expected.pvalue, rel=1e-6)
     assert figures.ends(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([10.0, 11.0, 10.5], [20.0, 19.0, 21.5]), ([1.0, 1.1], [1.0, 1.2]), ([5.0, 5.5, 5.2, 5.1], [5.3, 4.9])],
+)
+def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> None:
+    """On logarithms, as scipy has it."""
+    found = figures.of_values("e2e.p50", a, b)
+    logs = [[math.log(value) for value in values] for values in (b, a)]
+    expected = reference.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert found.ratio == pytest.approx(math.exp(sum(logs[0]) / len(b) - sum(logs[1]) / len(a)))
+    assert found.ratio_ci95 == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0, None], [2.0, 2.1]), ([0.0, 1.0], [1, 1]), ([1e-75, 1e75], [1, 1])])
+def test_of_what_has_no_ratio_no_interval_is_claimed(a: list[float | None], b: list[float | None]) -> None:
+    """A figure that a run lacks is not left out quietly, and runs may differ beyond all measure."""
+    assert figures.of_values("e2e.p50", a, b).ratio_ci95 is None
+
+
+def test_repeats_that_agree_exactly_differ_from_others_that_do() -> None:
+    """No scatter, no margin."""
+    found = figures.of_values("e2e.p50", [1.0, 1.0], [2.0, 2.0])
+    assert (found.ratio, found.ratio_ci95) == (pytest.approx(2.0), pytest.approx((2.0, 2.0)))
 
 
 def test_one_run_against_many_borrows_their_variation() -> None:

@@ -217,7 +217,7 @@ class IntervalMeaning(msgspec.Struct, kw_only=True):
     note: str
 
 
-class Burst(msgspec.Struct, kw_only=True, omit_defaults=True):
+class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How far a burst was from all at once."""
 
     skew_s: float | None
@@ -462,7 +462,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     intervals: IntervalMeaning
     latencies_adjusted: dict[str, AdjustedDistribution] = msgspec.field(name="latency_adjusted")
     """By metric, of every request due in the window."""
-    burst: Burst
+    burst: BurstSkew
     delivery: Delivery
     memory: Memory | None
     """{} in the file for a run without telemetry."""

@@ -302,7 +302,11 @@ class _Measurement:
             raise self._error
         if not self._began:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
-        return _summarised(self._folder, objectives, bounds)
+        from loadgen.cli.output import write_summary
+
+        found = _summarised(self._folder, objectives, bounds)
+        write_summary(found.path, found.summary)
+        return found
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -350,14 +354,9 @@ def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bo
 
 def _judged(objectives: Sequence[str], goodput: Sequence[str]) -> tuple[Sequence[Objective], Sequence[Bound]]:
     """These expressions, parsed. Raises PlanError, which names every mistake."""
-    if not objectives and not goodput:
-        return (), ()
-    from analysis.objectives import ObjectiveError, parse, parse_bounds
+    from loadgen.cli.output import bounds_of, objectives_of
 
-    try:
-        return parse(objectives) if objectives else (), parse_bounds(goodput) if goodput else ()
-    except ObjectiveError as error:
-        raise PlanError(str(error), error.hint) from None
+    return objectives_of(objectives), bounds_of(goodput)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.options import run_command
-from loadgen.cli.output import AsJson, Output, Quiet, Report, finish
+from loadgen.cli.output import (
+    AsJson,
+    Assertions,
+    Goodput,
+    Junit,
+    Output,
+    Quiet,
+    Report,
+    bounds_of,
+    finish,
+    objectives_of,
+)
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import MachinePlan

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
 SERVERS = ("vllm", "tgi", "lightllm")

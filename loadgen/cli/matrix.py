@@ -90,8 +90,8 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     """
     import msgspec
 
+    from analysis.matrix.document import MatrixReport
     from analysis.report import page, terminal
-    from analysis.report.matrix import MatrixReport
 
     found, measured = _read(folder)
     report = MatrixReport(found)
@@ -137,7 +137,7 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
 def _after_run(folder: Path) -> str:
     """Write summary.json beside a run that has ended; what came back, in a few words."""
-    from analysis.report.matrix import in_a_line
+    from analysis.matrix.document import in_a_line
 
     return in_a_line(_summarised(folder, anew=True)[1])
 

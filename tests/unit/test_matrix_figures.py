@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from analysis.matrix import CellMemory, MatrixSummary, cell_memory
-from analysis.report.matrix import MatrixReport
+from analysis.matrix.document import MatrixReport
 from analysis.report.terminal import render
 from analysis.resources import Memory
 from tests.matrices import fabricate

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -31,7 +32,6 @@ from servers.simulated.protocol import (
     ErrorReply,
     Headers,
     Reply,
-    mapping,
     ok,
 )
 from servers.simulated.state import ServerState
@@ -122,9 +122,7 @@ class HttpServer:
         makes_tokens = request.method == "POST" and request.path in self.protocol.generate
         try:
             body = await self._body(request)
-            checked = request.method == "POST" and (body or makes_tokens)
-            told = self._json(request, body) if checked else mapping(body)
-            fields = told if isinstance(told, dict) else {}
+            fields = self._fields(request, body, strict=request.method == "POST" and bool(body or makes_tokens))
             if not makes_tokens:
                 return self._write(request, self._page(request, fields))
             self._exchanges += 1
@@ -180,23 +178,21 @@ class HttpServer:
                 raise ErrorReply(protocol.too_large)
         return b"".join(pieces)
 
-    def _json(self, request: BaseRequest, body: bytes) -> Any:
-        """Raises ErrorReply, with the words and the place that Python's own parser has for a broken body."""
+    def _fields(self, request: BaseRequest, body: bytes, *, strict: bool) -> Mapping[str, Any]:
+        """The JSON object in a body; empty where it is something else.
+
+        With `strict` raises ErrorReply, with the words and the place that Python's own parser has for a broken body.
+        """
         bad_type = self.protocol.bad_type
-        if bad_type is not None and not request.content_type.endswith("json"):
+        if strict and bad_type is not None and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
         try:
-            return msgspec.json.decode(body)
+            found = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        words, position = "not JSON", 0
-        try:
-            json.loads(body)
-        except json.JSONDecodeError as problem:
-            words, position = problem.msg, problem.pos
-        except ValueError as problem:
-            words = str(problem)
-        raise ErrorReply(self.protocol.bad_json(words, position))
+            if strict:
+                raise ErrorReply(self.protocol.bad_json(*_what_is_wrong(body))) from None
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
         method, path, pages = request.method, request.path, self.protocol.pages
@@ -248,7 +244,7 @@ class CompletionHandler:
         encoding = self._encoding(fields)
         stream = Stream(encoding, self._transport, self._line, await self._admission(encoding))
         if behaviour.detour is not None:
-            stream.detour = behaviour.detour(stream.total // 2 if self._at is None else self._at)
+            stream.detour = partial(behaviour.detour, stream.total // 2 if self._at is None else self._at)
         return await self._answer(stream)
 
     def _choose_fault(self) -> None:
@@ -376,19 +372,19 @@ class Written(web.StreamResponse):
 
 def status(state: ServerState, pump: Pump) -> dict[str, Any]:
     """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
-    late, config = pump.lateness, state.config
-    return {
-        "server": config.server,
-        "model": config.model,
-        "clock": config.clock,
-        "speed": config.speed,
-        "requests": state.metrics.requests,
-        "active": len(state.streams),
-        "events": late.events(),
-        "late_ns": {"p50": late.percentile_ns(50), "p99": late.percentile_ns(99), "max": late.max_ns},
-        "late_events": late.late_events(),
-        "falling_behind": late.falling_behind(),
-    }
+    told = {name: getattr(state.config, name) for name in ("server", "model", "clock", "speed")}
+    return told | {"requests": state.metrics.requests, "active": len(state.streams)} | pump.lateness.figures()
+
+
+def _what_is_wrong(body: bytes) -> tuple[str, int]:
+    """Python's own words for a body that is not JSON, and the place."""
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as problem:
+        return problem.msg, problem.pos
+    except ValueError as problem:
+        return str(problem), 0
+    return "not JSON", 0
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:

@@ -152,15 +152,6 @@ def openai_error(message: str, kind: str, code: int, parameter: str | None = Non
     return dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}})
 
 
-def mapping(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body; empty where it is something else."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def integer(value: Any) -> int | None:
     """A number without fraction, or a string of one, as pydantic's lax mode takes it; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -39,7 +39,8 @@ def _parameters() -> Iterator[Parameter]:
     for each in fields(SimulatedConfig):
         kind: Any = hints[each.name]
         default: Any = Parameter.empty if each.default is MISSING else each.default
-        flag, form = f"--{each.name.replace('_', '-')}", {}
+        flag = f"--{each.name.replace('_', '-')}"
+        form: dict[str, Any] = {}
         if each.name.endswith("_s"):
             default, flag = f"{default * 1e3:g}ms", flag.removesuffix("-s")
             form = {"metavar": "T", "parser": seconds}

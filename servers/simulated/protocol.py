@@ -75,6 +75,12 @@ class Completion:
         return len(self.ids)
 
     @property
+    def usage(self) -> dict[str, int]:
+        """As TGI and LightLLM count it."""
+        prompt, output = self.prompt_tokens, self.output_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    @property
     def text(self) -> str:
         """The whole answer, without special tokens."""
         return tokenizer.decode(self.ids)
@@ -117,7 +123,7 @@ DONE = event(b"[DONE]")
 
 
 TEXT = "\0text"
-"""Stands for a token's text in the templates of `text_events`."""
+"""Stands for the text of an event's tokens in `text_events`."""
 
 
 def json_event(value: Any) -> bytes:

@@ -1,7 +1,8 @@
 """When a simulated server's tokens leave: a clock that follows a script, and one that batches like an engine.
 
-A clock never reads the time. Every instant is in nanoseconds on the caller's monotonic clock and is given by the
-caller, so tests drive a clock through hours in microseconds.
+Both have the same methods, and instants passed in must not go backwards. A clock never reads the time: every instant is
+in nanoseconds on the caller's monotonic clock and is given by the caller, so tests drive a clock through hours in
+microseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from servers.hardware.roofline import Work
 
@@ -49,28 +50,6 @@ class Gauges:
     """Since the start."""
 
 
-class TokenClock(Protocol):
-    """Decides when each token of each job is due. Instants passed in must not go backwards."""
-
-    def submit(self, job: Job, now_ns: int) -> None:
-        """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
-
-    def cancel(self, job: Job, now_ns: int) -> None:
-        """Forgets a job whose client went away. A job that is finished or unknown is ignored."""
-
-    def next_ns(self) -> int | None:
-        """The instant at which to call `emissions` next; None while there is nothing to do.
-
-        That call may return nothing: an engine step can consist of unfinished prefill alone.
-        """
-
-    def emissions(self, now_ns: int) -> list[Emission]:
-        """Everything due up to and including `now_ns` that was not handed out before, in due order."""
-
-    def gauges(self) -> Gauges:
-        """The scheduler's state after the last call."""
-
-
 class ScriptClock:
     """Token event k of a job is due at `arrived_ns + ttft_ns + k * itl_ns`, exactly: the reference of calibration.
 
@@ -94,9 +73,10 @@ class ScriptClock:
         self._heap: list[tuple[int, int, Job, int, Callable[[], int] | None]] = []
 
     def submit(self, job: Job, now_ns: int) -> None:
+        """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        jitter = _jitter(self._jitter_ns, self._seed, self._submitted) if self._jitter_ns else None
+        jitter = self._jitter(self._submitted) if self._jitter_ns else None
         base_ns = job.arrived_ns + self._ttft_ns
         due_ns = max(job.arrived_ns, base_ns + jitter()) if jitter else base_ns
         heappush(self._heap, (due_ns, self._submitted, job, base_ns, jitter))
@@ -104,15 +84,19 @@ class ScriptClock:
         self._live.add(job)
 
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - the script does not depend on it
+        """Forgets a job whose client went away. A job that is finished or unknown is ignored."""
         self._live.discard(job)
         self._drop_cancelled()
 
     def next_ns(self) -> int | None:
-        """Here the call always has something to return."""
+        """The instant at which to call `emissions` next; None while there is nothing to do."""
         return self._heap[0][0] if self._heap else None
 
     def emissions(self, now_ns: int) -> list[Emission]:
-        """The hot path: about a microsecond per emission with 1000 jobs."""
+        """Everything due up to and including `now_ns` that was not handed out before, in due order.
+
+        The hot path: about a microsecond per emission with 1000 jobs.
+        """
         heap, live, itl_ns, step = self._heap, self._live, self._itl_ns, self._tokens_per_event
         due: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
@@ -144,12 +128,10 @@ class ScriptClock:
         while self._heap and self._heap[0][2] not in self._live:
             heappop(self._heap)
 
-
-def _jitter(jitter_ns: int, seed: int, place: int) -> Callable[[], int]:
-    """Uniform integers from [-jitter_ns, jitter_ns], one stream per job."""
-    random = Random(f"{seed}/{place}").random  # noqa: S311 - timing noise, not a secret
-    span = 2 * jitter_ns + 1
-    return lambda: int(random() * span) - jitter_ns
+    def _jitter(self, place: int) -> Callable[[], int]:
+        """Uniform integers from [-jitter_ns, jitter_ns], one stream per job."""
+        random, limit_ns = Random(f"{self._seed}/{place}").random, self._jitter_ns  # noqa: S311 - noise, not a secret
+        return lambda: int(random() * (2 * limit_ns + 1)) - limit_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +166,7 @@ class _Sequence:
 
 
 class BatchingClock:
-    """A TokenClock that batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): it runs the steps of
+    """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): runs the steps of
     `policy` on a KV cache of `kv_tokens`; each lasts `step_ns(work) / speed`.
 
     Before each step it admits waiting jobs, first come first served, as far as its running limit, its KV cache and the
@@ -247,10 +229,11 @@ class BatchingClock:
             self._waiting.remove(job)
 
     def next_ns(self) -> int | None:
+        """As ScriptClock; the call may return nothing, as a step can consist of unfinished prefill alone."""
         return self._end_ns
 
     def emissions(self, now_ns: int) -> list[Emission]:
-        """A step of 256 sequences costs well under 0.1 ms."""
+        """As ScriptClock. A step of 256 sequences costs well under 0.1 ms."""
         due: list[Emission] = []
         while self._end_ns is not None and self._end_ns <= now_ns:
             self._finish_step(self._end_ns, due)
@@ -272,8 +255,7 @@ class BatchingClock:
         if self._prefilling or self._decoding or (self._waiting and self._waiting[0].arrived_ns < now_ns):
             self._start_step(now_ns)
             return
-        self._end_ns = None
-        self._idle_from_ns = now_ns
+        self._end_ns, self._idle_from_ns = None, now_ns
         if self._waiting:
             self._start_after_pause()
 
@@ -404,3 +386,6 @@ class BatchingClock:
     def _blocks(self, tokens: int) -> int:
         """`tokens`, rounded up to whole blocks."""
         return -(-tokens // self._policy.block_tokens) * self._policy.block_tokens
+
+
+TokenClock = ScriptClock | BatchingClock

@@ -133,8 +133,9 @@ def test_metrics_text_is_read_back_by_an_independent_parser() -> None:
     values = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         values.observe(value)
-    rows = (("h", "histogram", "says", values), ("c_total", "counter", "says", 3))
-    page = exposition("", {"model_name": 'a"b\\c'}, rows)
+    kinds = {"h": "histogram", "c_total": "counter"}
+    rows = [{"name": name, "kind": kind, "figure": name, "help": "says"} for name, kind in kinds.items()]
+    page = exposition("", {"model_name": 'a"b\\c'}, rows, {"h": values, "c_total": 3})
     found = {
         (sample.name, sample.labels.get("le")): sample.value
         for each in text_string_to_metric_families(page)

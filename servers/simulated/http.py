@@ -114,7 +114,8 @@ class HttpServer:
         self.pump = pump
         self._exchanges = 0
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
-        self._dated = (0, b"", b"")
+        self._dated_s = 0
+        self._before = self._after = b""
 
     async def answer(self, request: BaseRequest) -> web.StreamResponse:
         """The handler of aiohttp's low-level server."""
@@ -135,9 +136,12 @@ class HttpServer:
 
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
         """Status line and headers, in the server's own order. A chunked answer has no length."""
-        before, after = self._date_lines()
+        if (now_s := int(time.time())) != self._dated_s:  # the lines that every answer has are remade once a second
+            date, self._dated_s = formatdate(now_s, usegmt=True), now_s
+            self._before = self.protocol.before.format(date=date).encode()
+            self._after = self.protocol.after.format(date=date).encode()
         phrase = HTTPStatus(reply.status).phrase.encode()
-        lines = [b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase), before]
+        lines = [b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase), self._before]
         measured = reply.chunked
         for name, value in reply.headers:
             if name == "content-type" and not measured:
@@ -146,7 +150,7 @@ class HttpServer:
             lines.append(f"{name}: {value}\r\n".encode("latin-1"))
         if not measured:
             lines.append(b"content-length: %d\r\n" % length)
-        lines.append(after)
+        lines.append(self._after)
         if reply.chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not request.keep_alive:
@@ -204,15 +208,6 @@ class HttpServer:
         others = {known for known, known_path in pages if known_path == path}
         others |= {"POST"} if path in self.protocol.generate else set()
         return self.protocol.not_allowed(", ".join(sorted(others))) if others else self.protocol.not_found
-
-    def _date_lines(self) -> tuple[bytes, bytes]:
-        """The lines that every answer has, remade once a second."""
-        now_s = int(time.time())
-        if now_s != self._dated[0]:
-            date = formatdate(now_s, usegmt=True)
-            before, after = self.protocol.before.format(date=date), self.protocol.after.format(date=date)
-            self._dated = (now_s, before.encode(), after.encode())
-        return self._dated[1:]
 
 
 class CompletionHandler:
@@ -289,8 +284,12 @@ class CompletionHandler:
         state.metrics.requests += 1
         state.streams.add(stream)
         try:
-            if streamed:
-                await self._begin(stream)
+            if streamed:  # real servers send the head at once, long before the first token
+                stream.chunked = not self._behaviour.lying_length
+                headers = self._protocol.stream_headers + stream.encoding.head
+                await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
+                if self._behaviour.role_first and stream.encoding.role_only:
+                    stream.send(stream.framed(list(stream.encoding.role_only)))
             self._server.pump.submit(stream)
             ending = await stream.finished
             if not streamed:
@@ -304,14 +303,6 @@ class CompletionHandler:
             state.streams.discard(stream)
             self._server.pump.cancel(stream)
             state.end(self._line, stream)
-
-    async def _begin(self, stream: Stream) -> None:
-        """Sends the response's head. Real servers send it at once, long before the first token."""
-        stream.chunked = not self._behaviour.lying_length
-        headers = self._protocol.stream_headers + stream.encoding.head
-        await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
-        if self._behaviour.role_first and stream.encoding.role_only:
-            stream.send(stream.framed(list(stream.encoding.role_only)))
 
     async def _send_head(self, stream: Stream, reply: Reply, length: int) -> None:
         head = self._server.head(self._request, reply, length)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -86,10 +86,8 @@ class Completion:
         return tokenizer.decode(self.ids)
 
 
-class EventEncoder(Protocol):
-    """(tokens sent before, tokens in this event, whether the answer ends with it) to the event's bytes."""
-
-    def __call__(self, first: int, tokens: int, last: bool, /) -> bytes: ...
+EventEncoder = Callable[[int, int, bool], bytes]
+"""(tokens sent before, tokens in this event, whether the answer ends with it) to the event's bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,11 @@ class Job:
     """At least 1."""
     arrived_ns: int
     emitted: int = 0
-    """Tokens that the clock has handed out so far. Only the clock writes it."""
+    """Tokens that the clock has handed out so far. Only the clock writes it, and the next two."""
+    held: int = 0
+    """KV cache taken, in tokens."""
+    computed: int = 0
+    """Tokens of the known sequence, prompt and what was emitted, that prefill has been through."""
     owner: Any = None
     """Whatever the caller wants back with each emission. The clock does not look at it."""
 
@@ -154,17 +158,6 @@ class Policy:
     """Share of the GPU's memory that weights and KV cache may fill."""
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A job in the running batch. Not frozen: it changes every step."""
-
-    job: Job
-    held: int
-    """KV cache taken, in tokens."""
-    computed: int = 0
-    """Tokens of the known sequence that prefill has been through."""
-
-
 class BatchingClock:
     """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): runs the steps of
     `policy` on a KV cache of `kv_tokens`; each lasts `step_ns(work) / speed`.
@@ -189,12 +182,12 @@ class BatchingClock:
         self._speed = speed
         self._free = kv_tokens
         self._waiting: deque[Job] = deque()
-        # Both in order of admission, so that the newest sequence is the last of `_prefilling`, else of `_decoding`.
-        self._prefilling: dict[Job, _Sequence] = {}
-        self._decoding: dict[Job, _Sequence] = {}
+        # Both in order of admission, so that the newest job is the last of `_prefilling`, else of `_decoding`.
+        self._prefilling: dict[Job, None] = {}
+        self._decoding: dict[Job, None] = {}
         self._decoding_tokens = 0
         """Known tokens of all decoding sequences, kept as a running sum."""
-        self._chunks: list[tuple[_Sequence, int]] = []
+        self._chunks: list[tuple[Job, int]] = []
         """Prompt tokens that the current step computes."""
         self._decodes = False
         """The current step decodes."""
@@ -222,7 +215,8 @@ class BatchingClock:
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - what a job holds is free at once
         """The step under way keeps its length."""
         if job in self._prefilling:
-            self._free += self._prefilling.pop(job).held
+            del self._prefilling[job]
+            self._free += job.held
         elif job in self._decoding:
             self._leave_decoding(job)
         elif job in self._waiting:
@@ -267,12 +261,17 @@ class BatchingClock:
     def _start_step(self, now_ns: int) -> None:
         if self._policy.prefill == "mixed":
             self._grow()
-            budget = self._continue_prefill(self._policy.step_tokens - len(self._decoding))
+            budget = self._policy.step_tokens - len(self._decoding)
+            for job in self._prefilling:  # prompts that are partly computed get their next chunks
+                chunk = min(job.prompt_tokens + job.emitted - job.computed, budget)
+                if chunk <= 0:
+                    break
+                self._chunks.append((job, chunk))
+                budget -= chunk
             self._admit(now_ns, budget)
             self._decodes = True
         else:
-            just_prefilled = bool(self._decoding) and not self._decodes
-            if not just_prefilled:
+            if self._decodes or not self._decoding:  # else the step before was a prefill
                 self._admit(now_ns, self._policy.step_tokens)
             self._decodes = not self._chunks
         self._busy_ns += self._step_ns(self._work())
@@ -283,43 +282,36 @@ class BatchingClock:
         if self._decodes:
             tokens = logits = len(self._decoding)
             pairs = kv_tokens = self._decoding_tokens
-        for sequence, chunk in self._chunks:
+        for job, chunk in self._chunks:
             tokens += chunk
             logits += 1
-            pairs += chunk * sequence.computed + chunk * (chunk + 1) // 2
-            kv_tokens += sequence.computed + chunk
+            pairs += chunk * job.computed + chunk * (chunk + 1) // 2
+            kv_tokens += job.computed + chunk
         return Work(tokens, logits, pairs, kv_tokens)
 
     def _finish_step(self, end_ns: int, due: list[Emission]) -> None:
         """Hands out the step's tokens, except to those that were cancelled while it ran."""
         if self._decodes:
-            finished = []
             for job in self._decoding:
                 job.emitted += 1
                 due.append((job, 1, end_ns))
-                if job.emitted == job.output_tokens:
-                    finished.append(job)
             self._decoding_tokens += len(self._decoding)
-            for job in finished:
+            for job in [job for job in self._decoding if job.emitted == job.output_tokens]:
                 self._leave_decoding(job)
-        for sequence, chunk in self._chunks:
-            if self._prefilling.get(sequence.job) is sequence:
-                self._finish_chunk(sequence, chunk, end_ns, due)
+        for job, chunk in self._chunks:
+            if job not in self._prefilling:
+                continue
+            job.computed += chunk
+            if job.computed < job.prompt_tokens + job.emitted:
+                continue
+            del self._prefilling[job]
+            job.emitted += 1
+            due.append((job, 1, end_ns))
+            self._decoding[job] = None
+            self._decoding_tokens += job.prompt_tokens + job.emitted
+            if job.emitted == job.output_tokens:
+                self._leave_decoding(job)
         self._chunks.clear()
-
-    def _finish_chunk(self, sequence: _Sequence, chunk: int, end_ns: int, due: list[Emission]) -> None:
-        job = sequence.job
-        sequence.computed += chunk
-        if sequence.computed < job.prompt_tokens + job.emitted:
-            return
-        del self._prefilling[job]
-        job.emitted += 1
-        due.append((job, 1, end_ns))
-        if job.emitted == job.output_tokens:
-            self._free += sequence.held
-            return
-        self._decoding[job] = sequence
-        self._decoding_tokens += job.prompt_tokens + job.emitted
 
     # Admission and KV cache
 
@@ -336,20 +328,11 @@ class BatchingClock:
                 return
             self._waiting.popleft()
             self._free -= held
-            sequence = self._prefilling[job] = _Sequence(job, held)
+            job.held, job.computed = held, 0
+            self._prefilling[job] = None
             chunk = known if whole else min(known, budget)
-            self._chunks.append((sequence, chunk))
+            self._chunks.append((job, chunk))
             budget -= chunk
-
-    def _continue_prefill(self, budget: int) -> int:
-        """Gives prompts that are partly computed their next chunks; returns what is left of the budget."""
-        for job, sequence in self._prefilling.items():
-            chunk = min(job.prompt_tokens + job.emitted - sequence.computed, budget)
-            if chunk <= 0:
-                break
-            self._chunks.append((sequence, chunk))
-            budget -= chunk
-        return budget
 
     def _grow(self) -> None:
         """Makes room for the token that each decoding sequence is about to add, by preemption where there is none.
@@ -359,20 +342,20 @@ class BatchingClock:
         older sequence has taken some.
         """
         block_tokens = self._policy.block_tokens
-        for job, sequence in list(self._decoding.items()):
-            if job.prompt_tokens + job.emitted <= sequence.held:
+        for job in list(self._decoding):
+            if job.prompt_tokens + job.emitted <= job.held:
                 continue
             while self._free < block_tokens and job in self._decoding:
                 self._preempt_newest()
             if job in self._decoding:
-                sequence.held += block_tokens
+                job.held += block_tokens
                 self._free -= block_tokens
 
     def _preempt_newest(self) -> None:
         """Frees the newest sequence's cache and puts its job in front of the queue, to be computed again."""
         if self._prefilling:
-            job, sequence = self._prefilling.popitem()
-            self._free += sequence.held
+            job, _ = self._prefilling.popitem()
+            self._free += job.held
         else:
             job = next(reversed(self._decoding))
             self._leave_decoding(job)
@@ -380,7 +363,8 @@ class BatchingClock:
         self._preemptions += 1
 
     def _leave_decoding(self, job: Job) -> None:
-        self._free += self._decoding.pop(job).held
+        del self._decoding[job]
+        self._free += job.held
         self._decoding_tokens -= job.prompt_tokens + job.emitted
 
     def _blocks(self, tokens: int) -> int:

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -25,19 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
-from loadgen.plan import ANSWERS, Plan
+from loadgen.plan import ANSWERS, Access, Plan, access_of
 from workloads import arrivals, lengths, workload
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
     from loadgen.engine.feed import Schedule
     from loadgen.engine.health import Counts
-    from loadgen.engine.sampler import Sampler
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
     from servers.count import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
-    from servers.telemetry import Source
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
@@ -49,25 +45,11 @@ TURN_TOKENS = 16
 BYTES_PER_RECORD = 600
 BYTES_PER_CHUNK = 16
 NS_PER_S = 1_000_000_000
-ELSEWHERE = "the server is not on this machine"
 
 Say = Callable[[str], None]
 """Gets one line per step."""
 OnProgress = Callable[[str, "Counts"], None]
 """Gets a phase and the counts, ten times a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How to get at the server besides its address: never written to the Run."""
-
-    api_key: str | None
-    tls: ssl.SSLContext
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What each request carries."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +78,7 @@ def run(
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen.engine import coordinator
+    from loadgen.engine.sampler import sampler_of
 
     with prepare(plan, folder, say) as prepared:
         header = prepared.header
@@ -118,15 +101,17 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
 
     Raises as `run` does.
     """
+    from loadgen.engine.worker import WorkerTask
     from servers.count import connect
     from servers.find import dialect_on, of_version
+    from servers.wire.connection import target_of
 
     access = access_of(plan)
     dialect = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
-    room = Room(schedule.at_once, schedule.in_flight, SESSION_TOKENS if plan.of_sessions else 4096)
-    with server_for(plan, room, access, say, f": {_words(plan)}") as facts:
+    room = SESSION_TOKENS if plan.of_sessions else 4096
+    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
         with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
@@ -135,15 +120,24 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             f"sessions, {plan.lengths[0]} tokens a turn" if plan.of_sessions else f"prompts of {plan.lengths[0]} tokens"
         )
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
-        tasks = _tasks(plan, schedule, folder, facts, dialect, prompts, access)
+        target = target_of(facts.url, access.tls)
+        tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
+            WorkerTask(
+                worker=worker,
+                workers=plan.workers,
+                prompts=prompts,
+                schedule=schedule.dealt(worker, plan.workers),
+                timeout_s=plan.timeout_s,
+                target=target,
+                dialect=dialect,
+                model=facts.model,
+                headers=access.headers,
+                stamps=plan.stamps,
+                part=folder / f"part-{worker}.jsonl",
+            )
+            for worker in range(plan.workers)
+        ]
         yield Prepared(schedule, prompts, tasks, header_of(plan, facts, dialect, prompts.how))
-
-
-def access_of(plan: Plan) -> Access:
-    """The API key from its environment variable, and how certificates are checked."""
-    from servers.wire.connection import tls_context
-
-    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
 
 
 # When.
@@ -233,22 +227,13 @@ def longest_prompt_of(plan: Plan) -> int:
 # Of whom.
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a server must have room for."""
-
-    at_once: int
-    """Requests that are certainly under way together."""
-    streams: int
-    """Requests of which a simulated one takes so many at a time."""
-    tokens: int
-    """How long a prompt and its answer may be together at least, at a simulated one."""
-
-
 @contextlib.contextmanager
-def server_for(plan: Plan, room: Room, access: Access, say: Say, about: str = "") -> Iterator[ServerFacts]:
-    """The server that answers, held against the plan; the built-in simulated one lives as long as this block. `say`
-    gets one line: who it is, and what is `about` to come.
+def server_for(
+    plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
+) -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
+    simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
+    one line: who it is, and what is `about` to come.
 
     Raises servers.errors.ServerError.
     """
@@ -258,12 +243,12 @@ def server_for(plan: Plan, room: Room, access: Access, say: Say, about: str = ""
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
         say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
-        with _simulated(plan, room.streams, max(room.tokens, sum(longest))) as facts:
+        with _simulated(plan, streams, max(tokens, sum(longest))) as facts:
             yield replace(facts, model=plan.model or facts.model)
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
     say(f"{title} at {facts.url}{about}")
-    check_limits(facts, room.at_once, *longest)
+    check_limits(facts, at_once, *longest)
     yield replace(facts, model=plan.model or facts.model)
 
 
@@ -296,39 +281,7 @@ def _words(plan: Plan) -> str:
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 
 
-# By whom.
-
-
-def _tasks(
-    plan: Plan,
-    schedule: Schedule,
-    folder: Path,
-    facts: ServerFacts,
-    dialect: Dialect,
-    prompts: Prompts,
-    access: Access,
-) -> list[WorkerTask]:
-    """Requests, or whole sessions, are dealt to the workers in turn, so that each has the same mix."""
-    from loadgen.engine.worker import WorkerTask
-    from servers.wire.connection import target_of
-
-    target = target_of(facts.url, access.tls)
-    return [
-        WorkerTask(
-            worker=worker,
-            workers=plan.workers,
-            prompts=prompts,
-            schedule=schedule.dealt(worker, plan.workers),
-            timeout_s=plan.timeout_s,
-            target=target,
-            dialect=dialect,
-            model=facts.model,
-            headers=access.headers,
-            stamps=plan.stamps,
-            part=folder / f"part-{worker}.jsonl",
-        )
-        for worker in range(plan.workers)
-    ]
+# What is written.
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:
@@ -345,63 +298,3 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
         host=host.facts(),
         client={"prompts": how, **({"forced": why} if why else {})},
     )
-
-
-# Beside it.
-
-
-def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
-    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load.
-
-    What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
-    """
-    from loadgen.engine.sampler import Sampler, bursts_of
-    from servers.telemetry import NotMeasuredError
-    from servers.telemetry.machine import HostMemory, on_this_machine
-    from servers.telemetry.prometheus import ServerMetrics
-
-    if not plan.metrics_every_s:
-        return Sampler(
-            {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
-        )
-    access, here = access_of(plan), on_this_machine(server["url"])
-    pids = (*server.get("pids", ()), *plan.server_pid)
-    openings: dict[str, Callable[[], Source]] = {
-        "server": partial(ServerMetrics, server["url"], server["name"], api_key=access.api_key, verify=access.tls),
-        "gpu": _gpu(plan, access.tls, here=here, simulated=server["simulated"]),
-        "host": partial(HostMemory, pids) if plan.server_pid or here else partial(_missing, ELSEWHERE),
-    }
-    sources: dict[str, Source] = {}
-    missing: dict[str, str] = {}
-    for name, opening in openings.items():
-        try:
-            sources[name] = opening()
-        except NotMeasuredError as error:
-            missing[name] = str(error)
-    named = {"gpu": "--dcgm-url" if plan.dcgm_url else "--gpu" if plan.gpu else "", "host": "--server-pid"}
-    named["host"] *= bool(plan.server_pid)
-    lines = [f"{option}: {missing[name]}" for name, option in named.items() if option and name in missing]
-    if lines:  # what was asked for by name must be there
-        raise PlanError(
-            "\n".join(lines), "Nothing was sent. Without these options the run goes on without the figures."
-        )
-    return Sampler(sources, plan.metrics_every_s, bursts_of(due_ns), missing)
-
-
-def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], Source]:
-    from servers.telemetry.machine import Dcgm, Nvml
-
-    if plan.dcgm_url:
-        return partial(Dcgm, plan.dcgm_url, verify=verify)
-    if plan.gpu or (plan.gpu is None and here and not simulated):
-        return Nvml
-    if plan.gpu is False:
-        return partial(_missing, "switched off: --no-gpu")
-    why = "the server is simulated and uses none" if simulated else f"{ELSEWHERE}: --dcgm-url reads its GPUs"
-    return partial(_missing, why)
-
-
-def _missing(why: str) -> Source:
-    from servers.telemetry import NotMeasuredError
-
-    raise NotMeasuredError(why)

@@ -21,7 +21,7 @@ from loadgen.distributed.protocol import Event, Frames, Incoming
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
-from loadgen.engine.sampler import Sampler
+from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather
 from loadgen.plan import Plan
@@ -271,7 +271,7 @@ def run(
         prepared.header.command = command
         master = Master(link, spread, prepared, folder, say=say, on_progress=on_progress)
         with master.interrupts.watched():
-            return master.run(prepare.sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
+            return master.run(sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
 
 
 class Master:

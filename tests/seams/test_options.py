@@ -21,7 +21,8 @@ HELP = "Which colour the prompts have."
 class Colourful(Plan):
     """A Plan with a made-up option."""
 
-    colour: Annotated[Literal["red", "blue"], RunOption(HELP, "Prompts", "form")] = "red"
+    colour: Annotated[Literal["red", "blue"], RunOption("Prompts", "form")] = "red"
+    """Which colour the prompts have."""
 
 
 WEB_FORM = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix.plan import MatrixPlan
+from loadgen.matrix import MatrixPlan
 from loadgen.matrix.run import matrix_of, take_down_left
 from loadgen.matrix.state import journal
 from servers.launch import process

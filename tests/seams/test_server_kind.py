@@ -185,7 +185,7 @@ def loadgen(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_plan_takes_it_and_its_endpoints() -> None:
     """A run and a matrix may name it; an endpoint that it has not is refused with those that it has."""
-    from loadgen.matrix.plan import MatrixPlan  # not above: the program below registers the kind before they are loaded
+    from loadgen.matrix import MatrixPlan  # not above: the program below registers the kind before they are loaded
     from loadgen.plan import Plan
 
     assert Plan(server="madeup", n=1).server == "madeup"

@@ -338,3 +338,4 @@ _FIGURES = (
     ),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
+BY_KEY = {metric.key: metric for metric in METRICS.values()}

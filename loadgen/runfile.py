@@ -154,19 +154,18 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     @property
     def server_title(self) -> str:
         """What people call this kind of server; its name where nobody knows the kind."""
-        known = self._kind()
-        return str(self.server.get("title") or (known.title if known else self._server_name))
+        return str(self.server.get("title") or (self._kind.title if self._kind else self._server_name))
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
         """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
-        known = self._kind()
-        return self.server.get("notes") or (known.notes if known else {})
+        return self.server.get("notes") or (self._kind.notes if self._kind else {})
 
     @property
     def _server_name(self) -> str:
         return str(self.server.get("name") or self.plan.get("server") or "")
 
+    @property
     def _kind(self) -> ServerKind | None:
         """The kind as it is known today, for runs that were written before the header said it."""
         from servers.kinds import KINDS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
-from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, plan_of, read_plan
+from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, read_plan
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
 def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
     """The plan of one run."""
     given = next(each for each in plan.workloads if each["name"] == workload)
-    return plan_of(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
+    return Plan(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
 
 
 def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
     yield from _owned(where, workload)
     try:
         settings = plan.run | _settings(workload)
-        plan_of(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
+        Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
     except WorkloadError as error:
         yield f"{where}: {error}; {error.hint}"
     except PlanError as error:

@@ -188,11 +188,11 @@ def loadgen(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_plan_takes_it_and_its_endpoints() -> None:
     """A run and a matrix may name it; an endpoint that it has not is refused with those that it has."""
     from loadgen.matrix.plan import MatrixPlan  # not above: the program below registers the kind before they are loaded
-    from loadgen.plan import plan_of
+    from loadgen.plan import Plan
 
-    assert plan_of(server="madeup", n=1).server == "madeup"
+    assert Plan(server="madeup", n=1).server == "madeup"
     with pytest.raises(PlanError, match="choose 'vllm', 'tgi', 'lightllm', 'openai' or 'madeup'"):
-        plan_of(server="nobody", n=1)
+        Plan(server="nobody", n=1)
     plan = MatrixPlan(name="x", servers=["madeup"], models=["m"], workloads=[{"name": "burst", "n": 1}])
     assert plan.servers[0].server == "madeup"
     assert dialect_on("madeup", None).path == "/generate"

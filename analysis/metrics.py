@@ -296,3 +296,4 @@ _TABLE = (
     ),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+BY_KEY = {metric.key: metric for metric in METRICS.values()}

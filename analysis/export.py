@@ -120,20 +120,13 @@ RUN = (
     Column("client", "string", "How the client stamped and counted, as JSON."),
     Column("footer", "string", "The run file's last line, as JSON; null where there is none."),
 )
-TABLES: Mapping[str, tuple[Column, ...]] = {
-    "requests": REQUESTS,
-    "chunks": CHUNKS,
-    "telemetry": TELEMETRY,
-    "run": RUN,
-}
+TABLES: Mapping[str, tuple[Column, ...]] = {"requests": REQUESTS, "chunks": CHUNKS, "telemetry": TELEMETRY, "run": RUN}
 MEANINGS = {
     "requests": "One row per request, warm-up included, in the order of the run file.",
     "chunks": "One row per chunk of every request, in the same order.",
     "telemetry": "One row per figure of each sample.",
     "run": "One row.",
 }
-REQUEST_NAMES = tuple(column.name for column in REQUESTS)
-REQUEST_LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per == "request")
 
 
 def export(run: Path, folder: Path, form: str) -> list[Path]:
@@ -198,15 +191,14 @@ def parquet_tables(folder: Path) -> Iterator[Put]:
     from pyarrow import parquet
 
     schemas = {
-        name: pyarrow.schema([pyarrow.field(column.name, getattr(pyarrow, ARROW[column.kind])()) for column in columns])
+        name: pyarrow.schema([(column.name, pyarrow.type_for_alias(column.kind)) for column in columns])
         for name, columns in TABLES.items()
     }
 
     def put(name: str, rows: Sequence[Row]) -> None:
         if rows:
-            values = zip(schemas[name], zip(*rows, strict=True), strict=True)
-            arrays = [pyarrow.array(column, type=field.type) for field, column in values]
-            writers[name].write_table(pyarrow.Table.from_arrays(arrays, schema=schemas[name]))
+            columns = dict(zip(schemas[name].names, zip(*rows, strict=True), strict=True))
+            writers[name].write_table(pyarrow.Table.from_pydict(columns, schema=schemas[name]))
 
     with _files(folder, "parquet") as files, ExitStack() as open_files:
         writers: dict[str, Any] = {
@@ -217,7 +209,6 @@ def parquet_tables(folder: Path) -> Iterator[Put]:
 
 
 FORMS: Mapping[str, Callable[[Path], Any]] = {"csv": csv_tables, "parquet": parquet_tables}
-ARROW = {"int64": "int64", "float64": "float64", "string": "string", "bool": "bool_"}
 
 
 @contextmanager
@@ -242,8 +233,9 @@ def _harmless(value: Any) -> Any:
 
 def request_row(record: Record) -> Row:
     """A Record as a row of `requests`. An empty text is one that was never said."""
-    values: dict[str, Any] = dict.fromkeys(REQUEST_LATENCIES) | of_record(record)
-    values |= {
+    values: dict[str, Any] = {
+        **dict.fromkeys(METRICS),
+        **of_record(record),
         "request": record.id,
         "turn": None if record.session is None else record.turn,
         "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
@@ -251,7 +243,7 @@ def request_row(record: Record) -> Row:
         "chunks": len(record.chunk_ns),
         "chunk_tokens": sum(record.chunk_tokens),
     }
-    row = (values[name] if name in values else getattr(record, name) for name in REQUEST_NAMES)
+    row = (values[name] if name in values else getattr(record, name) for name, *_ in REQUESTS)
     return tuple(None if value == "" else value for value in row)
 
 
@@ -266,9 +258,8 @@ def chunk_rows(record: Record) -> Iterator[Row]:
 def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
     """Each figure of the sample as a row of `telemetry`."""
     for name, value in _flat("", sample.values):
-        number = float(value) if isinstance(value, int | float) else None
-        text = value if number is None else None
-        yield sample.source, sample.worker, sample.at_ns, name, number, None if text is None else str(text)
+        figure = (float(value), None) if isinstance(value, int | float) else (None, str(value))
+        yield sample.source, sample.worker, sample.at_ns, name, *figure
 
 
 def run_row(run: Run, window_ns: tuple[int, int] | None) -> Row:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import asdict, replace
 
+from analysis.frame import Window
 from analysis.gather import Gathering
 from analysis.metrics import METRICS, of_record
 from analysis.window import windowed
@@ -136,40 +137,25 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
     asked for and pyarrow is not installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    outline, pending = Gathering(), list[Record]()
     with FORMS[form](folder) as put:
-        blocks = Blocks(put)
-        read = scan(run, blocks.add)
-        blocks.close(read)
+
+        def add(record: Record) -> None:
+            outline.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
+            pending.append(record)
+            if len(pending) == RECORDS_PER_BLOCK:
+                hand_on()
+
+        def hand_on() -> None:
+            put("requests", [request_row(record) for record in pending])
+            put("chunks", [row for record in pending for row in chunk_rows(record)])
+            pending.clear()
+
+        read = scan(run, add)
+        hand_on()
+        put("telemetry", [row for sample in read.telemetry for row in telemetry_rows(sample)])
+        put("run", [run_row(read, windowed(outline.frame(), read.header).window)])
     return [folder / f"{name}.{form}" for name in TABLES]
-
-
-class Blocks:
-    """Takes Records one by one and hands on their rows in blocks; keeps of each what the measuring window needs."""
-
-    def __init__(self, put: Put) -> None:
-        self._put = put
-        self._pending: list[Record] = []
-        self._outline = Gathering()
-
-    def add(self, record: Record) -> None:
-        """Take one Record."""
-        self._pending.append(record)
-        self._outline.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
-        if len(self._pending) == RECORDS_PER_BLOCK:
-            self._hand_on()
-
-    def close(self, run: Run) -> None:
-        """Hand on the rest, and what the Run holds beside its Records."""
-        self._hand_on()
-        self._put("telemetry", [row for sample in run.telemetry for row in telemetry_rows(sample)])
-        window = windowed(self._outline.frame(), run.header).window
-        ends = None if window is None else (round(window.from_ns), round(window.to_ns))
-        self._put("run", [run_row(run, ends)])
-
-    def _hand_on(self) -> None:
-        records, self._pending = self._pending, []
-        self._put("requests", [request_row(record) for record in records])
-        self._put("chunks", [row for record in records for row in chunk_rows(record)])
 
 
 @contextmanager
@@ -262,7 +248,7 @@ def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
         yield sample.source, sample.worker, sample.at_ns, name, *figure
 
 
-def run_row(run: Run, window_ns: tuple[int, int] | None) -> Row:
+def run_row(run: Run, window: Window | None) -> Row:
     """The row of `run`."""
     header, footer = run.header, run.footer
     server, folder = header.server, run.path.resolve().parent.name
@@ -277,7 +263,8 @@ def run_row(run: Run, window_ns: tuple[int, int] | None) -> Row:
         header.started_at,
         header.start_ns,
         header.start_realtime_ns,
-        *(window_ns or (None, None)),
+        None if window is None else round(window.from_ns),
+        None if window is None else round(window.to_ns),
         footer is None or footer.interrupted,
         run.damaged_lines,
         header.version,

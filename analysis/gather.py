@@ -73,19 +73,14 @@ class Gathering:
         for name, values in _block(records).items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
         for record in records:
-            self._count_ending(record)
-        self._sources.update(
-            Origin(record.phase == "measured", record.state, record.counted_by, record.stamps) for record in records
-        )
-
-    def _count_ending(self, record: Record) -> None:
-        kind = "" if record.state == "complete" else record.error_kind or record.state
-        detail = record.error_detail if kind else ""
-        ending = Ending(record.phase == "measured", record.state, kind, detail, record.http_status)
-        if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
-            ending = ending._replace(detail=OTHER_DETAIL)
-        number, first = self._endings.get(ending, (0, record.id))
-        self._endings[ending] = EndingCount(number + 1, first)
+            measured, state = record.phase == "measured", record.state
+            self._sources[Origin(measured, state, record.counted_by, record.stamps)] += 1
+            kind = "" if state == "complete" else record.error_kind or state
+            ending = Ending(measured, state, kind, record.error_detail if kind else "", record.http_status)
+            if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
+                ending = ending._replace(detail=OTHER_DETAIL)
+            number, first = self._endings.get(ending, (0, record.id))
+            self._endings[ending] = EndingCount(number + 1, first)
 
 
 class GrowingArray:

@@ -265,6 +265,10 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
     run = summary.run
     verdicts = [each.verdict for each in summary.objectives]
     mark = simulated(summary)
+    try:  # UTC to the second and without a zone, as the schema has it
+        started = datetime.fromisoformat(run.started_at).astimezone(UTC)
+    except ValueError:  # the run file holds no time
+        started = datetime.fromtimestamp(0, UTC)
     suite = _element(
         root,
         "testsuite",
@@ -272,7 +276,7 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
         name=" ".join(part for part in (mark, who(summary), run.id) if part),
         package="loadgen",
         hostname="localhost",
-        timestamp=_timestamp(run.started_at),
+        timestamp=started.strftime("%Y-%m-%dT%H:%M:%S"),
         time=run.duration_s,
         tests=len(verdicts),
         failures=verdicts.count("fail"),
@@ -297,15 +301,6 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
     Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
     warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]
     Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
-
-
-def _timestamp(text: str) -> str:
-    """UTC to the second and without a zone, as the schema has it; the epoch where the run file holds no time."""
-    try:
-        started = datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        started = datetime.fromtimestamp(0, UTC)
-    return started.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:

@@ -124,12 +124,8 @@ class Curve:
     name: str
     title: str
     unit: str
-    drawn: Callable[[Points], Points]
-
-
-def as_read(points: Points) -> Points:
-    """A gauge: drawn as it was read."""
-    return points
+    drawn: Callable[[Points], Points] = list
+    """A gauge is drawn as it was read."""
 
 
 def per_second(points: Points) -> Points:
@@ -154,24 +150,24 @@ def since_first(points: Points) -> Points:
 
 
 CURVES: tuple[Curve, ...] = (
-    Curve("server", "running", "running", "Requests running", "requests", as_read),
-    Curve("server", "waiting", "waiting", "Requests waiting", "requests", as_read),
-    Curve("server", "kv_used", "kv_used", "KV cache in use", "share", as_read),
+    Curve("server", "running", "running", "Requests running", "requests"),
+    Curve("server", "waiting", "waiting", "Requests waiting", "requests"),
+    Curve("server", "kv_used", "kv_used", "KV cache in use", "share"),
     Curve("server", "output_tokens", "output_tokens_per_s", "Output tokens", "tokens/s", per_second),
     Curve("server", "prompt_tokens", "prompt_tokens_per_s", "Prompt tokens", "tokens/s", per_second),
     Curve("server", "requests_finished", "requests_finished_per_s", "Requests finished", "requests/s", per_second),
     Curve("server", "preemptions", "preemptions", "Preemptions since the start", "requests", since_first),
     Curve("server", "rejections", "rejections", "Rejections since the start", "requests", since_first),
-    Curve("gpu", "memory_used_bytes", "gpu_memory_used", "GPU memory in use", "bytes", as_read),
-    Curve("gpu", "held_bytes", "gpu_memory_held", "GPU memory held by one process", "bytes", as_read),
-    Curve("gpu", "busy", "gpu_busy", "GPU busy", "share", as_read),
-    Curve("gpu", "power_w", "gpu_power", "GPU power", "W", as_read),
-    Curve("gpu", "sm_clock_hz", "gpu_sm_clock", "GPU clock", "Hz", as_read),
-    Curve("gpu", "engine_active", "gpu_engine_active", "GPU engine active", "share", as_read),
-    Curve("gpu", "tensor_active", "gpu_tensor_active", "Tensor cores active", "share", as_read),
-    Curve("gpu", "dram_active", "gpu_dram_active", "GPU memory interface active", "share", as_read),
-    Curve("host", "memory_used_bytes", "host_memory_used", "Host memory in use", "bytes", as_read),
-    Curve("host", "rss_bytes", "process_memory", "Resident memory", "bytes", as_read),
+    Curve("gpu", "memory_used_bytes", "gpu_memory_used", "GPU memory in use", "bytes"),
+    Curve("gpu", "held_bytes", "gpu_memory_held", "GPU memory held by one process", "bytes"),
+    Curve("gpu", "busy", "gpu_busy", "GPU busy", "share"),
+    Curve("gpu", "power_w", "gpu_power", "GPU power", "W"),
+    Curve("gpu", "sm_clock_hz", "gpu_sm_clock", "GPU clock", "Hz"),
+    Curve("gpu", "engine_active", "gpu_engine_active", "GPU engine active", "share"),
+    Curve("gpu", "tensor_active", "gpu_tensor_active", "Tensor cores active", "share"),
+    Curve("gpu", "dram_active", "gpu_dram_active", "GPU memory interface active", "share"),
+    Curve("host", "memory_used_bytes", "host_memory_used", "Host memory in use", "bytes"),
+    Curve("host", "rss_bytes", "process_memory", "Resident memory", "bytes"),
 )
 """Every curve there is, in the order in which they are drawn."""
 

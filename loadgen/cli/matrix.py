@@ -117,6 +117,7 @@ def exit_code(found: MatrixSummary) -> int:
 
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     """Run what is left; whether it was interrupted."""
+    from analysis.matrix.document import in_a_line
     from loadgen.matrix import estimate
     from loadgen.matrix.run import Watcher, run
     from loadgen.matrix.state import journal
@@ -132,14 +133,8 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         output.say(estimate.heading(wanted.plan, wanted.starts))
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
         output.say(f"{over} {estimate.in_words(left_s)}. {wanted.folder}")
-        return run(wanted, book, Watcher(output.say, progress, _after_run))
-
-
-def _after_run(folder: Path) -> str:
-    """Write summary.json beside a run that has ended; what came back, in a few words."""
-    from analysis.matrix.document import in_a_line
-
-    return in_a_line(_summarised(folder, anew=True)[1])
+        watcher = Watcher(output.say, progress, lambda folder: in_a_line(_summarised(folder, anew=True)[1]))
+        return run(wanted, book, watcher)
 
 
 def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:

@@ -237,38 +237,32 @@ def server_for(
 
     Raises servers.errors.ServerError.
     """
-    from servers.find import check_limits, resolve
+    from servers.find import check_limits, probe, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
+        from servers.simulated.config import SimulatedConfig
+        from servers.simulated.server import spawn_process
+
         say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
-        with _simulated(plan, streams, max(tokens, sum(longest))) as facts:
-            yield replace(facts, model=plan.model or facts.model)
+        host.allow_open_files(streams)  # the child inherits the limit
+        config = SimulatedConfig(
+            server=plan.server,
+            clock="batching",
+            speed=plan.speed,
+            max_concurrent_requests=streams,
+            max_model_len=max(tokens, sum(longest)),
+            seed=plan.seed,
+        )
+        with spawn_process(config) as (url, pid):
+            facts = probe(url, plan.server)
+            yield replace(facts, model=plan.model or facts.model, pids=(pid,))
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
     say(f"{title} at {facts.url}{about}")
     check_limits(facts, at_once, *longest)
     yield replace(facts, model=plan.model or facts.model)
-
-
-@contextlib.contextmanager
-def _simulated(plan: Plan, streams: int, max_model_len: int) -> Iterator[ServerFacts]:
-    from servers.find import probe
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn_process
-
-    host.allow_open_files(streams)  # the child inherits the limit
-    config = SimulatedConfig(
-        server=plan.server,
-        clock="batching",
-        speed=plan.speed,
-        max_concurrent_requests=streams,
-        max_model_len=max_model_len,
-        seed=plan.seed,
-    )
-    with spawn_process(config) as (url, pid):
-        yield replace(probe(url, plan.server), pids=(pid,))
 
 
 def _words(plan: Plan) -> str:

@@ -13,6 +13,8 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -249,16 +251,18 @@ class RunWriter:
         except OSError as error:
             self.error = error
 
-    def close(self, rescue: Path) -> Path | None:
-        """Flush and close. What the disk refused goes to the file `rescue`, whose path is returned.
-
-        Raises OSError when that cannot be written either.
-        """
+    def close(self, rescue: Path | None = None) -> Path | None:
+        """Flush and close. What the disk refused goes to the file `rescue`, by default one in the temporary folder,
+        whose path is returned."""
         self.flush()
         os.close(self._file)
         if not self._pending:
             return None
-        rescue.write_bytes(self._pending)
+        rescue = rescue or Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{self.path.name}"
+        try:
+            rescue.write_bytes(self._pending)
+        except OSError as error:
+            sys.stderr.write(f"loadgen: neither {self.path} nor {rescue} could take everything: {error.strerror}\n")
         return rescue
 
 

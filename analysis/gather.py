@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from analysis.frame import Ending, EndingCount, Floats, Frame, Integers, Origin, offsets_of, sum_by_row
 from analysis.window import windowed
 from loadgen.record import Record
-from loadgen.runfile import Run, scan
+from loadgen.runfile import Run, RunFileError, scan
 
 RECORDS_PER_BLOCK = 256
 DETAILS_MAX = 1000
@@ -31,7 +31,10 @@ Block = dict[str, NDArray[Any]]
 def load(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
     gathering = Gathering()
-    run = scan(path, gathering.add)
+    try:
+        run = scan(path, gathering.add)
+    except OSError as error:
+        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     return run, windowed(gathering.frame(), run.header)
 
 

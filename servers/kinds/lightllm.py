@@ -33,7 +33,7 @@ from servers.kinds.openai import Choice, always, decode, dialect, has_role, unle
 from workloads.request import Request
 
 
-class TokenCounts(msgspec.Struct, gc=False):
+class LightllmToken(msgspec.Struct, gc=False):
     """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
 
     count_output_tokens: int | None = None
@@ -56,7 +56,7 @@ class SaidEvent(msgspec.Struct, gc=False):
 class LightllmEvent(msgspec.Struct, gc=False):
     """One event of `/generate_stream`; the one with `finished` carries a token too."""
 
-    token: TokenCounts | None = None
+    token: LightllmToken | None = None
     finished: bool = False
     finish_reason: str | None = None
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.engine.clock import ClockPairs
 from loadgen.errors import OutputError
 from loadgen.record import Record
-from loadgen.runfile import Footer, Header
+from loadgen.runfile import Footer, Header, stamp_facts
 from workloads.request import Request
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ def gather(
     for path in beside:
         path.unlink(missing_ok=True)
     return footer
+
+
+def open_run(folder: Path, header: Header, stamps: str, start_ns: int) -> None:
+    """Write the header of a run that starts then, on the monotonic clock, with this source of stamps. Raises
+    OutputError."""
+    header.start_ns, header.start_realtime_ns = start_ns, ClockPairs().to_realtime(start_ns)
+    header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
+    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
 
 
 def append(file: Path, lines: Iterable[bytes]) -> None:

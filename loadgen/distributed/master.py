@@ -18,14 +18,13 @@ from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, offset_of
 from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, write_down
-from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask
-from loadgen.gather import Outcome, append, gather
+from loadgen.gather import Outcome, append, gather, open_run
 from loadgen.plan import Plan
-from loadgen.runfile import Footer, Header, Telemetry, stamp_facts
+from loadgen.runfile import Footer, Header, Telemetry
 from servers.wire.stamps import common
 
 LISTEN_S = 0.1
@@ -375,18 +374,15 @@ class Master:
     def _start(self) -> None:
         machines = self._machines.present
         longest = max(sample.round_trip_ns for machine in machines for sample in machine.samples)
-        clocks = ClockPairs()
-        start_ns = self._header.start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
-        self._header.start_realtime_ns = clocks.to_realtime(start_ns)
-        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
-        self._header.client["stamps"], self._header.stamps = stamps, stamp_facts(stamps)
+        start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
         self._header.client["machines"] = [
             {"name": machine.name, "workers": machine.workers, "host": machine.host}
             | _known_to(machine.offset(start_ns).before)
             | {"exchanges": len(machine.samples)}
             for machine in machines
         ]
-        append(self._folder / "run.jsonl", [msgspec.json.encode(self._header) + b"\n"])
+        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
+        open_run(self._folder, self._header, stamps, start_ns)
         self._machines.started = True
         for machine in machines:
             at_ns = start_ns + machine.offset(start_ns).before.offset_ns

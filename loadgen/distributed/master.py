@@ -256,7 +256,7 @@ def run(
     """
     protocol.require_locust()
     bind = spread.bind.numeric
-    if not token_of(os.environ) and not bind.loopback:  # strangers could reach the master
+    if not token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master
         raise TokenError(
             f"--bind {bind}: without a token the master listens on this machine only",
             f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,14 +46,6 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
     @property
     def numeric(self) -> Address:

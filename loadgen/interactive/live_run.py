@@ -103,10 +103,8 @@ class LiveFigures:
         self.states = Counter[str]()
         self.failures = Counter[tuple[str, str]]()
         self.tokens = 0
-        self.reads = self.coalesced_reads = 0
         self.send_late = NewestSamples(REQUEST_SAMPLES)
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
-        self.points_seen = 0
         self.metrics = {name: each for name, each in METRICS.items() if each.per != "run" and name not in NOT_SHOWN}
         self.samples = {
             name: NewestSamples(REQUEST_SAMPLES if metric.per == "request" else TOKEN_SAMPLES)
@@ -121,8 +119,6 @@ class LiveFigures:
         """Take the Record of a request that has ended; its latencies are worked out by `digest`."""
         self.states[record.state] += 1
         self.tokens += sum(record.chunk_tokens)
-        self.reads += record.reads
-        self.coalesced_reads += record.coalesced_reads
         self._pending.append(record)
         if record.state != "complete":
             key = (record.error_kind, detail_of(record))
@@ -154,8 +150,7 @@ class LiveFigures:
             for name, values in recent.items()
             for share in ("p50", "p99")
         }
-        self.points.append({"at": self.points_seen, **percentiles, **beside})
-        self.points_seen += 1
+        self.points.append({"at": self.points[-1]["at"] + 1 if self.points else 0, **percentiles, **beside})
 
 
 def warm_up() -> None:
@@ -307,8 +302,8 @@ class LiveRun:
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
             stamp_facts(self._stamps.name),
             np.sort(figures.send_late.copy()),
-            reads=figures.reads,
-            coalesced=figures.coalesced_reads,
+            reads=self._total["reads"],
+            coalesced=self._total["coalesced_reads"],
             last_s=passed_ns / 1e9,
         )
         if (own := own_error(found)) is not None:

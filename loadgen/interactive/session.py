@@ -103,10 +103,8 @@ class LocustSession:
 
     def choose(self, plan: Plan) -> None:
         """Ask this from the next start on, and build its prompts now. Raises what LiveTarget.prompts raises."""
-        target = self.target
-        assert target is not None
-        if plan != target.plan:
-            target = target.changed(plan)
+        assert self.target is not None
+        target = self.target if plan == self.target.plan else self.target.changed(plan)
         target.prompts(target.dialect(None))
         self.target = target
         self.output_tokens = longest_of(plan.output_tokens)
@@ -167,10 +165,10 @@ class LocustSession:
             self.fail(error)
 
     def _begin(self, target: LiveTarget) -> None:
-        named, number = self._environment.parsed_options.out, len(self.folders) + 1
+        named = self._environment.parsed_options.out
         folder = Path(named) if named else default_folder(target.plan)
-        if named and number > 1:
-            folder = folder.with_name(f"{folder.name}-{number}")
+        if named and self.folders:
+            folder = folder.with_name(f"{folder.name}-{len(self.folders) + 1}")
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
             self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
@@ -220,24 +218,14 @@ def _add_options(parser: Any, **_: Any) -> None:
     for name, option in run_options().items():
         if option.interactive is None:
             continue
-        field = Plan.model_fields[name]
-        flag = locust_option(name)
-        text = option.help.replace("%", "%%")
-        if field.annotation is bool:
-            parser.add_argument(flag, action="store_true", help=text, include_in_web_ui=False)
-            continue
-        default = DEFAULTS.get(name, field.default)
-        parser.add_argument(
-            flag,
-            default=None if default is None else str(default),
-            help=text,
-            include_in_web_ui=option.interactive == "form",
-        )
-    parser.add_argument(
-        "--out",
-        help="Folder of the first run; the next ones get a number behind it.",
-        include_in_web_ui=False,
-    )
+        default = DEFAULTS.get(name, Plan.model_fields[name].default)
+        how: dict[str, Any] = {"default": None if default is None else str(default)}
+        if Plan.model_fields[name].annotation is bool:
+            how = {"action": "store_true"}
+        text, shown = option.help.replace("%", "%%"), option.interactive == "form"
+        parser.add_argument(locust_option(name), help=text, include_in_web_ui=shown, **how)
+    text = "Folder of the first run; the next ones get a number behind it."
+    parser.add_argument("--out", help=text, include_in_web_ui=False)
 
 
 SESSION = LocustSession()

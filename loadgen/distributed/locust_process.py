@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import gevent
 import locust.runners as locust_runners
 import msgspec
-from gevent.event import AsyncResult
+from gevent.event import Event
 from gevent.lock import RLock
 from locust.env import Environment
 from locust.rpc import Message
@@ -140,11 +141,10 @@ class Admission:
 
     def __init__(self, runner: GuardedRunner, frames: Frames[Order], token: str) -> None:
         self.peer = Peer(peers.MASTER, runner, frames, {"hello": self._challenge, "proof": self._judge})
-        self.peer.sealed["pong"] = self._answered
+        self.peer.sealed["pong"] = self._take
         self._token = token
         self._strangers: dict[str, peers.Handshake] = {}
-        self._waiting: dict[int, AsyncResult] = {}
-        self._exchanges = 0
+        self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
         """Tell of machines that left and of those that Locust has missed for too long."""
@@ -152,14 +152,10 @@ class Admission:
             gevent.sleep(WATCH_EVERY_S)
             for node in list(self.peer.channels):
                 seen = self.peer.runner.clients.get(node)
-                if seen is None:
-                    self._lose(node, "it left")
-                elif seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS:
-                    self._lose(node, "no heartbeat came any more")
-
-    def _lose(self, node: str, reason: str) -> None:
-        del self.peer.channels[node]
-        self.peer.frames.post(protocol.Gone(node, reason))
+                missed = seen and seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS
+                if seen is None or missed:
+                    del self.peer.channels[node]
+                    self.peer.frames.post(protocol.Gone(node, "no heartbeat came any more" if missed else "it left"))
 
     def _challenge(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
@@ -198,23 +194,15 @@ class Admission:
         self.peer.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str) -> None:
-        number = self._exchanges = self._exchanges + 1
-        waiting = self._waiting[number] = AsyncResult()
-        body = msgspec.msgpack.encode(number)
-        t1 = time.monotonic_ns()
-        self.peer.send(node, "ping", lambda: body)
-        try:
-            t2, t3, t4 = waiting.get(timeout=EXCHANGE_LIMIT_S)
-        except gevent.Timeout:
-            return
-        finally:
-            del self._waiting[number]
-        self.peer.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, t4)))
+        """Send a stamp, which comes back with the machine's own. Until then no other follows, or until the limit."""
+        self._answered[node].clear()
+        self.peer.send(node, "ping", lambda: msgspec.msgpack.encode(time.monotonic_ns()))
+        self._answered[node].wait(EXCHANGE_LIMIT_S)
 
-    def _answered(self, node: str, body: bytes, arrived_ns: int) -> None:  # noqa: ARG002 - the number is enough
-        number, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
-        if (waiting := self._waiting.get(number)) is not None:
-            waiting.set((t2, t3, arrived_ns))
+    def _take(self, node: str, body: bytes, arrived_ns: int) -> None:
+        t1, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
+        self.peer.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, arrived_ns)))
+        self._answered[node].set()
 
 
 class Joining:
@@ -248,8 +236,8 @@ class Joining:
             self.peer.enter(node, self._handshake)
 
     def _answer(self, node: str, body: bytes, arrived_ns: int) -> None:
-        number = msgspec.msgpack.decode(body, type=int)
-        self.peer.send(node, "pong", lambda: msgspec.msgpack.encode((number, arrived_ns, time.monotonic_ns())))
+        sent_ns = msgspec.msgpack.decode(body, type=int)
+        self.peer.send(node, "pong", lambda: msgspec.msgpack.encode((sent_ns, arrived_ns, time.monotonic_ns())))
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:

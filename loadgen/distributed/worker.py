@@ -78,7 +78,7 @@ class MasterSession:
             for event in self.link.available(timeout_s):
                 self._take(event)
         except EOFError:
-            self._ends("the Locust process here ended on its own")
+            self._take(protocol.Gone("", "the Locust process here ended on its own"))
 
     def until(self, reached: Callable[[], object]) -> None:
         """Listen until then, or until there is nothing more to wait for, or an interrupt here."""
@@ -92,7 +92,8 @@ class MasterSession:
             if event.node:
                 hint = f"Set the master's {VARIABLE} here, and check the address."
                 raise TokenError(f"not let in: {event.reason}", hint)
-            self._ends(event.reason)
+            self.gone = self.gone or event.reason
+            self._stop()
         elif isinstance(event, protocol.Sealed):
             word = protocol.MASTER_WORD.decode(event.body)
             self._words[type(word)] = word
@@ -100,10 +101,6 @@ class MasterSession:
                 self._stop()
             elif isinstance(word, protocol.Taken):
                 self._outgoing.taken(word)
-
-    def _ends(self, reason: str) -> None:
-        self.gone = self.gone or reason
-        self._stop()
 
     def _stop(self) -> None:
         """As if it had been interrupted here, once: a second interrupt would kill the workers."""

@@ -13,12 +13,13 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.lock import BoundedSemaphore
 from locust import events
 
 from loadgen import host
@@ -26,7 +27,7 @@ from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import LiveRun, warm_up
-from loadgen.interactive.target import HubPoller, LiveTarget, Turns, find_target
+from loadgen.interactive.target import ONE_LOOK_S, HubPoller, LiveTarget, find_target
 from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
@@ -60,9 +61,9 @@ class LocustSession:
         """What the Run says it was made with."""
         self.stamps: StampSource = PLAIN
         self.poller = HubPoller()
-        self.turns = Turns()
         self._environment: Any = None
         self._extend: Callable[[Any, LocustSession], None] | None = None
+        self._turns = BoundedSemaphore(1)
         self._stack = ExitStack()
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
@@ -89,6 +90,15 @@ class LocustSession:
     def running(self) -> bool:
         """Whether a run goes on."""
         return self.run is not None and not self.run.ended
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The longer work of users, such as decoding an answer and building the next request: one at a time, and the
+        hub reads what has come before each. gevent would run fifty greenlets before it looks at the sockets again, and
+        streams that began together end together: tokens would share a stamp."""
+        with self._turns:
+            gevent.sleep(ONE_LOOK_S)
+            yield
 
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
         """The Plan of the command line, or of these fields of the start form. Raises PlanError."""

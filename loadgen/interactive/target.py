@@ -23,7 +23,6 @@ import gevent
 from gevent import get_hub
 from gevent import socket as gevent_socket
 from gevent.event import Event
-from gevent.lock import BoundedSemaphore
 
 from loadgen import prepare
 from loadgen.errors import PlanError
@@ -126,13 +125,10 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
 
 
 def _endless(prompts: Prompts) -> Iterator[Request]:
+    if next(iter(prompts.requests()), None) is None:
+        raise PlanError("the workload holds no prompt", "Name another file.")
     while True:
-        empty = True
-        for request in prompts.requests():
-            empty = False
-            yield request
-        if empty:
-            raise PlanError("the workload holds no prompt", "Name another file.")
+        yield from prompts.requests()
 
 
 class HubPoller:
@@ -156,23 +152,6 @@ class HubPoller:
 
     add, remove = partialmethod(_watch, READ), partialmethod(_forget, READ)
     add_writer, remove_writer = partialmethod(_watch, WRITE), partialmethod(_forget, WRITE)
-
-
-class Turns:
-    """The longer work of users, such as decoding an answer and building the next request: one at a time, and the hub
-    reads what has come before each. gevent would run fifty greenlets before it looks at the sockets again, and streams
-    that began together end together: tokens would share a stamp.
-    """
-
-    def __init__(self) -> None:
-        self._one = BoundedSemaphore(1)
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait for one's turn, and have it."""
-        with self._one:
-            gevent.sleep(ONE_LOOK_S)
-            yield
 
 
 class UserConnection:

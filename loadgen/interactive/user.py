@@ -88,7 +88,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             if prompt is None:
                 target.prompts(dialect)  # built at an endpoint's first use, which takes its time
             # A user who is stopped just as its wait ends is killed as it waits for its turn, and has sent nothing.
-            with SESSION.turns.turn():
+            with SESSION.turn():
                 request = target.request(dialect, prompt, output_tokens or SESSION.output_tokens)
                 body = dialect.encode(request, target.facts.model)
         except EXPECTED as error:
@@ -110,7 +110,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         with ExitStack() as stack:
             try:
                 self._connection.wait(exchange)
-                stack.enter_context(SESSION.turns.turn())
+                stack.enter_context(SESSION.turn())
             finally:  # also of a user who is being stopped: what came until now is kept, and the stop goes on
                 record = run.take(exchange, request, dialect, due_ns, connection.opened_ns)
                 self._report(record, dialect)

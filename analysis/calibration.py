@@ -49,7 +49,7 @@ class Sends(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ErrorSizes:
     """Sizes of errors, in seconds."""
 
     p50: float
@@ -58,7 +58,7 @@ class Spread:
 
 
 class _Errors(msgspec.Struct):
-    ttft_s: Spread
+    ttft_s: ErrorSizes
 
 
 class _Found(msgspec.Struct):
@@ -71,7 +71,7 @@ class _Found(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class StampComparison:
     """One run against the server's log."""
 
     stamps: str
@@ -79,9 +79,9 @@ class Comparison:
     """Complete, and with as many events in the log as chunks in the run."""
     not_compared: int
     """The others."""
-    ttft_s: Spread
-    tpot_s: Spread
-    icl_s: Spread
+    ttft_s: ErrorSizes
+    tpot_s: ErrorSizes
+    icl_s: ErrorSizes
     merged: int
     """First tokens that came in one read with later ones, so that the later stamp stands for them too."""
     merged_s_max: float
@@ -116,7 +116,7 @@ def read_log(path: Path) -> dict[int, Sends]:
     return {int(line.request_id): line for line in lines if line.request_id}
 
 
-def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
+def compare(run: Run, log: Mapping[int, Sends]) -> StampComparison:
     """Every stamp of the complete requests against the log. Raises ValueError when there is nothing to compare."""
     pairs = [(record, _since_start(run, log[record.id])) for record in run.records if _comparable(record, log)]
     if not pairs:
@@ -126,7 +126,7 @@ def compare(run: Run, log: Mapping[int, Sends]) -> Comparison:
     merged = [(record, _ttft_error_ns(record, sent)) for record, sent in pairs if record.first_token_merged]
     lines = [log[record.id] for record, _ in pairs]
     lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
-    return Comparison(
+    return StampComparison(
         stamps=names.pop() if len(names := {record.stamps for record, _ in pairs}) == 1 else "user",
         requests=len(pairs),
         not_compared=len(run.records) - len(pairs),
@@ -164,14 +164,14 @@ def heading() -> str:
     return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
 
 
-def row(comparison: Comparison) -> str:
+def row(comparison: StampComparison) -> str:
     """One burst in a line."""
     spreads = (comparison.ttft_s, comparison.tpot_s, comparison.icl_s)
     cells = [f"{value * 1e3:9.4f}" for spread in spreads for value in (spread.p50, spread.p99, spread.max)]
     return f"{comparison.stamps:8}{comparison.events_per_s:10,.0f}  {''.join(cells)}"
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(comparison: StampComparison) -> list[str]:
     """What a reader of the row must know."""
     found = []
     if comparison.merged:
@@ -193,7 +193,7 @@ def notes(comparison: Comparison) -> list[str]:
     return found
 
 
-def reached(fastest: Comparison | None, limited_by: str) -> str:
+def reached(fastest: StampComparison | None, limited_by: str) -> str:
     """The result of the search in a sentence."""
     if fastest is None:
         return f"TTFT was never exact to {duration(EXACT_S)} at p99."
@@ -225,9 +225,9 @@ def _tpot_ns(instants: Sequence[int] | Integers) -> float:
     return float(instants[-1] - instants[0]) / (len(instants) - 1)
 
 
-def _spread(errors_ns: Sequence[float] | Integers) -> Spread:
+def _spread(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
     sizes_s = np.abs(np.asarray(errors_ns, dtype=np.float64)) / 1e9
-    return Spread(*(round(float(value), 9) for value in np.percentile(sizes_s, (50, 99, 100))))
+    return ErrorSizes(*(round(float(value), 9) for value in np.percentile(sizes_s, (50, 99, 100))))
 
 
 def _rate(instants: Iterable[Sequence[int]]) -> float:

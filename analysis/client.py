@@ -45,7 +45,7 @@ STEPS_PER_OCTAVE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Ceiling:
     """The most that a figure of the client may be, and what is to be feared when it is more."""
 
     figure: str
@@ -55,26 +55,26 @@ class Limit:
 
 
 LIMITS = (
-    Limit("error_share", "error of the median TTFT, beside it", 0.05, "the figures are not worth their digits"),
-    Limit(
+    Ceiling("error_share", "error of the median TTFT, beside it", 0.05, "the figures are not worth their digits"),
+    Ceiling(
         "send_late_share",
         "sends late, p99 beside the median E2E",
         0.05,
         "they left later than due; more --workers send sooner",
     ),
-    Limit("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
-    Limit("late_p99_s", "reads late, p99", 0.25, "answers lay unread so long that TCP may have held the server back"),
-    Limit("stall_max_s", "longest stall", 0.2, "the client stood still, and what came meanwhile shares a stamp"),
-    Limit("coalesced_late_share", "late reads of several tokens", 0.05, "the times between tokens are blurred"),
-    Limit("full_reads", "reads of a full window", 0, "so much lay unread that TCP held the server back"),
-    Limit("retransmit_share", "segments sent again, per request", 0.01, "the network lost parts of requests"),
-    Limit(
+    Ceiling("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
+    Ceiling("late_p99_s", "reads late, p99", 0.25, "answers lay unread so long that TCP may have held the server back"),
+    Ceiling("stall_max_s", "longest stall", 0.2, "the client stood still, and what came meanwhile shares a stamp"),
+    Ceiling("coalesced_late_share", "late reads of several tokens", 0.05, "the times between tokens are blurred"),
+    Ceiling("full_reads", "reads of a full window", 0, "so much lay unread that TCP held the server back"),
+    Ceiling("retransmit_share", "segments sent again, per request", 0.01, "the network lost parts of requests"),
+    Ceiling(
         "out_of_order_share", "segments out of order, per read", 0.01, "the network lost or swapped parts of answers"
     ),
-    Limit("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
-    Limit("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
+    Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
+    Ceiling("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
     # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
-    Limit("dropped", "requests never sent", 0, "the load was less than asked"),
+    Ceiling("dropped", "requests never sent", 0, "the load was less than asked"),
 )
 
 

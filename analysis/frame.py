@@ -34,7 +34,7 @@ class Ending(NamedTuple):
     http_status: int | None
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Who counted a request's tokens, and who stamped them."""
 
     measured: bool
@@ -43,7 +43,7 @@ class Source(NamedTuple):
     stamps: str
 
 
-class Seen(NamedTuple):
+class EndingCount(NamedTuple):
     """How many requests ended in one way, and the first of them."""
 
     number: int
@@ -106,8 +106,8 @@ class Frame:
     chunk_tokens: NDArray[np.unsignedinteger]
     offsets: Integers
     """Length of the rows + 1."""
-    endings: Mapping[Ending, Seen]
-    sources: Mapping[Source, int]
+    endings: Mapping[Ending, EndingCount]
+    sources: Mapping[Origin, int]
     window: Window | None = None
     """None is the whole run, from the first byte sent to the last end."""
 

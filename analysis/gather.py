@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.frame import Ending, Floats, Frame, Integers, Seen, Source, offsets_of, sum_by_row
+from analysis.frame import Ending, EndingCount, Floats, Frame, Integers, Origin, offsets_of, sum_by_row
 from analysis.window import windowed
 from loadgen.record import Record
 from loadgen.runfile import Run, scan
@@ -53,9 +53,9 @@ class Gathering:
 
     def __init__(self) -> None:
         self._pending: list[Record] = []
-        self._columns: dict[str, Column] = {}
-        self._endings: dict[Ending, Seen] = {}
-        self._sources = Counter[Source]()
+        self._columns: dict[str, GrowingArray] = {}
+        self._endings: dict[Ending, EndingCount] = {}
+        self._sources = Counter[Origin]()
 
     def add(self, record: Record) -> None:
         """Take one Record."""
@@ -73,11 +73,11 @@ class Gathering:
     def _close_block(self) -> None:
         records, self._pending = self._pending, []
         for name, values in _block(records).items():
-            self._columns.setdefault(name, Column(values.dtype)).extend(values)
+            self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
         for record in records:
             self._count_ending(record)
         self._sources.update(
-            Source(record.phase == "measured", record.state, record.counted_by, record.stamps) for record in records
+            Origin(record.phase == "measured", record.state, record.counted_by, record.stamps) for record in records
         )
 
     def _count_ending(self, record: Record) -> None:
@@ -87,10 +87,10 @@ class Gathering:
         if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
             ending = ending._replace(detail=OTHER_DETAIL)
         number, first = self._endings.get(ending, (0, record.id))
-        self._endings[ending] = Seen(number + 1, first)
+        self._endings[ending] = EndingCount(number + 1, first)
 
 
-class Column:
+class GrowingArray:
     """An array that grows in place: arrays kept in pieces and joined at the end need their room twice."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from analysis.resources import GpuMemory, HostMemory, KvCache, Memory, MemoryReserved, ProcessMemory
-from analysis.telemetry import AFTER, Sample, Source, last_of, number, rows, samples
+from analysis.resources import GpuMemory, HostMemoryLevels, KvCache, Memory, MemoryReserved, ProcessMemory
+from analysis.telemetry import AFTER, Reading, Source, last_of, number, rows, samples
 from loadgen.runfile import Run
 
 SHARE_DECIMALS = 4
@@ -44,7 +44,7 @@ def memory(run: Run) -> Memory | None:
     )
 
 
-def _by_name(found: Sequence[Sample], source: Source) -> dict[str, Readings]:
+def _by_name(found: Sequence[Reading], source: Source) -> dict[str, Readings]:
     """Readings by what they are about."""
     names: dict[str, Readings] = {}
     for sample in found:
@@ -73,7 +73,7 @@ def _gpu(name: str, readings: Readings, told: Mapping[str, Any]) -> GpuMemory:
     return GpuMemory(of=name, name=facts.get("name", ""), total_bytes=facts.get("memory_total_bytes"), **levels)
 
 
-def _gpu_processes(found: Sequence[Sample]) -> Iterator[ProcessMemory]:
+def _gpu_processes(found: Sequence[Reading]) -> Iterator[ProcessMemory]:
     """What each process held of each GPU, where the driver says so: in a container often not."""
     held: dict[tuple[str, str], Readings] = {}
     for gpu, readings in _by_name(found, "gpu").items():
@@ -91,12 +91,12 @@ def _host_processes(found: Mapping[str, Readings], told: Mapping[str, Any]) -> I
             yield ProcessMemory(of=of, on="host", name=names.get(of, ""), **_levels(readings, "rss_bytes"))
 
 
-def _host(readings: Readings, told: Mapping[str, Any]) -> HostMemory:
+def _host(readings: Readings, told: Mapping[str, Any]) -> HostMemoryLevels:
     total = told.get("host", {}).get("memory_total_bytes")
-    return HostMemory(of="host", total_bytes=total, **_levels(readings, "memory_used_bytes"))
+    return HostMemoryLevels(of="host", total_bytes=total, **_levels(readings, "memory_used_bytes"))
 
 
-def _kv_cache(run: Run, found: Sequence[Sample]) -> KvCache | None:
+def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
     read = [(sample.moment, share) for sample in found if (share := number(sample.values, "kv_used")) is not None]
     if not read:
         return None
@@ -116,7 +116,7 @@ def _kv_cache(run: Run, found: Sequence[Sample]) -> KvCache | None:
     )
 
 
-def _taken(run: Run, found: Sequence[Sample]) -> MemoryReserved | None:
+def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
     """How much of a card the engine takes whatever the load: by its own word, or its default."""
     told = run.header.server_notes
     if "memory_option" not in told or run.header.server.get("simulated"):

@@ -34,7 +34,7 @@ class ProcessMemory(MemoryLevels, kw_only=True):
     name: str
 
 
-class HostMemory(MemoryLevels, kw_only=True):
+class HostMemoryLevels(MemoryLevels, kw_only=True):
     """Memory of the host."""
 
     total_bytes: int | None
@@ -64,7 +64,7 @@ class Memory(msgspec.Struct, kw_only=True):
 
     gpus: list[GpuMemory]
     processes: list[ProcessMemory]
-    host: HostMemory | None
+    host: HostMemoryLevels | None
     kv_cache: KvCache | None
     taken_at_start: MemoryReserved | None
     not_measured: dict[str, str]

@@ -13,13 +13,13 @@ import numpy as np
 
 from analysis import client, stats
 from analysis.delivery import delivery
-from analysis.frame import Booleans, Ending, Floats, Frame, Seen, total
+from analysis.frame import Booleans, Ending, EndingCount, Floats, Frame, total
 from analysis.gather import frame_of_run
 from analysis.memory import memory
 from analysis.metrics import METRICS, Metric
 from analysis.resources import MachineClock
 from analysis.summary import (
-    Burst,
+    BurstSkew,
     ClientHealth,
     ErrorExample,
     IntervalMeaning,
@@ -83,7 +83,7 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
         latencies_adjusted={
             each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
         },
-        burst=Burst(
+        burst=BurstSkew(
             skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
         delivery=delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
@@ -161,7 +161,7 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
     )
 
 
-def _examples(kind: str, endings: Mapping[Ending, Seen]) -> list[ErrorExample]:
+def _examples(kind: str, endings: Mapping[Ending, EndingCount]) -> list[ErrorExample]:
     found = sorted(
         ((ending, seen) for ending, seen in endings.items() if ending.kind == kind), key=lambda pair: -pair[1].number
     )

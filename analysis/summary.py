@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from analysis.resources import CounterCheck, MachineClock, Memory
-from loadgen.runfile import LoadFacts, StampFacts
+from loadgen.runfile import LoadFacts, StampFacts, stamp_facts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
@@ -217,7 +217,7 @@ class IntervalMeaning(msgspec.Struct, kw_only=True):
     note: str
 
 
-class Burst(msgspec.Struct, kw_only=True, omit_defaults=True):
+class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How far a burst was from all at once."""
 
     skew_s: float | None
@@ -334,6 +334,11 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     error_bar_tpot_s: float | None = None
     error_bar_itl_s: float | None = None
     error_bar_e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Of a summary from before `source`."""
+        if not self.source.name:
+            self.source = stamp_facts(self.stamps)
 
     @property
     def ok(self) -> bool:
@@ -457,7 +462,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     intervals: IntervalMeaning
     latencies_adjusted: dict[str, AdjustedDistribution] = msgspec.field(name="latency_adjusted")
     """By metric, of every request due in the window."""
-    burst: Burst
+    burst: BurstSkew
     delivery: Delivery
     memory: Memory | None
     """{} in the file for a run without telemetry."""

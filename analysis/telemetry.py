@@ -22,7 +22,7 @@ AFTER = ("end", "after")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Reading:
     """One reading of a source. A gap has its reason and no values."""
 
     at_s: float
@@ -33,16 +33,16 @@ class Sample:
     gap: str
 
 
-def samples(run: Run, source: Source) -> list[Sample]:
+def samples(run: Run, source: Source) -> list[Reading]:
     """The readings of one source in order of time; a line that is in the file twice counts once."""
     found = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
-        Sample(at_ns / 1e9, str(line.values.get("moment", "run")), line.values, str(line.values.get("gap", "")))
+        Reading(at_ns / 1e9, str(line.values.get("moment", "run")), line.values, str(line.values.get("gap", "")))
         for at_ns, line in sorted(found.items())
     ]
 
 
-def rows(sample: Sample, source: Source) -> dict[str, Mapping[str, Any]]:
+def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     """What one reading says of each thing it is about: `server`, `GPU 0`, `host`, `process 123`."""
     if sample.gap:
         return {}
@@ -61,7 +61,7 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def last_of(found: Sequence[Sample], moments: Sequence[str]) -> Sample | None:
+def last_of(found: Sequence[Reading], moments: Sequence[str]) -> Reading | None:
     """The latest reading at one of these moments that is no gap."""
     return next((each for each in reversed(found) if each.moment in moments and not each.gap), None)
 
@@ -168,7 +168,7 @@ def series(run: Run) -> list[Series]:
     return [each for curve in CURVES for each in _series(curve, found[curve.source])]
 
 
-def _series(curve: Curve, found: Sequence[Sample]) -> list[Series]:
+def _series(curve: Curve, found: Sequence[Reading]) -> list[Series]:
     read = [(sample.at_s, rows(sample, curve.source)) for sample in found]
     names = dict.fromkeys(
         name for _, said in read for name, values in said.items() if number(values, curve.figure) is not None
@@ -191,7 +191,7 @@ ALONE = ("cached_prompt_tokens", "preemptions", "rejections", "requests_failed")
 class _Span(NamedTuple):
     """The readings between which the server's counts are compared, or why they cannot be."""
 
-    read: Sequence[Sample]
+    read: Sequence[Reading]
     warmup: bool
     """Whether warm-up requests lie between them."""
     why_not: str
@@ -217,7 +217,7 @@ def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     return checks
 
 
-def _span(run: Run, found: Sequence[Sample]) -> _Span:
+def _span(run: Run, found: Sequence[Reading]) -> _Span:
     good = [sample for sample in found if not sample.gap]
     first = next((sample for sample in good if sample.moment in BEFORE), None)
     gaps = [sample.gap for sample in found if sample.gap] or ["none was taken"]
@@ -234,7 +234,7 @@ def _span(run: Run, found: Sequence[Sample]) -> _Span:
     return _Span(read, first.moment == "idle", why_not)
 
 
-def _growth(read: Sequence[Sample], word: str) -> tuple[float | None, int]:
+def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
     """What a counter grew by over these readings, and how often it began anew.
 
     A counter that the first page did not have yet was 0: servers publish some only when there is something to count.

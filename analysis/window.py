@@ -50,7 +50,7 @@ SHORT = f"the window is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} stays of 
 ALIKE = "all parts of the window are alike"
 
 
-class Steps(NamedTuple):
+class InFlight(NamedTuple):
     """The number in flight: `levels[i]` from `instants[i]` until the next; 0 before the first."""
 
     instants: Floats
@@ -77,14 +77,14 @@ def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) 
     return _plateau(frame, asked, begins, ends)
 
 
-def in_flight(begins: Floats, ends: Floats) -> Steps:
+def in_flight(begins: Floats, ends: Floats) -> InFlight:
     """How many of these intervals are open, as a step function. NaN in either leaves an interval out."""
     known = ~np.isnan(begins) & ~np.isnan(ends)
     number = int(known.sum())
     instants = np.concatenate((begins[known], ends[known]))
     changes = np.concatenate((np.ones(number, np.int64), -np.ones(number, np.int64)))
     order = np.lexsort((-changes, instants))  # at one instant, what begins comes before what ends
-    return Steps(instants[order], np.cumsum(changes[order]))
+    return InFlight(instants[order], np.cumsum(changes[order]))
 
 
 def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Window:
@@ -107,7 +107,7 @@ def _everything(begins: float, ends: float, why: str) -> Window:
     return Window(begins, ends, "auto", f"{why}, so this is from the first due to the last")
 
 
-def _no_plateau(steps: Steps, from_ns: float, to_ns: float, stay: float) -> str:
+def _no_plateau(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str:
     """What speaks against a plateau between these instants; nothing if it is one."""
     stays = (to_ns - from_ns) / max(1.0, stay)
     if stays >= 1:
@@ -119,21 +119,21 @@ def _no_plateau(steps: Steps, from_ns: float, to_ns: float, stay: float) -> str:
     return f"too short for requests that take {stay / 1e9:.3g} s" if stays < STAYS_MIN else ""
 
 
-def _between(steps: Steps, begins: float, ends: float) -> Steps:
+def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
     """The part between two instants, which become its first and its last, with the last level again."""
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
     before = steps.levels[first - 1] if first else 0
     levels = np.concatenate(([before], steps.levels[first:last]))
-    return Steps(np.concatenate(([begins], steps.instants[first:last], [ends])), np.append(levels, levels[-1]))
+    return InFlight(np.concatenate(([begins], steps.instants[first:last], [ends])), np.append(levels, levels[-1]))
 
 
-def _mean(part: Steps) -> float:
+def _mean(part: InFlight) -> float:
     """Over time."""
     lengths = np.diff(part.instants)
     return float((part.levels[:-1] * lengths).sum() / lengths.sum())
 
 
-def _median(part: Steps) -> float:
+def _median(part: InFlight) -> float:
     """Over time: half of the time the level is at most this."""
     order = np.argsort(part.levels[:-1], kind="stable")
     elapsed = np.cumsum(np.diff(part.instants)[order])

@@ -51,7 +51,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     load: Point
     """What the errors are of."""
     errors: dict[str, dict[str, Any]]
-    """An analysis.calibration.Comparison by kind of stamps, `kernel` or `user`."""
+    """An analysis.calibration.StampComparison by kind of stamps, `kernel` or `user`."""
     events_per_s: float
     """The largest rate seen at which TTFT was exact (analysis.calibration.EXACT_S); 0 for none."""
     limited_by: str
@@ -59,7 +59,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Seen(Protocol):
-    """What `search` has to know of a burst: analysis.calibration.Comparison has it."""
+    """What `search` has to know of a burst: analysis.calibration.StampComparison has it."""
 
     @property
     def exact(self) -> bool:

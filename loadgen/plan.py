@@ -1,16 +1,18 @@
 """The Plan: one validated, fully resolved description of a run. All its mistakes are reported at once.
 
-An option of a run is one field here. Its RunOption is the help of the command line, of the web form and of the
+An option of a run is one field here. Its docstring is the help of the command line, of the web form and of the
 generated documentation: loadgen.cli.options makes the options of `loadgen burst`, `run` and `ui` from the fields.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -42,10 +44,11 @@ class RunOption:
     """How people meet a field of the Plan. Its name, unit and form on the command line follow from the field itself:
     `timeout_s` is `--timeout` and takes `500ms`, a bool is a flag, a tuple of several values may be repeated."""
 
-    help: str
     group: Group
     interactive: Literal["form", "start"] | None = None
     """Whether `loadgen ui` has it: its web form may change it between runs, or it is fixed when `loadgen ui` starts."""
+    help: str = ""
+    """By default the field's docstring."""
 
 
 def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
@@ -71,143 +74,100 @@ EndpointName = Annotated[str, _one_of(_endpoints)]
 class Plan(BaseModel):
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    server: Annotated[ServerName, RunOption(f"Which server answers: {any_of(KINDS)}.", "Server", "start")]
+    server: Annotated[ServerName, RunOption("Server", "start", f"Which server answers: {any_of(KINDS)}.")]
     endpoint: Annotated[
         EndpointName | None,
-        RunOption(f"{any_of(_endpoints())}; the server's native one by default.", "Server", "start"),
+        RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
     ] = None
-    url: Annotated[
-        str | None,
-        RunOption(
-            "Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that "
-            "docker-compose.yml publishes, then the built-in simulated server.",
-            "Server",
-            "start",
-        ),
-    ] = None
-    model: Annotated[
-        str | None, RunOption("Model name to ask for; the server's first one by default.", "Server", "start")
-    ] = None
-    arrivals: Annotated[
-        str,
-        RunOption(
-            "When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T, "
-            "steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE.",
-            "Load",
-        ),
-    ] = "burst"
-    """Canonical text of workloads.arrivals."""
-    n: Annotated[int | None, RunOption("How many requests; or sessions, where these are asked.", "Load")] = Field(
-        None, ge=1, le=1_000_000
-    )
-    """None where the duration or the trace says."""
-    duration_s: Annotated[float | None, RunOption("Nothing is due later than this.", "Load")] = Field(
-        None, gt=0, le=7 * 86_400
-    )
-    """No request is due and no session starts at or after this offset."""
-    max_in_flight: Annotated[
-        int | None, RunOption("Past it a request that is due is dropped, and counted.", "Load")
-    ] = Field(None, ge=1, le=1_000_000)
-    """None: as many as the plan can have under way."""
-    warmup: Annotated[int, RunOption("Requests to send before the clock starts; in no figure.", "Load")] = Field(
-        0, ge=0, le=10_000
-    )
-    workers: Annotated[int, RunOption("Processes that share the load.", "Load")] = Field(1, ge=1, le=256)
-    timeout_s: Annotated[float, RunOption("After which one request is given up; 600s by default.", "Load", "start")] = (
-        Field(600.0, gt=0)
-    )
-    repeats: Annotated[int, RunOption("Run it so often, each time with the next seed: see docs.", "Load")] = Field(
-        1, ge=1, le=1000
-    )
+    url: Annotated[str | None, RunOption("Server", "start")] = None
+    """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
+    docker-compose.yml publishes, then the built-in simulated server."""
+    model: Annotated[str | None, RunOption("Server", "start")] = None
+    """Model name to ask for; the server's first one by default."""
+    # Canonical text of workloads.arrivals, as `workload` is of workloads.workload.
+    arrivals: Annotated[str, RunOption("Load")] = "burst"
+    """When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T,
+    steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."""
+    # None where the duration or the trace says.
+    n: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
+    """How many requests; or sessions, where these are asked."""
+    duration_s: Annotated[float | None, RunOption("Load"), Field(gt=0, le=7 * 86_400)] = None
+    """Nothing is due later than this."""
+    # None: as many as the plan can have under way.
+    max_in_flight: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
+    """Past it a request that is due is dropped, and counted."""
+    warmup: Annotated[int, RunOption("Load"), Field(ge=0, le=10_000)] = 0
+    """Requests to send before the clock starts; in no figure."""
+    workers: Annotated[int, RunOption("Load"), Field(ge=1, le=256)] = 1
+    """Processes that share the load."""
+    timeout_s: Annotated[float, RunOption("Load", "start"), Field(gt=0)] = 600.0
+    """After which one request is given up; 600s by default."""
+    repeats: Annotated[int, RunOption("Load"), Field(ge=1, le=1000)] = 1
+    """Run it so often, each time with the next seed: see docs."""
     repeat: int = Field(0, ge=0)
     """Which of the repeats this run is, from 1; 0 for a run by itself."""
-    workload: Annotated[
-        str,
-        RunOption(
-            "What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, "
-            "multi-turn:turns=K (sessions), ...",
-            "Prompts",
-            "form",
-        ),
-    ] = "synthetic"
-    """Canonical text of workloads.workload."""
-    input_tokens: Annotated[
-        int | str,
-        RunOption(
-            "Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B, "
-            "lognormal:mean=M,cv=C, empirical:FILE, ...",
-            "Prompts",
-            "form",
-        ),
-    ] = 512
-    """A number, or the canonical text of workloads.lengths."""
-    output_tokens: Annotated[
-        int | str, RunOption("Tokens to generate, likewise; 128 by default.", "Prompts", "form")
-    ] = 128
-    """Likewise; or `answers`, where a dataset has answers of its own."""
-    seed: Annotated[
-        int, RunOption("The same seed gives byte-identical requests and due instants.", "Prompts", "form")
-    ] = 0
-    tokenizer: Annotated[Path | None, RunOption("A tokenizer.json to build prompts with.", "Prompts", "start")] = None
-    api_key_env: Annotated[
-        str,
-        RunOption("Environment variable that holds the API key; LOADGEN_API_KEY by default.", "Server", "start"),
-    ] = "LOADGEN_API_KEY"
-    ca_file: Annotated[Path | None, RunOption("Certificate authorities for https, in PEM.", "Server", "start")] = None
-    insecure: Annotated[bool, RunOption("Do not check certificates.", "Server", "start")] = False
-    real: Annotated[bool, RunOption("Never fall back to the simulated server.", "Server", "start")] = False
-    force: Annotated[bool, RunOption("Measure a version of a server that is known to mislead.", "Server", "start")] = (
-        False
-    )
-    speed: Annotated[
-        float,
-        RunOption("How many times faster the built-in simulated server's clock runs; 5 by default.", "Server", "start"),
-    ] = Field(5.0, gt=0)
-    window_s: Annotated[
-        tuple[float, float] | None, RunOption("What the figures are of; else chosen.", "Measurement")
-    ] = None
-    stamps: Annotated[
-        StampsName,
-        RunOption(
-            "kernel, or user: what the figures would be without the kernel's receive stamps.", "Measurement", "start"
-        ),
-    ] = "kernel"
-    metrics_every_s: Annotated[
-        float,
-        RunOption(
-            "How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; "
-            "0 is never.",
-            "Measurement",
-            "start",
-        ),
-    ] = Field(1.0, ge=0)
-    dcgm_url: Annotated[
-        str | None,
-        RunOption(
-            "A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs.",
-            "Measurement",
-            "start",
-        ),
-    ] = None
-    gpu: Annotated[
-        bool | None,
-        RunOption("Read this machine's GPUs through NVML; by default when the server is on it.", "Measurement"),
-    ] = None
-    server_pid: Annotated[
-        tuple[int, ...],
-        RunOption(
-            "A server process on this machine, whose memory is read with that of its children; repeatable.",
-            "Measurement",
-        ),
-    ] = ()
-    label: Annotated[str, RunOption("A word for the run's folder and report.", "Output", "start")] = Field(
-        "run", pattern=r"^[A-Za-z0-9._-]{1,60}$"
-    )
-    platform: Annotated[
-        str, RunOption("What the server runs on, such as A800; stands by its name.", "Output", "start")
-    ] = Field("", max_length=60)
+    workload: Annotated[str, RunOption("Prompts", "form")] = "synthetic"
+    """What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, multi-turn:turns=K
+    (sessions), ..."""
+    # A number, or the canonical text of workloads.lengths; of outputs also `answers`, where a dataset has its own.
+    input_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 512
+    """Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B,
+    lognormal:mean=M,cv=C, empirical:FILE, ..."""
+    output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 128
+    """Tokens to generate, likewise; 128 by default."""
+    seed: Annotated[int, RunOption("Prompts", "form")] = 0
+    """The same seed gives byte-identical requests and due instants."""
+    tokenizer: Annotated[Path | None, RunOption("Prompts", "start")] = None
+    """A tokenizer.json to build prompts with."""
+    api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
+    """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
+    ca_file: Annotated[Path | None, RunOption("Server", "start")] = None
+    """Certificate authorities for https, in PEM."""
+    insecure: Annotated[bool, RunOption("Server", "start")] = False
+    """Do not check certificates."""
+    real: Annotated[bool, RunOption("Server", "start")] = False
+    """Never fall back to the simulated server."""
+    force: Annotated[bool, RunOption("Server", "start")] = False
+    """Measure a version of a server that is known to mislead."""
+    speed: Annotated[float, RunOption("Server", "start"), Field(gt=0)] = 5.0
+    """How many times faster the built-in simulated server's clock runs; 5 by default."""
+    window_s: Annotated[tuple[float, float] | None, RunOption("Measurement")] = None
+    """What the figures are of; else chosen."""
+    stamps: Annotated[StampsName, RunOption("Measurement", "start")] = "kernel"
+    """kernel, or user: what the figures would be without the kernel's receive stamps."""
+    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0)] = 1.0
+    """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
+    never."""
+    dcgm_url: Annotated[str | None, RunOption("Measurement", "start")] = None
+    """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
+    gpu: Annotated[bool | None, RunOption("Measurement")] = None
+    """Read this machine's GPUs through NVML; by default when the server is on it."""
+    server_pid: Annotated[tuple[int, ...], RunOption("Measurement")] = ()
+    """A server process on this machine, whose memory is read with that of its children; repeatable."""
+    label: Annotated[str, RunOption("Output", "start"), Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = "run"
+    """A word for the run's folder and report."""
+    platform: Annotated[str, RunOption("Output", "start"), Field(max_length=60)] = ""
+    """What the server runs on, such as A800; stands by its name."""
+
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Validate. Raises PlanError whose message has one line per mistake, named by its command-line option."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                lines = [_mistake(item) for item in error.errors()]
+                raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+
+    def each_repeat(self) -> list[Plan]:
+        """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
+        and chance in lengths and gaps would be the same each time."""
+        return [
+            self.model_copy(update={"repeat": place, "seed": self.seed + place - 1})
+            for place in range(1, self.repeats + 1)
+        ]
 
     @property
     def of_sessions(self) -> bool:
@@ -236,15 +196,10 @@ class Plan(BaseModel):
             raise ValueError(f"there is no file {path}")
         return path
 
-    @field_validator("arrivals")
+    @field_validator("arrivals", "workload")
     @classmethod
-    def _arrivals(cls, text: str) -> str:
-        return str(_hinted(arrivals.parse, text))
-
-    @field_validator("workload")
-    @classmethod
-    def _workload(cls, text: str) -> str:
-        return str(_hinted(workload.parse, text))
+    def _canonical(cls, text: str, info: ValidationInfo) -> str:
+        return str(_hinted(arrivals.parse if info.field_name == "arrivals" else workload.parse, text))
 
     @field_validator("input_tokens", "output_tokens")
     @classmethod
@@ -286,10 +241,14 @@ class Plan(BaseModel):
         return self
 
 
-def run_options() -> dict[str, RunOption]:
+def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
     """The fields of the Plan that are options of a run, in their order."""
-    found = ((name, each) for name, field in Plan.model_fields.items() for each in field.metadata)
-    return {name: each for name, each in found if isinstance(each, RunOption)}
+    return {
+        name: replace(each, help=each.help or " ".join((field.description or "").split()))
+        for name, field in (plan or Plan).model_fields.items()
+        for each in field.metadata
+        if isinstance(each, RunOption)
+    }
 
 
 def option_name(field: str) -> str:
@@ -297,13 +256,47 @@ def option_name(field: str) -> str:
     return "--" + field.removesuffix("_s").replace("_", "-")
 
 
+def command_of(plan: Plan) -> list[str]:
+    """The command line that runs this plan: what differs from the defaults."""
+    words = ["loadgen", "run"]
+    for name in run_options(type(plan)):
+        value = getattr(plan, name)
+        if value == type(plan).model_fields[name].default:
+            continue
+        flag = option_name(name)
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif name.endswith("_s"):
+            ends = value if isinstance(value, tuple) else (value,)
+            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in ends)]
+        else:
+            words += [text for each in (value if isinstance(value, tuple) else (value,)) for text in (flag, str(each))]
+    return words
+
+
 def plan_of(**values: Any) -> Plan:
-    """Validate. Raises PlanError whose message has one line per mistake, named by its command-line option."""
-    try:
-        return Plan(**values)
-    except ValidationError as error:
-        lines = [_mistake(item) for item in error.errors()]
-        raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+    """A Plan of these values. Raises PlanError."""
+    return Plan(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to get at the server besides its address: never written to the Run."""
+
+    api_key: str | None
+    tls: ssl.SSLContext
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request carries."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+def access_of(plan: Plan) -> Access:
+    """The API key from its environment variable, and how certificates are checked."""
+    from servers.wire.connection import tls_context
+
+    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -25,19 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import calibration, host
 from loadgen.errors import PlanError
-from loadgen.plan import ANSWERS, Plan
+from loadgen.plan import ANSWERS, Access, Plan, access_of
 from workloads import arrivals, lengths, workload
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
     from loadgen.engine.feed import Schedule
     from loadgen.engine.health import Counts
-    from loadgen.engine.sampler import Sampler
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
     from servers.count import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
-    from servers.telemetry import Source
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
@@ -49,25 +45,11 @@ TURN_TOKENS = 16
 BYTES_PER_RECORD = 600
 BYTES_PER_CHUNK = 16
 NS_PER_S = 1_000_000_000
-ELSEWHERE = "the server is not on this machine"
 
 Say = Callable[[str], None]
 """Gets one line per step."""
 OnProgress = Callable[[str, "Counts"], None]
 """Gets a phase and the counts, ten times a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How to get at the server besides its address: never written to the Run."""
-
-    api_key: str | None
-    tls: ssl.SSLContext
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What each request carries."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +78,7 @@ def run(
     Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
     """
     from loadgen.engine import coordinator
+    from loadgen.engine.sampler import sampler_of
 
     with prepare(plan, folder, say) as prepared:
         header = prepared.header
@@ -137,13 +120,6 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
         tasks = _tasks(plan, schedule, folder, facts, dialect, prompts, access)
         yield Prepared(schedule, prompts, tasks, header_of(plan, facts, dialect, prompts.how))
-
-
-def access_of(plan: Plan) -> Access:
-    """The API key from its environment variable, and how certificates are checked."""
-    from servers.wire.connection import tls_context
-
-    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
 
 
 # When.
@@ -345,63 +321,3 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
         host=host.facts(),
         client={"prompts": how, **({"forced": why} if why else {})},
     )
-
-
-# Beside it.
-
-
-def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
-    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load.
-
-    What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
-    """
-    from loadgen.engine.sampler import Sampler, bursts_of
-    from servers.telemetry import NotMeasuredError
-    from servers.telemetry.machine import HostMemory, on_this_machine
-    from servers.telemetry.prometheus import ServerMetrics
-
-    if not plan.metrics_every_s:
-        return Sampler(
-            {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
-        )
-    access, here = access_of(plan), on_this_machine(server["url"])
-    pids = (*server.get("pids", ()), *plan.server_pid)
-    openings: dict[str, Callable[[], Source]] = {
-        "server": partial(ServerMetrics, server["url"], server["name"], api_key=access.api_key, verify=access.tls),
-        "gpu": _gpu(plan, access.tls, here=here, simulated=server["simulated"]),
-        "host": partial(HostMemory, pids) if plan.server_pid or here else partial(_missing, ELSEWHERE),
-    }
-    sources: dict[str, Source] = {}
-    missing: dict[str, str] = {}
-    for name, opening in openings.items():
-        try:
-            sources[name] = opening()
-        except NotMeasuredError as error:
-            missing[name] = str(error)
-    named = {"gpu": "--dcgm-url" if plan.dcgm_url else "--gpu" if plan.gpu else "", "host": "--server-pid"}
-    named["host"] *= bool(plan.server_pid)
-    lines = [f"{option}: {missing[name]}" for name, option in named.items() if option and name in missing]
-    if lines:  # what was asked for by name must be there
-        raise PlanError(
-            "\n".join(lines), "Nothing was sent. Without these options the run goes on without the figures."
-        )
-    return Sampler(sources, plan.metrics_every_s, bursts_of(due_ns), missing)
-
-
-def _gpu(plan: Plan, verify: ssl.SSLContext, *, here: bool, simulated: bool) -> Callable[[], Source]:
-    from servers.telemetry.machine import Dcgm, Nvml
-
-    if plan.dcgm_url:
-        return partial(Dcgm, plan.dcgm_url, verify=verify)
-    if plan.gpu or (plan.gpu is None and here and not simulated):
-        return Nvml
-    if plan.gpu is False:
-        return partial(_missing, "switched off: --no-gpu")
-    why = "the server is simulated and uses none" if simulated else f"{ELSEWHERE}: --dcgm-url reads its GPUs"
-    return partial(_missing, why)
-
-
-def _missing(why: str) -> Source:
-    from servers.telemetry import NotMeasuredError
-
-    raise NotMeasuredError(why)

@@ -14,7 +14,7 @@ from loadgen.cli.options import seconds
 from servers.kinds import any_of, simulated_kinds
 
 if TYPE_CHECKING:
-    from analysis.calibration import Comparison
+    from analysis.calibration import StampComparison
     from loadgen.calibration import Calibration, Point
 
 SEARCH_S = 45.0
@@ -79,7 +79,7 @@ def _calibration(point: Point, folder: Path, say: Callable[[str], None], search_
     )
 
 
-def _measure(folder: Path, say: Callable[[str], None]) -> Callable[[Point], Comparison]:
+def _measure(folder: Path, say: Callable[[str], None]) -> Callable[[Point], StampComparison]:
     """How one burst is measured, and said."""
     from tempfile import mkdtemp
 
@@ -88,7 +88,7 @@ def _measure(folder: Path, say: Callable[[str], None]) -> Callable[[Point], Comp
     from loadgen.errors import CalibrationError
     from loadgen.runfile import read
 
-    def measure(point: Point) -> Comparison:
+    def measure(point: Point) -> StampComparison:
         run, log = drive(point, Path(mkdtemp(dir=folder)))
         try:
             comparison = compare(read(run), read_log(log))

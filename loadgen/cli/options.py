@@ -1,6 +1,6 @@
 """The options of commands that run a Plan, made from its fields; and the quantities that options take.
 
-timeout_s: Annotated[float, RunOption("After which ...", "Load")]   ->   --timeout T   After which ...
+timeout_s: Annotated[float, RunOption("Load")]   ->   --timeout T   and the field's docstring
 """
 
 from __future__ import annotations

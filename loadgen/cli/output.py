@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 from msgspec import to_builtins
 from typer import Option
 
-from loadgen.cli.assertions import exit_code
-from loadgen.errors import OutputError
+from loadgen.errors import (
+    EXIT_ASSERTION,
+    EXIT_CLIENT_LIMITED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_REQUESTS_FAILED,
+    OutputError,
+    PlanError,
+)
 
 if TYPE_CHECKING:
     from analysis.frame import Frame
     from analysis.objectives import Bound, Objective
     from analysis.repeats import BetweenRuns
     from analysis.report.sections import ReportedRun
-    from analysis.summary import Summary as Typed
+    from analysis.summary import Summary
     from loadgen.progress import Display
     from loadgen.runfile import Run
 
@@ -28,13 +35,82 @@ Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", rich_help_panel="Output")]
 Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", rich_help_panel="Output")]
 
-Summary = dict[str, Any]
+Assertions = Annotated[
+    list[str] | None,
+    Option(
+        "--assert",
+        metavar="EXPR",
+        help="What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
+        "Exit code 4 when one fails.",
+        rich_help_panel="Output",
+    ),
+]
+Goodput = Annotated[
+    list[str] | None,
+    Option(
+        "--goodput",
+        metavar="EXPR",
+        help="What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all.",
+        rich_help_panel="Output",
+    ),
+]
+Junit = Annotated[
+    Path | None,
+    Option(help="Also write what became of each --assert to this file, as JUnit XML.", rich_help_panel="Output"),
+]
+
+PRECEDENCE = (EXIT_INTERRUPTED, EXIT_ASSERTION, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED, EXIT_OK)
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
 def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
     return exit_code(output.results([folder], folder / "report.html" if report else None))
+
+
+def objectives_of(expressions: Sequence[str] | None, junit: Path | None = None) -> Sequence[Objective]:
+    """The objectives asked for. Raises PlanError, which names every mistake, so that nothing is sent in vain."""
+    if junit is not None and not expressions:
+        raise PlanError("--junit without --assert has nothing to write", "Name an objective: --assert 'ttft.p99 < 1s'")
+    if junit is not None and not junit.absolute().parent.is_dir():
+        raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Make it first.")
+    if not expressions:
+        return ()
+    from analysis.objectives import ObjectiveError, parse
+
+    try:
+        return parse(expressions)
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
+
+
+def bounds_of(expressions: Sequence[str] | None) -> Sequence[Bound]:
+    """What makes a request good. Raises PlanError, which names every mistake."""
+    if not expressions:
+        return ()
+    from analysis.objectives import ObjectiveError, parse_bounds
+
+    try:
+        return parse_bounds(expressions)
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
+
+
+def exit_code(summaries: Sequence[Summary]) -> int:
+    """The first in PRECEDENCE to which one of these runs leads: 130 interrupted, 4 an objective failed, 1 a request
+    was not complete and no objective speaks of that, 5 the client was the limit, 0 otherwise."""
+    reached = []
+    for summary in summaries:
+        named = {each.figure for each in summary.objectives}  # `complete` speaks of all of them
+        unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
+        reasons = {
+            EXIT_INTERRUPTED: summary.run.interrupted,
+            EXIT_ASSERTION: any(each.verdict == "fail" for each in summary.objectives),
+            EXIT_REQUESTS_FAILED: any(getattr(summary.requests, state) for state in unnamed),
+            EXIT_CLIENT_LIMITED: summary.client.verdict == "limited",
+        }
+        reached += [code for code, holds in reasons.items() if holds]
+    return min(reached, key=PRECEDENCE.index, default=EXIT_OK)
 
 
 class Group(NamedTuple):
@@ -45,9 +121,11 @@ class Group(NamedTuple):
     between: BetweenRuns | None
     """What repeats say together; None for a run by itself."""
 
-    def json(self) -> Summary:
+    def json(self) -> dict[str, Any]:
         """summary.json of a run; of repeats what they say together, and all of theirs."""
-        summaries = [_as_dict(part.summary) for part in self.parts]
+        from analysis.summary import as_dict
+
+        summaries = [as_dict(part.summary) for part in self.parts]
         return summaries[0] if self.between is None else {"repeats": to_builtins(self.between), "runs": summaries}
 
 
@@ -96,10 +174,12 @@ class Output:
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
         if page is not None:
-            _write_page(parts, page, [group for group in groups if group.between])
-        summaries = [_as_dict(part.summary) for part in parts]
+            write_page(parts, page, [group for group in groups if group.between])
+        summaries = [part.summary for part in parts]
         if self._junit is not None:
-            _write_junit([part.summary for part in parts], self._junit)
+            from analysis.slo import junit
+
+            write_text(self._junit, junit(summaries))
         if self._as_json:
             found = [group.json() for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
@@ -112,7 +192,10 @@ class Output:
         return summaries
 
     def _group(self, path: Path) -> Group:
-        parts = [_summarised(run, self._objectives, self._bounds) for run in runs_in(path)]
+        parts = []
+        for run in runs_in(path):
+            parts.append(summarised(run, self._objectives, self._bounds))
+            write_summary(run, parts[-1].summary)
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)
         from analysis.repeats import between
@@ -135,17 +218,10 @@ class Output:
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
         from analysis.report.findings import measured
-        from analysis.summary import typed
 
-        for each in (each for summary in summaries for each in typed(summary).objectives):
+        for each in (each for summary in summaries for each in summary.objectives):
             if each.verdict == "fail" or (each.verdict == "cannot tell" and not self._quiet):
                 print(f"loadgen: {each.verdict}: {each.objective}: {measured(each)}", file=sys.stderr)
-
-
-def _as_dict(summary: Typed) -> Summary:
-    from analysis.summary import as_dict
-
-    return as_dict(summary)
 
 
 def folder_of(run: Path) -> Path:
@@ -163,7 +239,7 @@ def runs_in(path: Path) -> list[Path]:
     return [found[place] for place in sorted(found)] or [path]
 
 
-def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.gather import load
     from analysis.slo import goodput, judge
@@ -179,11 +255,10 @@ def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bo
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
         summary.objectives = judge(objectives, frame, summary)
-    write_text(folder_of(path) / "summary.json", json.dumps(_as_dict(summary), indent=2) + "\n")
     return part_of(run, frame, summary)
 
 
-def part_of(run: Run, frame: Frame, summary: Typed) -> ReportedRun:
+def part_of(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
     """What a page needs of a run."""
     from analysis.report.charts import ChartInput, chart_data
     from analysis.report.sections import ReportedRun
@@ -192,13 +267,14 @@ def part_of(run: Run, frame: Frame, summary: Typed) -> ReportedRun:
     return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
 
 
-def _write_junit(summaries: list[Typed], file: Path) -> None:
-    from analysis.slo import junit
+def write_summary(run: Path, summary: Summary) -> None:
+    """summary.json in the run's folder. Raises OutputError."""
+    from analysis.summary import as_dict
 
-    write_text(file, junit(summaries))
+    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n")
 
 
-def _write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
+def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
     from analysis.repeats import section
     from analysis.report.page import render
     from analysis.report.sections import full

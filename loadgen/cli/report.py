@@ -9,8 +9,16 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, exit_code, objectives_of
-from loadgen.cli.output import Output, folder_of
+from loadgen.cli.output import (
+    Assertions,
+    Goodput,
+    Junit,
+    Output,
+    bounds_of,
+    exit_code,
+    folder_of,
+    objectives_of,
+)
 
 
 def report(

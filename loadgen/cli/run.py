@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.assertions import Assertions, Goodput, Junit, bounds_of, objectives_of
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.options import run_command
-from loadgen.cli.output import AsJson, Output, Quiet, Report, finish
+from loadgen.cli.output import (
+    AsJson,
+    Assertions,
+    Goodput,
+    Junit,
+    Output,
+    Quiet,
+    Report,
+    bounds_of,
+    finish,
+    objectives_of,
+)
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import MachinePlan
@@ -42,7 +52,7 @@ def drive(
     """Run the plan of these settings as often as it says, here or spread over machines; write and print its results,
     exit as they ask."""
     from loadgen import prepare
-    from loadgen.plan import plan_of
+    from loadgen.plan import Plan
 
     output = Output(
         as_json=as_json,
@@ -51,13 +61,13 @@ def drive(
         bounds=bounds_of(goodput),
         junit=junit,
     )
-    asked = plan_of(**settings)
+    asked = Plan(**settings)
     spread = spread_of(distributed, expect_workers, bind, join_timeout_s)
     folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
         _run(asked, folder, output, spread)
         raise Exit(finish(output, folder, report=report))
-    for plan in repeats_of(asked):
+    for plan in asked.each_repeat():
         output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
         if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
             break
@@ -95,15 +105,6 @@ def run(
 
     named = {} if catalog is None else from_catalog(catalog)
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
-
-
-def repeats_of(asked: Plan) -> list[Plan]:
-    """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already, and
-    chance in lengths and gaps would be the same each time."""
-    return [
-        asked.model_copy(update={"repeat": place, "seed": asked.seed + place - 1})
-        for place in range(1, asked.repeats + 1)
-    ]
 
 
 def _run(asked: Plan, folder: Path, output: Output, spread: MachinePlan | None) -> Footer:

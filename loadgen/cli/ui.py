@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from loadgen.cli.assertions import Assertions, objectives_of
 from loadgen.cli.options import run_command, seconds
-from loadgen.cli.output import Output, Quiet, finish
+from loadgen.cli.output import (
+    Assertions,
+    Output,
+    Quiet,
+    finish,
+    objectives_of,
+)
 from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ def _output(
     as_json: Annotated[bool, Option("--json", help="--headless: print summary.json and nothing else.")] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
-    return Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions, None)), report
+    return Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions)), report
 
 
 @run_command(

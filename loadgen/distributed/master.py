@@ -20,7 +20,7 @@ from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, write_down
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
-from loadgen.engine.sampler import Sampler
+from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather, open_run
 from loadgen.plan import Plan
@@ -273,7 +273,7 @@ def run(
         machines = Machines(link, places, told, say)
         master = Master(machines, spread, prepared.header, folder, say, on_progress)
         with master.interrupts.watched():
-            return master.run(prepare.sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
+            return master.run(sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
 
 
 @dataclass(slots=True)

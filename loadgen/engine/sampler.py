@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ LOOK_AGAIN_S = 0.01
 HOLD_NS = 5 * NS_PER_S
 """A burst is waited for this long, no longer: one of its requests may be waiting for a connection."""
 PART = "part-telemetry.jsonl"
+ELSEWHERE = "the server is not on this machine"
 ANSWER_LIMIT_S = 15.0
 """Of a sampler in a process of its own: readings have limits of their own, below five seconds each."""
 
@@ -242,6 +244,59 @@ class Sampler:
             self._part.flush()
 
 
+def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
+    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load.
+
+    What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
+    """
+    if not plan.metrics_every_s:
+        return Sampler(
+            {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
+        )
+    sources: dict[str, Source] = {}
+    missing: dict[str, str] = {}
+    for name, opening in _openings(plan, server).items():
+        if isinstance(opening, str):
+            missing[name] = opening
+            continue
+        try:
+            sources[name] = opening()
+        except NotMeasuredError as error:
+            missing[name] = str(error)
+    gpu = "--dcgm-url" if plan.dcgm_url else "--gpu" if plan.gpu else ""
+    wanted = {"gpu": gpu, "host": "--server-pid" if plan.server_pid else ""}
+    lines = [f"{option}: {missing[name]}" for name, option in wanted.items() if option and name in missing]
+    if lines:  # what was asked for by name must be there
+        raise PlanError(
+            "\n".join(lines), "Nothing was sent. Without these options the run goes on without the figures."
+        )
+    return Sampler(sources, plan.metrics_every_s, bursts_of(due_ns), missing)
+
+
+def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
+    """What opens each source, or why nothing does."""
+    from loadgen.plan import access_of
+    from servers.telemetry.machine import Dcgm, HostMemory, Nvml, on_this_machine
+    from servers.telemetry.prometheus import ServerMetrics
+
+    access, here = access_of(plan), on_this_machine(server["url"])
+    gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
+    if plan.dcgm_url:
+        gpu = partial(Dcgm, plan.dcgm_url, verify=access.tls)
+    elif plan.gpu is False:
+        gpu = "switched off: --no-gpu"
+    elif plan.gpu or (here and not server["simulated"]):
+        gpu = Nvml
+    elif server["simulated"]:
+        gpu = "the server is simulated and uses none"
+    pids = (*server.get("pids", ()), *plan.server_pid)
+    return {
+        "server": partial(ServerMetrics, server["url"], server["name"], api_key=access.api_key, verify=access.tls),
+        "gpu": gpu,
+        "host": partial(HostMemory, pids) if plan.server_pid or here else ELSEWHERE,
+    }
+
+
 class SamplerProcess:
     """A Sampler in a process of its own, for one run. gevent has made greenlets of the threads of Locust's process, and
     a reading there would stand between the kernel and the streams. Made early, because it takes a while to start.
@@ -329,7 +384,6 @@ class SamplerProcess:
 def main() -> None:
     """The other end of a SamplerProcess: answer each line in turn."""
     from loadgen.plan import Plan
-    from loadgen.prepare import sampler_of
     from servers.telemetry import machine, prometheus  # noqa: F401 - not in the time of the run
 
     sampler: Sampler | None = None

@@ -26,7 +26,7 @@ from gevent.event import Event
 
 from loadgen import prepare
 from loadgen.errors import PlanError
-from loadgen.plan import Plan
+from loadgen.plan import Plan, access_of
 from servers.count import connect as tokenizer_of
 from servers.find import dialect_on, of_version
 from servers.kinds.base import Dialect, ServerFacts
@@ -87,7 +87,7 @@ class LiveTarget:
     def prompts(self, dialect: Dialect) -> Prompts:
         """Built at first use, which asks the server to count. Raises PromptError, PlanError, WorkloadError."""
         if dialect.endpoint not in self._prompts:
-            plan, access = self.plan, prepare.access_of(self.plan)
+            plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.model_copy(update={"n": TEXTS})
             with tokenizer_of(self.facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
@@ -118,7 +118,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
 
     Raises servers.errors.ServerError.
     """
-    access = prepare.access_of(plan)
+    access = access_of(plan)
     room = prepare.Room(at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(prepare.server_for(plan, room, access, say))
     return LiveTarget(plan, facts, target_of(facts.url, access.tls), access.headers, say)

@@ -1,4 +1,4 @@
-"""Starting and stopping a simulated server: in this event loop, in a thread, or in a process of its own."""
+"""Starting and stopping a simulated server: in this event loop, in this process, or in one of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import IO, Any
 
 from aiohttp import web
@@ -25,8 +23,8 @@ from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError, StartError
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.http import HttpServer, ServerProtocol, status
-from servers.simulated.state import Log, ServerState
-from servers.simulated.stream import LogLine, Pump
+from servers.simulated.state import ServerState
+from servers.simulated.stream import Pump
 from servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
 
 READY = "ready "
@@ -53,9 +51,7 @@ def protocol_of(server: str) -> ServerProtocol:
     return protocol
 
 
-async def serve(
-    config: SimulatedConfig, *, ready: Ready, stop: asyncio.Event, keep: Callable[[LogLine], None] | None = None
-) -> dict[str, Any]:
+async def serve(config: SimulatedConfig, *, ready: Ready, stop: asyncio.Event) -> dict[str, Any]:
     """Serves until `stop` is set; returns the last status.
 
     Raises OSError when the port is taken, ConfigError for a card or model that is not known.
@@ -65,26 +61,28 @@ async def serve(
     clock, longest = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
     pump = Pump(clock, asyncio.get_running_loop())
-    log = Log(config.log, keep)
-    state = ServerState(config, protocol.buckets, clock.gauges, log)
+    state = ServerState(config, protocol.buckets, clock.gauges)
     try:
         await _accept(HttpServer(state, protocol, pump), ready, stop)
     finally:
         pump.close()
-        state.settle()
         summary = status(state, pump)
-        log.close(summary)
+        state.close(summary)
     return summary
 
 
 def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[str, Any]:
     """Serves in this process until SIGTERM or Ctrl-C, and says so on standard output; returns the last status."""
+    import uvloop  # here, because whoever only spawns may run gevent
 
     def ready(url: str) -> None:
+        gc.set_threshold(*_YOUNG_ONLY)
+        gc.collect()
+        gc.freeze()  # what exists now lives as long as the server: no collection need look at it again
         sys.stdout.write(f"{READY}{url}\n")
         sys.stdout.flush()
 
-    with contextlib.closing(new_loop()) as loop:
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -102,42 +100,6 @@ def child() -> None:
         sys.exit(f"loadgen: {problem}")
 
 
-@dataclass(slots=True)
-class Running:
-    """A simulated server in a thread of this process."""
-
-    url: str = ""
-    log: list[LogLine] = field(default_factory=list)
-    """What it has logged so far."""
-    summary: dict[str, Any] = field(default_factory=dict)
-    """Its last status, once it has stopped."""
-
-
-@contextlib.contextmanager
-def running(config: SimulatedConfig) -> Iterator[Running]:
-    """A simulated server in a thread, for tests: it shares the interpreter with its client, so its times are not exact.
-
-    Raises what `serve` raises.
-    """
-    server, started, stop = Running(), threading.Event(), asyncio.Event()
-
-    def ready(url: str) -> None:
-        server.url = url
-        started.set()
-
-    with contextlib.closing(new_loop()) as loop, ThreadPoolExecutor(1, "simulated") as pool:
-        serving = serve(config, ready=ready, stop=stop, keep=server.log.append)
-        ended = pool.submit(loop.run_until_complete, serving)
-        ended.add_done_callback(lambda _: started.set())
-        started.wait()
-        try:
-            if not ended.done():
-                yield server
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            server.summary = ended.result()
-
-
 @contextlib.contextmanager
 def spawn(config: SimulatedConfig) -> Iterator[str]:
     """A simulated server in a process of its own, as `spawn_process`; yields its URL."""
@@ -152,45 +114,32 @@ def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
     It is in a session of its own, so Ctrl-C does not reach it, and ends when its standard input does, which is when
     this process dies, of whatever. Raises StartError when it does not come up.
     """
-    with tempfile.TemporaryFile("w+b") as complaints:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own words
-            [sys.executable, "-c", CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,
-        )
+    command, pipe = [sys.executable, "-c", CHILD], subprocess.PIPE
+    with (
+        tempfile.TemporaryFile("w+b") as complaints,
+        subprocess.Popen(  # noqa: S603 - our own interpreter and our own words
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True
+        ) as process,
+    ):
         try:
+            assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
-                assert process.stdin is not None
                 process.stdin.write(config.to_json())
-                process.stdin.flush()
             yield _url_of(process, complaints), process.pid
         finally:
-            _end(process)
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one: a quarter of the cost per wake-up."""
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+            process.terminate()
+            try:
+                process.wait(_STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 async def _accept(http: HttpServer, ready: Ready, stop: asyncio.Event) -> None:
     """Takes connections from `ready` to `stop`."""
-    config = http.state.config
-    handler = web.Server(
-        http.answer, handler_cancellation=True, keepalive_timeout=http.protocol.keep_alive_s, access_log=None
-    )
+    config, kept_s = http.state.config, http.protocol.keep_alive_s
+    handler = web.Server(http.answer, handler_cancellation=True, keepalive_timeout=kept_s, access_log=None)
     loop = asyncio.get_running_loop()
     listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*_YOUNG_ONLY)
-    gc.collect()
-    gc.freeze()  # what exists now lives as long as the server: no collection need look at it again
     try:
         host, port = listening.sockets[0].getsockname()[:2]
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -198,8 +147,6 @@ async def _accept(http: HttpServer, ready: Ready, stop: asyncio.Event) -> None:
     finally:
         listening.close()
         await handler.shutdown(_LEAVE_LIMIT_S)
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
@@ -229,19 +176,7 @@ def _url_of(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> str:
     if line.startswith(READY):
         return line.removeprefix(READY).strip()
     process.kill()
-    process.wait()
+    process.wait()  # its last words are written by then
     complaints.seek(0)
     said = complaints.read()[-1000:].decode(errors="replace").strip()
     raise StartError(f"the simulated server did not start: {said or 'no answer'}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()

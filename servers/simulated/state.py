@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,40 +18,12 @@ from servers.simulated.stream import LogLine, Stream
 from servers.simulated.timing import Gauges
 from servers.simulated.tokenizer import Vocabulary
 
-_BUFFER_BYTES = 1 << 20
 _LONGEST = 10_000
 """Requests that may wait to be settled. A server that is never idle settles one when it gets another."""
 _COLLECT_PAUSE_S = 1.0
 
 SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
-
-
-class Log:
-    """Writes lines to `path`, or hands them to `keep`, or drops them when there is neither."""
-
-    def __init__(self, path: Path | None = None, keep: Callable[[LogLine], None] | None = None) -> None:
-        self._file = path.open("wb", buffering=_BUFFER_BYTES) if path else None
-        self._keep = keep
-
-    def append(self, line: LogLine) -> None:
-        """Costs some microseconds for a hundred instants, and no system call until the buffer is full."""
-        if self._keep:
-            self._keep(line)
-        if self._file:
-            self._file.write(msgspec.json.encode(line) + b"\n")
-
-    def flush(self) -> None:
-        """Lets others read what has been written."""
-        if self._file:
-            self._file.flush()
-
-    def close(self, summary: dict[str, Any]) -> None:
-        """Adds the line that says how the server did as a whole."""
-        if self._file:
-            self._file.write(msgspec.json.encode({"summary": summary}) + b"\n")
-            self._file.close()
-            self._file = None
 
 
 class Histogram:
@@ -123,7 +94,6 @@ class ServerState:
         config: SimulatedConfig,
         buckets: Callable[[int], Mapping[str, Sequence[float]]],
         gauges: Callable[[], Gauges],
-        log: Log | None = None,
     ) -> None:
         self.config = config
         self.longest = longest = config.max_model_len
@@ -133,7 +103,7 @@ class ServerState:
         self.started_s = int(time.time())
         self.streams: set[Stream] = set()
         """Accepted requests that are not finished."""
-        self._log = log or Log()
+        self._log = config.log.open("wb", buffering=1 << 20) if config.log else None
         self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
         self._collected_s = time.monotonic()
 
@@ -179,7 +149,15 @@ class ServerState:
         """Accounts for every request that has ended, for somebody who wants to read the totals."""
         while self._ended:
             self._settle_one()
-        self._log.flush()
+        if self._log:
+            self._log.flush()
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Ends the log with the line that says how the server did as a whole."""
+        self.settle()
+        if self._log:
+            self._log.write(msgspec.json.encode({"summary": summary}) + b"\n")
+            self._log.close()
 
     def _settle_one(self) -> None:
         line, stream, ended_ns, offset_ns = self._ended.popleft()
@@ -190,7 +168,8 @@ class ServerState:
         line.due_ns = [instant + offset_ns for instant in line.due_ns]
         line.sent_ns = [instant + offset_ns for instant in line.sent_ns]
         line.output_tokens = sum(line.tokens)
-        self._log.append(line)
+        if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
+            self._log.write(msgspec.json.encode(line) + b"\n")
 
     def _collect(self) -> None:
         """Full collections happen here and not in the middle of a burst, which one would stop for tens of ms."""

@@ -24,7 +24,7 @@ from benchmarks.comparison import (
 from benchmarks.comparison.client import Client, Reported
 from benchmarks.comparison.install import ensure, nothing
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 HASTY = ("--tries", "1", "--patience-s", "0")
 FAKE = """

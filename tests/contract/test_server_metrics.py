@@ -8,11 +8,11 @@ import pytest
 
 from analysis.telemetry import CURVES
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from servers.telemetry import GapError, NotMeasuredError
 from servers.telemetry.machine import DCGM
 from servers.telemetry.prometheus import COUNTERS, ServerMetrics, parse, tables, values_of
 from tests.contract.recorded import response
+from tests.simulated import running
 
 PREFIXES = tuple(metrics.prefix for metrics in tables().values())
 NOT_DRAWN = {

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import Running, running
+from tests.simulated import Running, running
 
 RECORDED = Path(__file__).parent / "transcripts/vllm-0.32.0"
 LONG = list(range(300, 300 + 3000))

@@ -14,9 +14,9 @@ from loadgen.cli.report import report
 from loadgen.errors import PlanError
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import parse_rule
-from servers.simulated.server import Running, running
 from tests.command import FAST, burst, summary_of
 from tests.runs import complete, failed, footer, header, healthy, write
+from tests.simulated import Running, running
 
 KEPT = ["--assert", "ttft.p50 < 100s", "--assert", "complete >= 50%"]
 BROKEN = ["--assert", "ttft.p50 < 1us"]

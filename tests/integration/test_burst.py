@@ -14,8 +14,8 @@ import pytest
 from loadgen import runfile
 from servers.kinds import KINDS
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import FAST, ROOT, accounted, burst, summary_of
+from tests.simulated import running
 
 
 @pytest.mark.parametrize(

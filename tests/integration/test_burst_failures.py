@@ -15,8 +15,9 @@ import pytest
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import parse_rule
-from servers.simulated.server import running, spawn
+from servers.simulated.server import spawn
 from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
+from tests.simulated import running
 
 BAD_INPUT = [
     (["--server", "sglang"], 2, "choose 'vllm', 'tgi', 'lightllm' or 'openai'"),

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.accuracy import main
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import FAST, ROOT, burst, summary_of
+from tests.simulated import running
 
 SMALL = ("--n", "20", "--itl", "5ms", "--output-tokens", "8")
 

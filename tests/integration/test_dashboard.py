@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from servers.kinds import simulated_kinds
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
 DCGM = {

@@ -16,8 +16,8 @@ import zmq
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import accounted, events_sent, in_process, start, summary_of, wait_for
+from tests.simulated import running
 
 TOKEN = "a token of the tests"
 SLOW = {"ttft_s": 1.0, "itl_s": 60.0}

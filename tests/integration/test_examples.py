@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
 SERVERS = ("vllm", "tgi", "lightllm")
@@ -93,6 +93,22 @@ def test_questions_has_one_answer_from_both(environment: Environment, tmp_path: 
         rows = [line.split() for line in question.splitlines()[2:]]
         assert rows
         assert all(row[-1] == row[-2] != "NaN" for row in rows), question
+
+
+def test_notebook_runs_and_compares(environment: Environment, tmp_path: Path) -> None:
+    """Two bursts from Python, their figures, and a verdict for each figure."""
+    done = _run([sys.executable, ROOT / "examples/notebook.py"], environment, tmp_path)
+    assert done.stdout.count("40 of 40 complete") == 2, done.stderr
+    assert "\nttft.p50 " in done.stdout
+
+
+def test_the_guide_to_python_runs(environment: Environment, tmp_path: Path) -> None:
+    """Its program, followed by what its table names."""
+    program = (ROOT / "docs/guides/python.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
+    more = "print(result.frame().shape[0], 'ttft_s' in result.figures, result.figure('ttft').data != ())\n"
+    done = _run([sys.executable, "-c", program + more + "print(read(result.path).text())"], environment, tmp_path)
+    assert done.stdout.startswith("100 True True\n"), done.stderr
+    assert "SIMULATED" in done.stdout
 
 
 def test_every_example_is_listed() -> None:

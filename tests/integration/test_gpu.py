@@ -13,9 +13,9 @@ import pytest
 from analysis.telemetry import series
 from loadgen.runfile import read
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import ROOT, burst, start, summary_of, wait_for
 from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state
+from tests.simulated import running
 
 MIB = 1 << 20
 TELL = """

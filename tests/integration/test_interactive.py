@@ -20,8 +20,9 @@ from analysis.calibration import compare, read_log
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import parse_rule
-from servers.simulated.server import running, spawn
+from servers.simulated.server import spawn
 from tests.command import FAST, ROOT, in_process
+from tests.simulated import running
 from tests.ui import behind_tls, environment, headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import FAST, ROOT
+from tests.simulated import running
 from tests.stub_server import VLLM_0_2, answering
 from tests.tiny_tokenizers import save
 from tests.ui import environment, headless

@@ -13,7 +13,7 @@ from servers.launch import How, LaunchSpec, launched
 from servers.launch.spec import LOCAL
 from servers.simulated import ConfigError
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 
 def wanted(how: How, server: str = "tgi", **options: Any) -> LaunchSpec:

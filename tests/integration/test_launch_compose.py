@@ -18,7 +18,7 @@ from servers.launch import LaunchSpec, compose, launched
 from servers.launch.process import free_port
 from servers.launch.spec import Host
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 from tests.stand_in_docker import CONTAINER, DIGEST, Docker, ps
 
 ROOT = Path(__file__).parents[2]

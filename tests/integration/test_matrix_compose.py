@@ -10,8 +10,8 @@ import pytest
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import FAST, burst
+from tests.simulated import running
 from tests.stand_in_docker import DIGEST, Docker
 
 HOSTS = """

@@ -10,8 +10,8 @@ import pytest
 from loadgen import runfile
 from loadgen.cli.report import report
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from tests.command import FAST, burst
+from tests.simulated import running
 
 
 def test_repeats_share_a_folder_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

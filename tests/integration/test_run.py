@@ -11,9 +11,10 @@ import pytest
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running, spawn
+from servers.simulated.server import spawn
 from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
+from tests.simulated import running
 from workloads import arrivals
 
 run = partial(command, command="run")

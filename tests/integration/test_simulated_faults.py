@@ -16,8 +16,8 @@ import pytest
 from servers.kinds import simulated_kinds
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import FAULTS, parse_rule
-from servers.simulated.server import Running, running
 from servers.simulated.stream import LogLine
+from tests.simulated import Running, running
 
 TOKENS = 8
 TERMINATOR = b"0\r\n\r\n"

@@ -10,7 +10,7 @@ import pytest
 
 from servers.kinds import simulated_kinds
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TWO = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]}]

@@ -18,7 +18,8 @@ from loadgen.cli import main
 from servers.simulated import StartError
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import parse_rule
-from servers.simulated.server import running, spawn
+from servers.simulated.server import spawn
+from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,9 @@ from benchmarks.simulated import main as measure
 from servers.kinds import simulated_kinds
 from servers.simulated import ConfigError
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import Running, running
 from servers.wire.sse import split
 from tests.dialects import DIALECTS
+from tests.simulated import Running, running
 from workloads.request import Request
 
 FAST: dict[str, float] = {"ttft_s": 0.004, "itl_s": 0.0005}

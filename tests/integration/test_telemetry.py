@@ -16,11 +16,12 @@ from analysis.telemetry import series
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.protocol import Reply
-from servers.simulated.server import Running, protocol_of, running
+from servers.simulated.server import protocol_of
 from servers.simulated.state import ServerState
 from tests.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
 from tests.contract.recorded import response
 from tests.raw_server import page, serving
+from tests.simulated import Running, running
 
 METRICS = ("GET", "/metrics")
 SLOW = {"ttft_s": 0.2, "itl_s": 0.1}

@@ -17,7 +17,7 @@ from analysis import stats
 from analysis.gather import frame_of
 from analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
 from analysis.slo import judge
-from analysis.summary import Burst, RequestCounts, Summary, typed
+from analysis.summary import BurstSkew, RequestCounts, Summary, typed
 from loadgen.record import Record
 from tests.command import ROOT
 from tests.runs import MILLISECOND_NS, complete, failed
@@ -58,7 +58,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Record], Summary]:
     counts = {"sent": len(records), "complete": len(instants), "failed": broken}
     requests = RequestCounts(**(dict.fromkeys(COUNTS, 0) | counts), errors={}, examples={})
     throughput = replace(GOLDEN.throughput, requests_per_s=draw(st.floats(0, 100)))
-    summary = replace(GOLDEN, requests=requests, burst=Burst(skew_s=draw(st.floats(0, 0.1))), throughput=throughput)
+    summary = replace(GOLDEN, requests=requests, burst=BurstSkew(skew_s=draw(st.floats(0, 0.1))), throughput=throughput)
     return records, summary
 
 

@@ -19,7 +19,7 @@ from loadgen.plan import plan_of
 from loadgen.prepare import schedule_of
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 from workloads import arrivals
 from workloads.syntax import NS_PER_S, rate, show
 

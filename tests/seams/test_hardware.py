@@ -16,7 +16,7 @@ from servers import hardware
 from servers.hardware import HardwareError
 from servers.hardware.roofline import Work, roofline
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
+from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
 CARD, MODEL = "Made-up 9000", "Tiny-1B"

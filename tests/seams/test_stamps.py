@@ -14,9 +14,9 @@ from analysis.gather import load as loaded
 from loadgen.cli import app
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import running
 from servers.wire import stamps
 from servers.wire.stamps import PLAIN, Received, ToMonotonic, common, open_source
+from tests.simulated import running
 
 EARLIER_NS = 3
 

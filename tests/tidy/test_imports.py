@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import loadgen
+
 HEAVY = {"numpy", "pandas", "plotly", "httpx", "aiohttp", "uvloop", "tokenizers", "jinja2", "rich"}
 """What a command that does not need it must not load. pydantic is not here: typer converts values with it."""
 
@@ -20,6 +22,15 @@ def test_analysis_loads_no_client_library(root: Path) -> None:
     """Every module of analysis can be imported where no HTTP client and no event loop is installed."""
     modules = sorted(_module(file, root) for file in (root / "analysis").rglob("*.py"))
     assert not CLIENTS & _loaded(root, "".join(f"import {module}\n" for module in modules))
+
+
+def test_the_public_names_cost_nothing_until_they_are_used(root: Path) -> None:
+    """`import loadgen` loads nothing but itself: every reader of a run pays for it. Its names are those it lists."""
+    before, after = _loaded(root, ""), _loaded(root, "import loadgen\n")
+    assert after - before - sys.stdlib_module_names == {"loadgen"}
+    assert all(getattr(loadgen, name) for name in loadgen.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'burst'"):
+        _ = loadgen.burst
 
 
 def test_the_version_costs_no_heavy_import(root: Path) -> None:

@@ -50,8 +50,8 @@ def test_errors_are_ours_against_what_the_server_did(tmp_path: Path) -> None:
     """A first stamp 2 ms late, the next two 1 ms: TTFT is off by 2 ms, TPOT by half a ms, the gaps by 1 and 0."""
     run = run_with(tmp_path, [complete(1, [502 * MS, 521 * MS, 541 * MS])])
     seen = compared.compare(run, {1: sends(500, 520, 540, late_ms=70)})
-    assert seen.ttft_s == compared.Spread(0.002, 0.002, 0.002)
-    assert seen.tpot_s == compared.Spread(0.0005, 0.0005, 0.0005)
+    assert seen.ttft_s == compared.ErrorSizes(0.002, 0.002, 0.002)
+    assert seen.tpot_s == compared.ErrorSizes(0.0005, 0.0005, 0.0005)
     assert (seen.icl_s.p50, seen.icl_s.max) == (0.0005, 0.001)
     assert (seen.exact, seen.server_late_p99_s) == (False, 0.07)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,8 @@ from loadgen.cli.sim import seconds
 from servers.simulated import ConfigError, tokenizer
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.faults import FAULTS, Fault, FaultRule, fault_of, parse_fault, parse_rule
-from servers.simulated.state import Histogram, Log, exposition
-from servers.simulated.stream import LATE_NS, Lateness, LogLine
+from servers.simulated.state import Histogram, exposition
+from servers.simulated.stream import LATE_NS, Lateness
 from servers.wire.timer import LoopTimer, Timer, timer
 
 
@@ -181,17 +180,6 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     """The message shows what to write."""
     with pytest.raises(BadParameter, match="500ms"):
         seconds(text)
-
-
-def test_the_log_is_json_lines_with_a_summary(tmp_path: Path) -> None:
-    """One line per request, readable after a flush, and one for the whole at the end."""
-    path = tmp_path / "sim.jsonl"
-    log = Log(path)
-    log.append(LogLine("7", 1, [2], [3], [1], prompt_tokens=5, output_tokens=1, fault=""))
-    log.flush()
-    assert json.loads(path.read_text())["request_id"] == "7"
-    log.close({"events": 1})
-    assert [list(json.loads(line)) for line in path.read_text().splitlines()][1] == ["summary"]
 
 
 @pytest.mark.parametrize("kind", [timer, LoopTimer])

@@ -11,7 +11,7 @@ import pytest
 from analysis.gather import frame_of_run
 from analysis.memory import memory
 from analysis.report.findings import memory as memory_said
-from analysis.resources import CounterCheck, GpuMemory, HostMemory, KvCache, Memory
+from analysis.resources import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
 from analysis.summary import typed
 from analysis.telemetry import counters, series
 from loadgen.record import Record
@@ -148,7 +148,7 @@ def test_gaps_and_what_is_not_measured_are_told(tmp_path: Path) -> None:
     assert found.gaps == {"server": {"busy": 2}}
     assert found.not_measured == {"gpu": "none"}
     assert (found.gpus, found.kv_cache, found.taken_at_start) == ([], None, None)
-    assert found.host == HostMemory(
+    assert found.host == HostMemoryLevels(
         of="host", total_bytes=None, idle_bytes=None, loaded_bytes=None, peak_bytes=5, readings=1
     )
 

@@ -1,0 +1,27 @@
+"""A burst from Python: its figures, its slowest requests, and the same burst compared with another server's.
+
+python3 examples/notebook.py            against two simulated servers
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import mkdtemp
+
+from loadgen import Plan, compare, run, simulated
+
+folder = Path(mkdtemp())
+results = []
+for ttft_s in (0.05, 0.1):
+    with simulated("vllm", ttft_s=ttft_s, itl_s=0.01) as url:
+        plan = Plan(server="vllm", url=url, n=40, input_tokens=64, output_tokens=16)
+        results.append(run(plan, out=folder / f"ttft-{ttft_s}"))
+
+for result in results:
+    summary = result.summary
+    print(f"{summary.requests.complete} of {summary.requests.planned} complete, client {summary.client.verdict}")
+    print(f"TTFT p50 {summary.latency.ttft.p50:.3f} s, p90 {summary.latency.ttft.p90:.3f} s")
+print(results[0].frame().nlargest(3, "ttft_s")[["request", "ttft_s", "e2e_s"]])
+for row in compare(*results).rows:
+    print(row.figure, row.verdict)
+print(results[0].report())

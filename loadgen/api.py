@@ -1,0 +1,363 @@
+"""The Python API: a run, its figures, charts and report, from a notebook or a script. It joins the parts and computes
+nothing; the command line writes and prints by the same functions.
+
+    from loadgen import Plan, run
+    result = run(Plan(server="vllm", n=1000))
+    result.summary.latency.ttft.p99
+
+A run is measured by a process of its own (`python -m loadgen.api`), forked from nothing: the caller may be a notebook
+with threads, a running event loop and gigabytes of tables, and none of it is in the way of a stamp. That process sends
+what it says over a pipe; an interrupt of the caller becomes its interrupt, which ends the run and keeps what came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from loadgen.errors import LoadgenError, PlanError
+
+if TYPE_CHECKING:
+    from analysis.compare import Comparison
+    from analysis.objectives import Bound, Objective
+    from analysis.report.sections import ReportedRun
+    from analysis.summary import Summary
+    from loadgen.engine.health import Counts
+    from loadgen.plan import Plan
+
+OnProgress = Callable[[str, "Counts"], None]
+"""Gets a phase (`connecting`, `running`, `ended`) and the counts so far, ten times a second."""
+POLL_S = 0.5
+
+
+class Result:
+    """What was measured in one run, and what it means."""
+
+    def __init__(self, path: Path, reported: ReportedRun) -> None:
+        self.path = path
+        """The run's folder, or its file, as it was named."""
+        self._reported = reported
+
+    @property
+    def summary(self) -> Summary:
+        """All figures: what summary.json holds, in seconds, bytes, tokens and shares from 0 to 1. None is unknown.
+
+        `summary.latency.ttft.p99`, `summary.requests.complete`, `summary.client.verdict`.
+        """
+        return self._reported.summary
+
+    @property
+    def figures(self) -> list[str]:
+        """The names that `figure` knows for this run."""
+        from analysis.report.charts import CHARTS
+
+        return [name for name in self._reported.data if CHARTS[name].traces]
+
+    def figure(self, name: str) -> Any:
+        """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
+        KeyError for a name that is not in `figures`."""
+        from analysis.report.charts import figure
+        from analysis.report.sections import chart_runs
+
+        name = name if name in self.figures else f"{name}_s"  # of a latency, as `summary.latency` takes it
+        if name not in self.figures:
+            raise KeyError(f"{name.removesuffix('_s')!r}: there are {', '.join(self.figures)}")
+        try:
+            from plotly.graph_objects import Figure
+        except ImportError:
+            raise LoadgenError("figures need plotly", "pip install 'llm-loadgen[notebook]'") from None
+        return Figure(figure(name, chart_runs([self._reported])))
+
+    def text(self) -> str:
+        """What the command prints of a run, in 80 columns."""
+        from analysis.report.sections import brief
+        from analysis.report.terminal import render
+
+        return render(brief(self.summary))
+
+    def frame(self) -> Any:
+        """One row per request, warm-up included: the columns of `loadgen export`'s table `requests`, instants in
+        nanoseconds from the run's start, latencies in seconds. A pandas DataFrame, or without pandas (the extra
+        `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
+        import numpy as np
+
+        from analysis.export import REQUESTS, request_row
+        from loadgen import runfile
+
+        rows = [request_row(record) for record in runfile.read(self.path).records]
+        values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
+        columns = {column.name: list(each) for column, each in zip(REQUESTS, values, strict=True)}
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            return {name: np.array(each) for name, each in columns.items()}
+        return DataFrame(columns)
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the page, by default report.html in the run's folder; where it is. Raises OutputError."""
+        from loadgen.cli.output import folder_of, write_page
+
+        page = Path(path) if path is not None else folder_of(self.path) / "report.html"
+        write_page([self._reported], page, [])
+        return page
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text())}</pre>"
+
+
+def run(
+    plan: Plan,
+    *,
+    out: Path | str | None = None,
+    progress: OnProgress | None = None,
+    say: Callable[[str], None] | None = None,
+    objectives: Sequence[str] = (),
+    goodput: Sequence[str] = (),
+) -> Result:
+    """Measure a plan. Works in notebooks, threads and running event loops (where `run_async` does not block).
+
+    `out` is the run's folder, which must be new; by default runs/<time>-<server>-<label>. `progress` gets the counts,
+    `say` a line per step, such as which server was found. `objectives` are what the run has to keep to, as for
+    `--assert`; `goodput` what makes one request good. summary.json is written beside the run file.
+
+    An interrupt (Ctrl-C, or a notebook's stop) ends the run, and the Result is of what came: `summary.run.interrupted`.
+    Before the first request is sent it raises KeyboardInterrupt.
+
+    Raises LoadgenError (PlanError, OutputError, ...), servers.errors.ServerError or workloads.prompts.PromptError, each
+    with a `hint`, before anything is sent. A request that fails raises nothing.
+    """
+    judged = _judged(objectives, goodput)
+    with _Measurement(plan, out) as measurement:
+        while True:
+            try:
+                if not measurement.tell(progress, say):
+                    break
+            except KeyboardInterrupt:
+                measurement.interrupt()
+    return measurement.result(*judged)
+
+
+async def run_async(
+    plan: Plan,
+    *,
+    out: Path | str | None = None,
+    progress: OnProgress | None = None,
+    say: Callable[[str], None] | None = None,
+    objectives: Sequence[str] = (),
+    goodput: Sequence[str] = (),
+) -> Result:
+    """`run` without blocking the event loop; callbacks are called in another thread. Who cancels it ends the run: what
+    came is in `out`, and `read` makes a Result of it. Raises what `run` raises."""
+    judged = _judged(objectives, goodput)
+
+    def drained() -> Result:
+        while measurement.tell(progress, say):
+            pass
+        return measurement.result(*judged)
+
+    with _Measurement(plan, out) as measurement:
+        done = asyncio.ensure_future(asyncio.to_thread(drained))
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            measurement.interrupt()
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                await done
+            raise
+
+
+def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
+    """A run that was recorded: its folder, or its run.jsonl; also one that was interrupted, killed or damaged.
+
+    `objectives` and `goodput` as for `run`. Raises RunFileError when it is no run or cannot be read, PlanError for an
+    expression that is none.
+    """
+    return _summarised(Path(path), *_judged(objectives, goodput))
+
+
+def compare(
+    a: Result | Path | str | Sequence[Result | Path | str],
+    b: Result | Path | str | Sequence[Result | Path | str],
+    *,
+    margin: float = 0.05,
+    anyway: bool = False,
+) -> Comparison:
+    """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
+    larger than `margin` (a share), or that it cannot be told.
+
+    Raises PlanError for runs of unequal work unless `anyway`, RunFileError for what is no run.
+    """
+    from analysis import compare as comparing
+    from loadgen.cli.output import runs_in
+
+    sides = [[a] if isinstance(a, Result | Path | str) else a, [b] if isinstance(b, Result | Path | str) else b]
+    paths = [[run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides]
+    groups = [[comparing.read(run) for path in side for run in runs_in(path)] for side in paths]
+    found = comparing.compare(*groups, margin=margin)
+    if found.unequal and not anyway:
+        lines = ["the two did not do equal work:", *(each.sentence for each in found.unequal)]
+        raise PlanError("\n".join(lines), "Make them alike, or give anyway=True.")
+    return found
+
+
+@contextlib.contextmanager
+def simulated(server: str, **options: Any) -> Iterator[str]:
+    """The built-in server, without a model, in a process of its own; gives its URL and ends it afterwards.
+
+    Options as those of `loadgen sim`, by the names of servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s`
+    (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start.
+    """
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.server import spawn
+
+    with spawn(SimulatedConfig(server=server, **options)) as url:
+        yield url
+
+
+class _Measurement:
+    """The process that measures, as its caller sees it. A context manager: nothing of it is left afterwards."""
+
+    def __init__(self, plan: Plan, out: Path | str | None) -> None:
+        from loadgen.prepare import default_folder
+
+        if plan.repeats > 1:
+            raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
+        self._plan = plan
+        self._folder = Path(out) if out is not None else default_folder(plan)
+        self._said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._began = False
+
+    def __enter__(self) -> _Measurement:
+        from loadgen.plan import command_of
+
+        self._pipe, theirs = Pipe()
+        root = str(Path(__file__).parents[1])
+        self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            [sys.executable, "-m", "loadgen.api", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # a terminal's Ctrl-C is the caller's, who hands it on once
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
+        )
+        theirs.close()
+        self._pipe.send((self._plan.model_dump(), self._folder, command_of(self._plan)))
+        self._listener = threading.Thread(target=self._listen, name="loadgen", daemon=True)
+        self._listener.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._listener.is_alive():
+            self.interrupt()
+        self._listener.join()
+        self._process.wait()
+        self._pipe.close()
+
+    def tell(self, progress: OnProgress | None, say: Callable[[str], None] | None) -> bool:
+        """Wait a little for something to be said, and hand it on; False when the process has ended and said all."""
+        try:
+            kind, *said = self._said.get(timeout=POLL_S)
+        except queue.Empty:
+            return self._listener.is_alive()
+        if kind == "progress":
+            self._began = True
+            if progress:
+                from loadgen.engine.health import Counts
+
+                phase, counts = said
+                progress(phase, Counts.from_buffer_copy(counts))
+        elif kind == "say" and say:
+            say(*said)
+        elif kind == "error":
+            self._error = _error(*said)
+        return True
+
+    def interrupt(self) -> None:
+        """Ends the run and keeps what came; a second time its workers are ended too."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGINT)
+
+    def result(self, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
+        """What was measured. Raises what ended the process."""
+        if self._error is not None:
+            raise self._error
+        if not self._began:
+            raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
+        from loadgen.cli.output import write_summary
+
+        found = _summarised(self._folder, objectives, bounds)
+        write_summary(found.path, found.summary)
+        return found
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._said.put(self._pipe.recv())
+
+
+def _measure(pipe: Connection) -> None:
+    """What the measuring process does: one run, told over the pipe as it goes on."""
+    from loadgen import prepare
+    from loadgen.plan import Plan
+
+    def tell(kind: str, *said: Any) -> None:
+        try:
+            pipe.send((kind, *said))
+        except OSError:  # nobody listens any more: end, and keep what came
+            signal.raise_signal(signal.SIGINT)
+
+    settings, folder, command = pipe.recv()
+    try:
+        prepare.run(
+            Plan(**settings),
+            folder,
+            command=command,
+            say=lambda line: tell("say", line),
+            on_progress=lambda phase, counts: tell("progress", phase, bytes(counts)),
+        )
+    except BaseException as error:  # the caller's, whatever it is
+        error.add_note(getattr(error, "hint", None) or traceback.format_exc())
+        tell("error", type(error), error.args, vars(error))
+
+
+def _error(kind: type[BaseException], args: Sequence[Any], found: Mapping[str, Any]) -> BaseException:
+    """An exception as it was elsewhere, whatever its class wants to be called with."""
+    error: BaseException = kind.__new__(kind, *args)
+    error.__dict__.update(found)
+    return error
+
+
+def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
+    from loadgen.cli.output import summarised
+
+    return Result(path, summarised(path, objectives, bounds))
+
+
+def _judged(objectives: Sequence[str], goodput: Sequence[str]) -> tuple[Sequence[Objective], Sequence[Bound]]:
+    """These expressions, parsed. Raises PlanError, which names every mistake."""
+    from loadgen.cli.output import bounds_of, objectives_of
+
+    return objectives_of(objectives), bounds_of(goodput)
+
+
+if __name__ == "__main__":
+    _measure(Connection(int(sys.argv[1])))

@@ -1,0 +1,69 @@
+"""A simulated server in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.server import serve
+from servers.simulated.stream import LogLine
+
+
+@dataclass(slots=True)
+class Running:
+    """A simulated server, while it runs and afterwards."""
+
+    log_path: Path
+    url: str = ""
+    last_log: tuple[LogLine, ...] = ()
+    """What it had logged when it stopped."""
+
+    @property
+    def log(self) -> list[LogLine]:
+        """What it has logged so far: all that ended before the server was last idle or asked for a page."""
+        return list(self.last_log) or self.read()
+
+    def read(self) -> list[LogLine]:
+        """The lines of its log, without the summary."""
+        whole, _, _ = (self.log_path.read_bytes() if self.log_path.exists() else b"").rpartition(b"\n")
+        return [
+            msgspec.json.decode(line, type=LogLine) for line in whole.splitlines() if not line.startswith(b'{"summary"')
+        ]
+
+
+@contextlib.contextmanager
+def running(config: SimulatedConfig) -> Iterator[Running]:
+    """A simulated server in a thread: it shares the interpreter with its client, so its times are not exact.
+
+    Raises what `serve` raises.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(uvloop.new_event_loop()) as loop:
+        log_path = config.log or Path(folder, "sim.jsonl")
+        server, started, stop = Running(log_path), threading.Event(), asyncio.Event()
+
+        def ready(url: str) -> None:
+            server.url = url
+            started.set()
+
+        with ThreadPoolExecutor(1, "simulated") as pool:
+            serving = serve(replace(config, log=log_path), ready=ready, stop=stop)
+            ended = pool.submit(loop.run_until_complete, serving)
+            ended.add_done_callback(lambda _: started.set())
+            started.wait()
+            try:
+                if not ended.done():
+                    yield server
+            finally:
+                loop.call_soon_threadsafe(stop.set)
+                ended.result()
+                server.last_log = tuple(server.read())

@@ -182,7 +182,7 @@ class LiveRun:
         self._clocks = ClockPairs()
         self._health = Health()
         self._arrived = 0
-        self._cache: dict[str, tuple[float, Any]] = {}
+        self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._making = RLock()
         self.start_ns = time.monotonic_ns()
         header.command = list(command)
@@ -238,8 +238,6 @@ class LiveRun:
             return None
         self.ended = True
         self.sample(users)
-        with self._making:
-            self._cache.clear()  # what comes now is final
         ended_ns = time.monotonic_ns() - self.start_ns
         read = self._sampler.end(patient=not interrupted)
         notes: list[str] = []
@@ -266,12 +264,13 @@ class LiveRun:
         return self._cached("client", lambda: self._judged(latency))
 
     def _cached(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gave within the last second; several pages may ask, and it is not made twice at a time."""
+        """What `make` gave within the last second, and since the end; several pages may ask, and it is not made twice
+        at a time."""
         with self._making:
-            now_s = time.monotonic()
-            if name not in self._cache or now_s - self._cache[name][0] >= CACHED_S:
-                self._cache[name] = (now_s, make())
-            return cast("T", self._cache[name][1])
+            now_s, key = time.monotonic(), (name, self.ended)
+            if key not in self._cache or now_s - self._cache[key][0] >= CACHED_S:
+                self._cache[key] = (now_s, make())
+            return cast("T", self._cache[key][1])
 
     def _described(self) -> list[dict[str, Any]]:
         self.figures.digest()  # also of users that were cut off as the run ended

@@ -6,7 +6,7 @@ did the client keep to it? Gaps are those between consecutive requests in order 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,24 +58,15 @@ def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts
 
 
 def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
-    law, rate_per_s = LAWS.get(load.law), load.rate_per_s
-    if law is None or not rate_per_s or not load.cv or len(gaps_s) < GAPS_FOR_CHECK:
+    rate_per_s, cv = load.rate_per_s, load.cv
+    if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < GAPS_FOR_CHECK:
         return None
     if resolution_s * rate_per_s > RESOLUTION_MAX:
         return None
-    ordered = np.sort(gaps_s)
-    below = law(np.maximum(ordered - resolution_s, 0), rate_per_s, load.cv)
-    above = law(ordered + resolution_s, rate_per_s, load.cv)
+    least, most = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
+    below, above = (gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
     statistic, p_value = kolmogorov_smirnov(below, above)
     return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
-
-
-def _gamma(gaps_s: Floats, rate_per_s: float, cv: float) -> Floats:
-    return gamma_cdf(gaps_s * (rate_per_s / cv**2), 1 / cv**2)
-
-
-LAWS: Mapping[str, Callable[[Floats, float, float], Floats]] = {"gamma": _gamma}
-"""Distribution functions of gaps in seconds, of a rate per second and a coefficient of variation, by LoadFacts.law."""
 
 
 def _gaps_s(instants_ns: Floats) -> Floats:
@@ -95,5 +86,5 @@ def _cv(gaps_s: Floats) -> float | None:
 def _late_s(late_ns: Floats) -> SendLateness | None:
     if not len(late_ns):
         return None
-    figures = zip(("p50", "p90", "p99", "max"), np.percentile(late_ns, [50, 90, 99, 100]), strict=True)
-    return SendLateness(**{name: rounded(float(late) / NS_PER_S) for name, late in figures})
+    p50, p90, p99, most = (rounded(float(late) / NS_PER_S) for late in np.percentile(late_ns, [50, 90, 99, 100]))
+    return SendLateness(p50=p50, p90=p90, p99=p99, max=most)

@@ -32,13 +32,13 @@ class Metric:
     short: str
     """As a table's row says it."""
     title: str
-    unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"]
-    direction: Literal["lower", "higher"]
-    per: Literal["request", "chunk", "token", "run"]
     definition: str
     formula: Callable[[Frame], Any]
     """Per request a value for each row, NaN where undefined; per chunk and token the samples of all sampled rows; of a
     run the figure, or None."""
+    unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"] = "s"
+    direction: Literal["lower", "higher"] = "lower"
+    per: Literal["request", "chunk", "token", "run"] = "request"
     stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
     """Which error bar of the client's stamps holds for it: `error_bar_<stamps>_s` of the summary."""
     adjusted: bool = False
@@ -104,18 +104,6 @@ def _per_second(amount: float, frame: Frame) -> float | None:
     return None if span is None else amount / (span[1] - span[0]) * NS_PER_S
 
 
-def _requests_per_s(frame: Frame) -> float | None:
-    return _per_second(float((frame.measured & frame.complete & frame.within(frame.end_ns)).sum()), frame)
-
-
-def _output_tokens_per_s(frame: Frame) -> float | None:
-    return _per_second(frame.tokens_inside(), frame)
-
-
-def _total_tokens_per_s(frame: Frame) -> float | None:
-    return _per_second(frame.tokens_inside() + frame.prompt_tokens_inside(), frame)
-
-
 def _before_tail(frame: Frame) -> Window | None:
     """A whole run until fewer than a tenth of the requests sent were left in flight."""
     from analysis.frame import Window
@@ -137,7 +125,8 @@ def _steady_output_tokens_per_s(frame: Frame) -> float | None:
     steady = _before_tail(frame)
     if steady is None or steady.to_ns <= steady.from_ns:
         return None
-    return _output_tokens_per_s(replace(frame, window=steady))
+    before = replace(frame, window=steady)
+    return _per_second(before.tokens_inside(), before)
 
 
 def _skew_s(frame: Frame) -> float | None:
@@ -153,14 +142,11 @@ def _undefined(values: Floats) -> Booleans:
     return cast("Booleans", values != values)  # noqa: PLR0124
 
 
-_LATENCIES = (
+_TABLE = (
     Metric(
         "ttft_s",
         "TTFT",
         "Time to first token",
-        "s",
-        "lower",
-        "request",
         "t_1 - t_sent. The first chunk that holds a generated token counts, reasoning included; "
         "role-only, empty and usage-only chunks do not.",
         lambda f: (f.first_ns - f.sent_ns) / NS_PER_S,
@@ -171,9 +157,6 @@ _LATENCIES = (
         "ttft_due_s",
         "TTFT from due",
         "Time to first token, from due",
-        "s",
-        "lower",
-        "request",
         "t_1 - t_due: what a caller sees who also waits for the client to send.",
         lambda f: (f.first_ns - f.due_ns) / NS_PER_S,
         stamps="ttft",
@@ -182,43 +165,34 @@ _LATENCIES = (
         "tpot_s",
         "TPOT",
         "Time per output token",
-        "s/token",
-        "lower",
-        "request",
         "(t_k - t_1) / (n - c_1); undefined when n <= c_1.",
         lambda f: (f.last_ns - f.first_ns) / f.later_tokens / NS_PER_S,
+        unit="s/token",
         stamps="tpot",
     ),
     Metric(
         "icl_s",
         "ICL",
         "Inter-chunk latency",
-        "s",
-        "lower",
-        "chunk",
         "t_{j+1} - t_j, one sample per gap, never smoothed.",
         lambda f: f.gaps_s(),
+        per="chunk",
         stamps="itl",
     ),
     Metric(
         "itl_s",
         "ITL",
         "Inter-token latency",
-        "s",
-        "lower",
-        "token",
         "Inter-chunk latency weighted by tokens: a chunk of c tokens gives its gap and c - 1 zeros, so a request of "
         "n tokens gives n - 1 samples whose sum is t_k - t_1.",
         lambda f: f.token_gaps_s(),
+        per="token",
         stamps="itl",
     ),
     Metric(
         "e2e_s",
         "E2E",
         "End-to-end latency",
-        "s",
-        "lower",
-        "request",
         "t_k - t_sent, to the last chunk that holds a token.",
         lambda f: (f.last_ns - f.sent_ns) / NS_PER_S,
         adjusted=True,
@@ -227,9 +201,6 @@ _LATENCIES = (
         "e2e_due_s",
         "E2E from due",
         "End-to-end latency, from due",
-        "s",
-        "lower",
-        "request",
         "t_k - t_due.",
         lambda f: (f.last_ns - f.due_ns) / NS_PER_S,
     ),
@@ -237,9 +208,6 @@ _LATENCIES = (
         "e2e_stream_s",
         "E2E to end mark",
         "End-to-end latency, to the end marker",
-        "s",
-        "lower",
-        "request",
         "t_end - t_sent.",
         lambda f: (f.end_ns - f.sent_ns) / NS_PER_S,
     ),
@@ -247,9 +215,6 @@ _LATENCIES = (
         "e2e_asked_s",
         "E2E at length asked",
         "End-to-end latency, at the length asked",
-        "s",
-        "lower",
-        "request",
         "t_k - t_sent + TPOT (n_asked - n): what the answer would have taken at the length asked, had it gone on at "
         "its own pace. Equal to E2E where lengths are as asked; where a server ends answers itself (TGI) it makes them "
         "comparable.",
@@ -262,79 +227,73 @@ _LATENCIES = (
         "normalised_s",
         "Normalised",
         "Normalised latency",
-        "s/token",
-        "lower",
-        "request",
         "(t_k - t_sent) / n. Its mean over requests is the normalised latency of the Orca and vLLM papers.",
         lambda f: (f.last_ns - f.sent_ns) / f.generated_tokens / NS_PER_S,
+        unit="s/token",
         adjusted=True,
     ),
-)
-_FIGURES = (
     Metric(
         "requests_per_s",
         "Requests",
         "Request throughput",
-        "requests/s",
-        "higher",
-        "run",
         "Complete requests that ended inside the window / window. The window of a burst is from the first t_sent to "
         "the last t_end of all requests sent, failed ones included.",
-        _requests_per_s,
+        lambda f: _per_second(float((f.measured & f.complete & f.within(f.end_ns)).sum()), f),
+        unit="requests/s",
+        direction="higher",
+        per="run",
     ),
     Metric(
         "output_tokens_per_s",
         "Output",
         "Output throughput",
-        "tokens/s",
-        "higher",
-        "run",
         "Generated tokens that arrived inside the window / window, those of answers that were cut off later included.",
-        _output_tokens_per_s,
+        lambda f: _per_second(f.tokens_inside(), f),
+        unit="tokens/s",
+        direction="higher",
+        per="run",
     ),
     Metric(
         "steady_output_tokens_per_s",
         "Output before drain",
         "Output throughput before the tail",
-        "tokens/s",
-        "higher",
-        "run",
         "Generated tokens that arrived before the tail of a whole run / the time until then: what the server gives "
         "while it has enough to do. A run with a window has none: its window is steady.",
         _steady_output_tokens_per_s,
+        unit="tokens/s",
+        direction="higher",
+        per="run",
         judged=False,
     ),
     Metric(
         "total_tokens_per_s",
         "Output and prompts",
         "Total throughput",
-        "tokens/s",
-        "higher",
-        "run",
         "Output throughput plus the prompt tokens of requests whose first token arrived inside the window / window.",
-        _total_tokens_per_s,
+        lambda f: _per_second(f.tokens_inside() + f.prompt_tokens_inside(), f),
+        unit="tokens/s",
+        direction="higher",
+        per="run",
     ),
     Metric(
         "tail_share",
         "Drain",
         "Tail",
-        "share",
-        "lower",
-        "run",
         "Share of a whole run in which fewer than a tenth of the requests were left in flight: how much of the "
         "throughput is that of a server running empty.",
         _tail_share,
+        unit="share",
+        per="run",
         judged=False,
     ),
     Metric(
         "skew_s",
         "Burst skew",
         "Burst skew",
-        "s",
-        "lower",
-        "run",
         "Last t_sent_end - first t_sent of requests due at one instant: how far from `all at once` the burst was.",
         _skew_s,
+        per="run",
     ),
 )
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _LATENCIES + _FIGURES}
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+BY_KEY = {metric.key: metric for metric in METRICS.values()}

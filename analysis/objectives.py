@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, TypeVar
 
 from analysis.metrics import METRICS
 
+Read = TypeVar("Read")
 Unit = Literal["s", "share", "requests", "per second"]
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
@@ -47,7 +48,6 @@ _COMPARISON = re.compile("(<=|>=|<|>)")
 _BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
-
 REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
 """Those of which a request has one."""
 BOUND_HINT = f"""A bound on each request is a latency, < or <=, and a time, such as 'ttft < 500ms'.
@@ -57,7 +57,7 @@ BOUND_HINT = f"""A bound on each request is a latency, < or <=, and a time, such
 class ObjectiveError(Exception):
     """Expressions that are no objectives: the message has one line for each, the hint lists what is allowed."""
 
-    def __init__(self, message: str, hint: str = HINT) -> None:
+    def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
 
@@ -99,29 +99,24 @@ class Objective:
 
 def parse(expressions: Iterable[str]) -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    objectives, mistakes = [], []
-    for expression in expressions:
-        try:
-            objectives.append(_objective(" ".join(expression.split())))
-        except ValueError as mistake:
-            mistakes.append(f"--assert {expression!r}: {mistake}")
-    if mistakes:
-        raise ObjectiveError("\n".join(mistakes))
-    return objectives
+    return _each(expressions, _objective, "--assert", HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Bound]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
-    bounds, mistakes = [], []
+    return _each(expressions, _request_bound, "--goodput", BOUND_HINT)
+
+
+def _each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+    found, mistakes = [], []
     for expression in expressions:
-        text = " ".join(expression.split())
         try:
-            bounds.append(_request_bound(text))
+            found.append(read(" ".join(expression.split())))
         except ValueError as mistake:
-            mistakes.append(f"--goodput {expression!r}: {mistake}")
+            mistakes.append(f"{option} {expression!r}: {mistake}")
     if mistakes:
-        raise ObjectiveError("\n".join(mistakes), BOUND_HINT)
-    return bounds
+        raise ObjectiveError("\n".join(mistakes), hint)
+    return found
 
 
 def _request_bound(text: str) -> Bound:
@@ -141,21 +136,16 @@ def _objective(text: str) -> Objective:
     left, *rest = _COMPARISON.split(text, maxsplit=1)
     if not rest:
         raise ValueError(f"there is no comparison; write one of {', '.join(COMPARISONS)}")
-    comparison, right = rest
-    figure, statistic = _figure(left.strip())
-    bound, unit = _bound(right.strip(), figure)
-    return Objective(text, figure, statistic, comparison, bound, unit)
-
-
-def _figure(text: str) -> tuple[str, str]:
-    figure, dot, statistic = text.partition(".")
-    if figure not in (*LATENCIES, *STATES, *RATES, SKEW, GOODPUT, ATTAINMENT):
-        raise ValueError(f"{text!r} is no figure of a run")
+    figure, dot, statistic = left.strip().partition(".")
     if figure in LATENCIES:
         _check_statistic(figure, statistic)
+    elif figure not in (*STATES, *RATES, SKEW, GOODPUT, ATTAINMENT):
+        raise ValueError(f"{left.strip()!r} is no figure of a run")
     elif dot:
         raise ValueError(f"{figure} is a single figure, without {dot + statistic!r}")
-    return figure, statistic
+    comparison, right = rest
+    bound, unit = _bound(right.strip(), figure)
+    return Objective(text, figure, statistic, comparison, bound, unit)
 
 
 def _check_statistic(latency: str, statistic: str) -> None:
@@ -173,31 +163,21 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
     number, unit = match.groups()
     if figure in LATENCIES or figure == SKEW:
         return _scaled(number, _power(unit, UNITS_S, figure)), "s"
-    if figure == ATTAINMENT:
-        _power(unit, {"%": -2}, figure)
-        return _share(number)
-    if figure in STATES:
-        power = _power(unit, {"": 0, "%": -2}, figure)
-        return _share(number) if power else _requests(number)
-    return _scaled(number, _power(unit, {"": 0, "/s": 0}, figure)), "per second"
+    if figure not in (*STATES, ATTAINMENT):
+        return _scaled(number, _power(unit, {"": 0, "/s": 0}, figure)), "per second"
+    if _power(unit, {"%": -2} if figure == ATTAINMENT else {"": 0, "%": -2}, figure):
+        if Decimal(number) > 100:
+            raise ValueError("a share is at most 100%")
+        return _scaled(number, -2), "share"
+    if Decimal(number) % 1:
+        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
+    return float(number), "requests"
 
 
 def _power(unit: str, units: Mapping[str, int], figure: str) -> int:
     if unit not in units:
         raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
     return units[unit]
-
-
-def _requests(number: str) -> tuple[float, Unit]:
-    if Decimal(number) % 1:
-        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
-    return float(number), "requests"
-
-
-def _share(number: str) -> tuple[float, Unit]:
-    if Decimal(number) > 100:
-        raise ValueError("a share is at most 100%")
-    return _scaled(number, -2), "share"
 
 
 def _scaled(number: str, power: int) -> float:

@@ -5,9 +5,9 @@ nothing; the command line writes and prints by the same functions.
     result = run(Plan(server="vllm", n=1000))
     result.summary.latency.ttft.p99
 
-A run is measured by a process of its own (`python -m loadgen.api`), forked from nothing: the caller may be a notebook
-with threads, a running event loop and gigabytes of tables, and none of it is in the way of a stamp. That process sends
-what it says over a pipe; an interrupt of the caller becomes its interrupt, which ends the run and keeps what came.
+A run is measured by a process of its own (`python -m loadgen.api`), started and not forked: the caller may be a
+notebook with threads, a running event loop and gigabytes of tables, and none of it is in the way of a stamp. An
+interrupt of the caller becomes that of the process, which ends the run and keeps what came.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -143,7 +143,9 @@ def run(
     Raises LoadgenError (PlanError, OutputError, ...), servers.errors.ServerError or workloads.prompts.PromptError, each
     with a `hint`, before anything is sent. A request that fails raises nothing.
     """
-    judged = _judged(objectives, goodput)
+    from loadgen.cli.output import expressions
+
+    judged = expressions(objectives, goodput)
     with _Measurement(plan, out) as measurement:
         while True:
             try:
@@ -165,7 +167,9 @@ async def run_async(
 ) -> Result:
     """`run` without blocking the event loop; callbacks are called in another thread. Who cancels it ends the run: what
     came is in `out`, and `read` makes a Result of it. Raises what `run` raises."""
-    judged = _judged(objectives, goodput)
+    from loadgen.cli.output import expressions
+
+    judged = expressions(objectives, goodput)
 
     def drained() -> Result:
         while measurement.tell(progress, say):
@@ -189,7 +193,9 @@ def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[
     `objectives` and `goodput` as for `run`. Raises RunFileError when it is no run or cannot be read, PlanError for an
     expression that is none.
     """
-    return _summarised(Path(path), *_judged(objectives, goodput))
+    from loadgen.cli.output import expressions, summarised
+
+    return Result(Path(path), summarised(Path(path), *expressions(objectives, goodput)))
 
 
 def compare(
@@ -241,7 +247,7 @@ class _Measurement:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
         self._plan = plan
         self._folder = Path(out) if out is not None else default_folder(plan)
-        self._said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._began = False
 
@@ -255,7 +261,7 @@ class _Measurement:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # a terminal's Ctrl-C is the caller's, who hands it on once
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
         theirs.close()
         self._pipe.send((self._plan.model_dump(), self._folder, command_of(self._plan)))
@@ -287,31 +293,34 @@ class _Measurement:
                 progress(phase, Counts.from_buffer_copy(counts))
         elif kind == "say" and say:
             say(*said)
-        elif kind == "error":
-            self._error = _error(*said)
-        return True
+        elif kind == "error":  # as it was there, whatever its class wants to be called with
+            error, args, found = said
+            self._error = error.__new__(error, *args)
+            self._error.__dict__.update(found)
+        return bool(kind)
 
     def interrupt(self) -> None:
         """Ends the run and keeps what came; a second time its workers are ended too."""
-        with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGINT)
+        self._error = self._error or KeyboardInterrupt()  # unless there is a run to speak of
+        self._process.send_signal(signal.SIGINT)
 
     def result(self, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
         """What was measured. Raises what ended the process."""
-        if self._error is not None:
+        if self._error is not None and not (self._began and isinstance(self._error, KeyboardInterrupt)):
             raise self._error
         if not self._began:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
-        from loadgen.cli.output import write_summary
+        from loadgen.cli.output import summarised, write_summary
 
-        found = _summarised(self._folder, objectives, bounds)
-        write_summary(found.path, found.summary)
-        return found
+        found = summarised(self._folder, objectives, bounds)
+        write_summary(self._folder, found.summary)
+        return Result(self._folder, found)
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._said.put(self._pipe.recv())
+        self._said.put(("",))
 
 
 def _measure(pipe: Connection) -> None:
@@ -337,26 +346,6 @@ def _measure(pipe: Connection) -> None:
     except BaseException as error:  # the caller's, whatever it is
         error.add_note(getattr(error, "hint", None) or traceback.format_exc())
         tell("error", type(error), error.args, vars(error))
-
-
-def _error(kind: type[BaseException], args: Sequence[Any], found: Mapping[str, Any]) -> BaseException:
-    """An exception as it was elsewhere, whatever its class wants to be called with."""
-    error: BaseException = kind.__new__(kind, *args)
-    error.__dict__.update(found)
-    return error
-
-
-def _summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
-    from loadgen.cli.output import summarised
-
-    return Result(path, summarised(path, objectives, bounds))
-
-
-def _judged(objectives: Sequence[str], goodput: Sequence[str]) -> tuple[Sequence[Objective], Sequence[Bound]]:
-    """These expressions, parsed. Raises PlanError, which names every mistake."""
-    from loadgen.cli.output import bounds_of, objectives_of
-
-    return objectives_of(objectives), bounds_of(goodput)
 
 
 if __name__ == "__main__":

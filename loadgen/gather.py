@@ -14,9 +14,8 @@ import msgspec
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.errors import OutputError
-from loadgen.record import Record
+from loadgen.record import record_for
 from loadgen.runfile import Footer, Header, stamp_facts
-from workloads.request import Request
 
 if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
@@ -127,7 +126,10 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
     paths = (outcome.task.part, outcome.rescued)
     whole = whole_lines(paths, tally.notes, f"worker {outcome.task.worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
-        ended = _ended(line)
+        try:
+            ended = _ENDED.decode(line)
+        except msgspec.DecodeError:
+            ended = None
         if ended is not None and ended.phase == "measured":
             seen.add(ended.id)
             tally.counts[ended.state] += 1
@@ -136,7 +138,14 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
     for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
         if request.id not in seen:
             lost += 1
-            yield msgspec.json.encode(_lost(outcome, request, interrupted=interrupted)) + b"\n"
+            record = record_for(
+                request,
+                "failed",
+                worker=outcome.task.worker,
+                error_kind="cancelled" if interrupted else "worker_lost",
+                error_detail=f"its worker process ended with {outcome.exit}",
+            )
+            yield msgspec.json.encode(record) + b"\n"
     if lost:
         tally.counts["failed"] += lost
         tally.notes.append(f"worker {outcome.task.worker} ended with {outcome.exit}; {lost} requests without record")
@@ -156,24 +165,3 @@ def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> I
                     yield line
     if rest:
         notes.append(f"{whose}: its last line was cut off and is left out")
-
-
-def _ended(line: bytes) -> _Ended | None:
-    try:
-        return _ENDED.decode(line)
-    except msgspec.DecodeError:
-        return None
-
-
-def _lost(outcome: Outcome, request: Request, *, interrupted: bool) -> Record:
-    return Record(
-        id=request.id,
-        session=request.session,
-        turn=request.turn,
-        state="failed",
-        worker=outcome.task.worker,
-        error_kind="cancelled" if interrupted else "worker_lost",
-        error_detail=f"its worker process ended with {outcome.exit}",
-        prompt_tokens_asked=request.input_tokens,
-        output_tokens_asked=request.output_tokens,
-    )

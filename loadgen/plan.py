@@ -66,6 +66,11 @@ def _endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
 
+def _processes() -> str:
+    """How each arrival process is written."""
+    return any_of(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
+
+
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
 StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
@@ -87,9 +92,7 @@ class Plan(BaseModel):
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model name to ask for; the server's first one by default."""
     # Canonical text of workloads.arrivals, as `workload` is of workloads.workload.
-    arrivals: Annotated[str, RunOption("Load")] = "burst"
-    """When requests are due: burst, burst:N/T, constant:R, poisson:R, gamma:R,cv=C, ramp:A..B/T,
-    steps:R1@T1,R2@T2,..., closed:N[,think=S] or trace:FILE."""
+    arrivals: Annotated[str, RunOption("Load", None, f"When requests are due: {_processes()}.")] = "burst"
     # None where the duration or the trace says.
     n: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
     """How many requests; or sessions, where these are asked."""
@@ -272,11 +275,6 @@ def command_of(plan: Plan) -> list[str]:
         else:
             words += [text for each in (value if isinstance(value, tuple) else (value,)) for text in (flag, str(each))]
     return words
-
-
-def plan_of(**values: Any) -> Plan:
-    """A Plan of these values. Raises PlanError."""
-    return Plan(**values)
 
 
 @dataclass(frozen=True, slots=True)

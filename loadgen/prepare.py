@@ -101,15 +101,17 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
 
     Raises as `run` does.
     """
+    from loadgen.engine.worker import WorkerTask
     from servers.count import connect
     from servers.find import dialect_on, of_version
+    from servers.wire.connection import target_of
 
     access = access_of(plan)
     dialect = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
-    room = Room(schedule.at_once, schedule.in_flight, SESSION_TOKENS if plan.of_sessions else 4096)
-    with server_for(plan, room, access, say, f": {_words(plan)}") as facts:
+    room = SESSION_TOKENS if plan.of_sessions else 4096
+    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
         with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
@@ -118,7 +120,23 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             f"sessions, {plan.lengths[0]} tokens a turn" if plan.of_sessions else f"prompts of {plan.lengths[0]} tokens"
         )
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
-        tasks = _tasks(plan, schedule, folder, facts, dialect, prompts, access)
+        target = target_of(facts.url, access.tls)
+        tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
+            WorkerTask(
+                worker=worker,
+                workers=plan.workers,
+                prompts=prompts,
+                schedule=schedule.dealt(worker, plan.workers),
+                timeout_s=plan.timeout_s,
+                target=target,
+                dialect=dialect,
+                model=facts.model,
+                headers=access.headers,
+                stamps=plan.stamps,
+                part=folder / f"part-{worker}.jsonl",
+            )
+            for worker in range(plan.workers)
+        ]
         yield Prepared(schedule, prompts, tasks, header_of(plan, facts, dialect, prompts.how))
 
 
@@ -209,57 +227,42 @@ def longest_prompt_of(plan: Plan) -> int:
 # Of whom.
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a server must have room for."""
-
-    at_once: int
-    """Requests that are certainly under way together."""
-    streams: int
-    """Requests of which a simulated one takes so many at a time."""
-    tokens: int
-    """How long a prompt and its answer may be together at least, at a simulated one."""
-
-
 @contextlib.contextmanager
-def server_for(plan: Plan, room: Room, access: Access, say: Say, about: str = "") -> Iterator[ServerFacts]:
-    """The server that answers, held against the plan; the built-in simulated one lives as long as this block. `say`
-    gets one line: who it is, and what is `about` to come.
+def server_for(
+    plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
+) -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
+    simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
+    one line: who it is, and what is `about` to come.
 
     Raises servers.errors.ServerError.
     """
-    from servers.find import check_limits, resolve
+    from servers.find import check_limits, probe, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is None:
+        from servers.simulated.config import SimulatedConfig
+        from servers.simulated.server import spawn_process
+
         say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
-        with _simulated(plan, room.streams, max(room.tokens, sum(longest))) as facts:
-            yield replace(facts, model=plan.model or facts.model)
+        host.allow_open_files(streams)  # the child inherits the limit
+        config = SimulatedConfig(
+            server=plan.server,
+            clock="batching",
+            speed=plan.speed,
+            max_concurrent_requests=streams,
+            max_model_len=max(tokens, sum(longest)),
+            seed=plan.seed,
+        )
+        with spawn_process(config) as (url, pid):
+            facts = probe(url, plan.server)
+            yield replace(facts, model=plan.model or facts.model, pids=(pid,))
         return
     title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
     say(f"{title} at {facts.url}{about}")
-    check_limits(facts, room.at_once, *longest)
+    check_limits(facts, at_once, *longest)
     yield replace(facts, model=plan.model or facts.model)
-
-
-@contextlib.contextmanager
-def _simulated(plan: Plan, streams: int, max_model_len: int) -> Iterator[ServerFacts]:
-    from servers.find import probe
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn_process
-
-    host.allow_open_files(streams)  # the child inherits the limit
-    config = SimulatedConfig(
-        server=plan.server,
-        clock="batching",
-        speed=plan.speed,
-        max_concurrent_requests=streams,
-        max_model_len=max_model_len,
-        seed=plan.seed,
-    )
-    with spawn_process(config) as (url, pid):
-        yield replace(probe(url, plan.server), pids=(pid,))
 
 
 def _words(plan: Plan) -> str:
@@ -272,39 +275,7 @@ def _words(plan: Plan) -> str:
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 
 
-# By whom.
-
-
-def _tasks(
-    plan: Plan,
-    schedule: Schedule,
-    folder: Path,
-    facts: ServerFacts,
-    dialect: Dialect,
-    prompts: Prompts,
-    access: Access,
-) -> list[WorkerTask]:
-    """Requests, or whole sessions, are dealt to the workers in turn, so that each has the same mix."""
-    from loadgen.engine.worker import WorkerTask
-    from servers.wire.connection import target_of
-
-    target = target_of(facts.url, access.tls)
-    return [
-        WorkerTask(
-            worker=worker,
-            workers=plan.workers,
-            prompts=prompts,
-            schedule=schedule.dealt(worker, plan.workers),
-            timeout_s=plan.timeout_s,
-            target=target,
-            dialect=dialect,
-            model=facts.model,
-            headers=access.headers,
-            stamps=plan.stamps,
-            part=folder / f"part-{worker}.jsonl",
-        )
-        for worker in range(plan.workers)
-    ]
+# What is written.
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:

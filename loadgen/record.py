@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
+
+if TYPE_CHECKING:
+    from workloads.request import Request
 
 State = Literal["complete", "truncated", "failed", "dropped"]
 
@@ -84,6 +87,25 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     large by no more than this process was away."""
     reopened: int = 0
     """Pre-opened connections that the server had closed and that were opened again."""
+
+
+def record_for(request: Request, state: State, **facts: Any) -> Record:
+    """The Record of this request: what was asked, and the facts of what became of it."""
+    return Record(
+        id=request.id,
+        session=request.session,
+        turn=request.turn,
+        state=state,
+        prompt_tokens_asked=request.input_tokens,
+        output_tokens_asked=request.output_tokens,
+        **facts,
+    )
+
+
+def unsent(request: Request, kind: NoneOrKind, detail: str) -> Record:
+    """The Record of a request of which no byte was sent."""
+    state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
+    return record_for(request, state, error_kind=kind, error_detail=detail)
 
 
 INSTANTS = ("due_ns", "connected_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")

@@ -13,6 +13,8 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -154,19 +156,18 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     @property
     def server_title(self) -> str:
         """What people call this kind of server; its name where nobody knows the kind."""
-        known = self._kind()
-        return str(self.server.get("title") or (known.title if known else self._server_name))
+        return str(self.server.get("title") or (self._kind.title if self._kind else self._server_name))
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
         """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
-        known = self._kind()
-        return self.server.get("notes") or (known.notes if known else {})
+        return self.server.get("notes") or (self._kind.notes if self._kind else {})
 
     @property
     def _server_name(self) -> str:
         return str(self.server.get("name") or self.plan.get("server") or "")
 
+    @property
     def _kind(self) -> ServerKind | None:
         """The kind as it is known today, for runs that were written before the header said it."""
         from servers.kinds import KINDS
@@ -250,16 +251,18 @@ class RunWriter:
         except OSError as error:
             self.error = error
 
-    def close(self, rescue: Path) -> Path | None:
-        """Flush and close. What the disk refused goes to the file `rescue`, whose path is returned.
-
-        Raises OSError when that cannot be written either.
-        """
+    def close(self, rescue: Path | None = None) -> Path | None:
+        """Flush and close. What the disk refused goes to the file `rescue`, by default one in the temporary folder,
+        whose path is returned."""
         self.flush()
         os.close(self._file)
         if not self._pending:
             return None
-        rescue.write_bytes(self._pending)
+        rescue = rescue or Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{self.path.name}"
+        try:
+            rescue.write_bytes(self._pending)
+        except OSError as error:
+            sys.stderr.write(f"loadgen: neither {self.path} nor {rescue} could take everything: {error.strerror}\n")
         return rescue
 
 

@@ -11,6 +11,7 @@ import http.client
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,8 +27,8 @@ ANSWER_LIMIT_BYTES = 64 << 20
 class Caller:
     """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
 
-    def __init__(self, url: str, api_key: str | None = None, verify: ssl.SSLContext | bool = True) -> None:
-        """Paths count from `url`. `verify` says how certificates are checked; False does not check them."""
+    def __init__(self, url: str, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> None:
+        """Paths count from `url`. `verify` says how certificates are checked, if not against the system's."""
         parts = urlsplit(url)
         self._url = url
         self._prefix = parts.path.rstrip("/")
@@ -36,7 +37,7 @@ class Caller:
             self._headers["authorization"] = f"Bearer {api_key}"
         host = parts.hostname or ""
         self._connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=_context(verify))
+            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=verify)
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
         )
@@ -46,11 +47,8 @@ class Caller:
 
         Raises UnreachableError and UnauthorizedError.
         """
-        try:
-            status, content = self._exchange(path, body)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise _unreachable(self._url, error, TIMEOUT_S) from error
+        method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
+        status, content = self._asked(lambda: self._once(method, path, data), TIMEOUT_S)
         if status in (401, 403):
             raise UnauthorizedError(
                 f"{self._url} answers {status} to {path}: it wants an API key, or another one",
@@ -66,28 +64,24 @@ class Caller:
 
         Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off.
         """
-        try:
-            if self._connection.sock:
-                with suppress(ConnectionError):  # closed while idle, as in `_exchange`
-                    return self._timed(path, accept, limit_s, limit_bytes)
-                self.close()
-            return self._timed(path, accept, limit_s, limit_bytes)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise _unreachable(self._url, error, limit_s) from error
+        return self._asked(lambda: self._timed(path, accept, limit_s, limit_bytes), limit_s)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _exchange(self, path: str, body: object) -> tuple[int, bytes]:
-        method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-        if self._connection.sock:
-            # Servers close idle connections after a few seconds. No question changes anything, so asking again is safe.
-            with suppress(ConnectionError):
-                return self._once(method, path, data)
+    def _asked(self, once: Callable[[], tuple[int, bytes]], limit_s: float) -> tuple[int, bytes]:
+        try:
+            if self._connection.sock:
+                # Servers close idle connections after a few seconds. No question changes anything, so asking again is
+                # safe.
+                with suppress(ConnectionError):
+                    return once()
+                self.close()
+            return once()
+        except (OSError, http.client.HTTPException) as error:
             self.close()
-        return self._once(method, path, data)
+            raise _unreachable(self._url, error, limit_s) from error
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         self._connection.request(method, self._prefix + path, data, self._headers)
@@ -105,7 +99,13 @@ class Caller:
         assert isinstance(sock, socket.socket)
         sock.settimeout(limit_s)  # of each single read; a server that sends a byte at a time never meets it, so:
         late = threading.Event()
-        alarm = threading.Timer(limit_s, _cut_off, (sock, late))
+
+        def cut_off() -> None:
+            late.set()
+            with suppress(OSError):  # not `SSLSocket.shutdown`, which takes the TLS state from under the reader
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+        alarm = threading.Timer(limit_s, cut_off)
         alarm.daemon = True
         alarm.start()
         try:
@@ -113,7 +113,11 @@ class Caller:
             answer = self._connection.getresponse()
             content = answer.read(limit_bytes)
             if not answer.isclosed():
-                raise http.client.IncompleteRead(content) if len(content) < limit_bytes else _TooLongError(limit_bytes)
+                raise (
+                    http.client.IncompleteRead(content)
+                    if len(content) < limit_bytes
+                    else http.client.HTTPException(f"more than {limit_bytes:,} bytes")
+                )
         except (OSError, http.client.HTTPException):
             if late.is_set():
                 raise TimeoutError from None
@@ -125,42 +129,19 @@ class Caller:
         return answer.status, content
 
 
-class _TooLongError(http.client.HTTPException):
-    """A body over the limit."""
-
-    def __str__(self) -> str:
-        return f"more than {self.args[0]:,} bytes"
-
-
-def _cut_off(sock: socket.socket, late: threading.Event) -> None:
-    """End every read of the socket. Not `SSLSocket.shutdown`, which takes the TLS state from under the reader."""
-    late.set()
-    with suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-def _context(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 def _unreachable(url: str, error: Exception, limit_s: float) -> UnreachableError:
     reason = str(error) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        return UnreachableError(f"{url} did not answer within {limit_s:g} s", "is the server still loading?")
-    if isinstance(error, socket.gaierror):
-        return UnreachableError(f"{url}: no such host", "check the host name in --url")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return UnreachableError(
-            f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
-        )
-    if isinstance(error, ssl.SSLError):
-        return UnreachableError(f"{url} does not speak TLS: {reason}", "use http:// instead of https://")
-    if isinstance(error, http.client.HTTPException | ConnectionResetError | BrokenPipeError):
-        return UnreachableError(f"{url} does not answer in HTTP: {reason}", "check --url; https:// where it speaks TLS")
-    return UnreachableError(f"nothing listens at {url}: {reason}", "start the server, or check host and port in --url")
+    match error:
+        case TimeoutError():
+            said = f"{url} did not answer within {limit_s:g} s", "is the server still loading?"
+        case socket.gaierror():
+            said = f"{url}: no such host", "check the host name in --url"
+        case ssl.SSLCertVerificationError():
+            said = f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
+        case ssl.SSLError():
+            said = f"{url} does not speak TLS: {reason}", "use http:// instead of https://"
+        case http.client.HTTPException() | ConnectionResetError() | BrokenPipeError():
+            said = f"{url} does not answer in HTTP: {reason}", "check --url; https:// where it speaks TLS"
+        case _:
+            said = f"nothing listens at {url}: {reason}", "start the server, or check host and port in --url"
+    return UnreachableError(*said)

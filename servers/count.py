@@ -57,7 +57,7 @@ class ServerTokenizer:
 
 @contextmanager
 def connect(
-    facts: ServerFacts, endpoint: str, *, api_key: str | None = None, verify: ssl.SSLContext | bool = True
+    facts: ServerFacts, endpoint: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
     kind = KINDS[facts.name]

@@ -1,16 +1,4 @@
-"""What can be wrong with the server under test, found out before the first request is sent.
-
-ServerError
-├── UnreachableError    nothing answers: refused, timed out, unknown name, bad certificate
-├── WrongServerError    something answers, but not the server that was named
-├── UnauthorizedError   it wants an API key, or refuses the one it got
-├── EndpointError       it has no endpoint of that name
-├── LimitError          it would refuse or shorten what the plan asks
-├── VersionError        this version of it says what is not so
-├── UncountableError    it does not say how many tokens a prompt has
-├── HostsError          the hosts file is wrong
-└── LaunchError         it could not be started, or ended while it started
-"""
+"""What can be wrong with the server under test, found out before the first request is sent: each is a ServerError."""
 
 from __future__ import annotations
 
@@ -24,7 +12,7 @@ class ServerError(Exception):
 
 
 class UnreachableError(ServerError):
-    """Nothing answers at the URL."""
+    """Nothing answers at the URL: refused, timed out, unknown name, bad certificate."""
 
 
 class WrongServerError(ServerError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -33,7 +33,7 @@ def resolve(
     *,
     real: bool = False,
     api_key: str | None = None,
-    verify: ssl.SSLContext | bool = True,
+    verify: ssl.SSLContext | None = None,
 ) -> ServerFacts | None:
     """Find the server, or None: then the simulated one is meant.
 
@@ -43,12 +43,15 @@ def resolve(
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
         return probe(given, server, api_key=api_key, verify=verify)
-    if kind.port and _listens(kind.port):
-        try:
-            return probe(f"http://127.0.0.1:{kind.port}", server, api_key=api_key, verify=verify)
-        except (UnreachableError, WrongServerError):
-            if real:
-                raise
+    if kind.port:
+        # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
+            try:
+                return probe(f"http://127.0.0.1:{kind.port}", server, api_key=api_key, verify=verify)
+            except (UnreachableError, WrongServerError):
+                if real:
+                    raise
     if not kind.port:
         raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
     if real or not kind.simulated:
@@ -59,7 +62,7 @@ def resolve(
     return None
 
 
-def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLContext | bool = True) -> ServerFacts:
+def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> ServerFacts:
     """Ask the server at `url` who it is. `server` is a key of KINDS.
 
     Raises UnreachableError, UnauthorizedError, and WrongServerError when it is not the server named.
@@ -146,14 +149,5 @@ def _wrong_server(ask: Ask, url: str, named: ServerKind) -> WrongServerError:
             f"something answers at {url}, but it is not {named.called}",
             "check host, port and path in --url",
         )
-    title = f"{KINDS[found.name].called} {found.version}".rstrip()
-    return WrongServerError(f"this is {title}, not {named.called}: {url}", f"use --server {found.name}")
-
-
-def _listens(port: int) -> bool:
-    # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
-    try:
-        socket.create_connection(("127.0.0.1", port), CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
+    called = f"{KINDS[found.name].called} {found.version}".rstrip()
+    return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")

@@ -7,8 +7,7 @@ from typing import Any
 
 from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
-from loadgen.matrix import Repeat, starts
-from loadgen.matrix.plan import MatrixPlan
+from loadgen.matrix import MatrixPlan, Repeat, starts
 from loadgen.matrix.state import journal
 from tests.runs import burst, footer, header, healthy, write
 

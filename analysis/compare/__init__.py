@@ -1,9 +1,8 @@
 """Comparing runs: is B another than A, by how much, and what can be told from so many samples.
 
     (here)    the comparison, and whether the two did equal work, so that a difference is one of the servers
-    rows      each figure of A against that of B: single runs from their samples, groups by one figure per run
+    figures   each figure of A against that of B: better, worse, no difference or cannot tell; and `--fail-if`
     noise     how far a figure of one run may lie from that of another run of the same server
-    verdicts  better, worse, no difference or cannot tell; and `--fail-if`
     document  what there is to say of it
 
 What is compared by choice (the server, its version, its address) is no difference of work. Everything that changes what
@@ -19,9 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from analysis.compare import rows
+from analysis.compare.figures import (
+    MARGIN,
+    ComparedFigure,
+    Gate,
+    GateResult,
+    judge_gates,
+    judged,
+    of_groups,
+    of_single_runs,
+)
 from analysis.compare.noise import RUNS_DIFFER, ComparedRun
-from analysis.compare.verdicts import MARGIN, ComparedFigure, Gate, GateResult, judge_gates, judged
 from analysis.gather import load
 from analysis.repeats import state
 from analysis.report.format import simulated
@@ -106,10 +113,10 @@ def compare(
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
     alone = len(a) == len(b) == 1
     if alone:
-        what, found = "raw samples of one run each", rows.of_single_runs(a[0], b[0], figures)
+        what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures)
     else:
         what = "one figure per run, Welch's t between runs"
-        found = rows.of_groups([run.summary for run in a], [run.summary for run in b], figures)
+        found = of_groups([run.summary for run in a], [run.summary for run in b], figures)
     verdicts = judged(list(found), margin)
     tested = sum(row.p_value is not None for row in verdicts)
     name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))

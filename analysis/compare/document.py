@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from analysis.compare import Comparison
-from analysis.compare.verdicts import ComparedFigure
+from analysis.compare.figures import ComparedFigure
 from analysis.report.document import (
     Block,
     ChartRef,
@@ -22,12 +22,12 @@ from analysis.report.document import (
     Table,
     TableCell,
 )
-from analysis.report.format import UNKNOWN, count, significant, unit_of
+from analysis.report.format import UNKNOWN, count, share, significant, unit_of
 from analysis.report.sections import ReportedRun, full
+from analysis.report.tables import LEVELS as GATE_LEVELS
 from analysis.report.tables import Cells, table
 
 LEVELS: dict[str, Level] = {"better": "ok", "worse": "error", "no difference": "note", "cannot tell": "warning"}
-GATE_LEVELS: dict[str, Level] = {"pass": "ok", "fail": "error", "cannot tell": "warning"}
 CAPTION = (
     "A point is B's figure by A's, the line its 95 % interval. Where the line lies within the shaded margin of "
     "{:g} %, there is no difference that matters; where it crosses 100 %, chance alone may have made one."
@@ -43,7 +43,12 @@ def document(found: Comparison, *, brief: bool) -> Document:
 def page(found: Comparison, runs: Sequence[ReportedRun]) -> Document:
     """The comparison above what a page of these runs holds."""
     whole = full(runs, [section(found)])
-    data = {**whole.data, "comparison": chart_data(found)}
+    drawn = [
+        {"figure": row.figure, "ratio": row.ratio, "low": ends[0], "high": ends[1], "outcome": row.verdict}
+        for row in found.rows
+        if row.ratio is not None and (ends := row.ratio_ci95)
+    ]
+    data = {**whole.data, "comparison": {"rows": drawn, "margin": found.margin}}
     title, scripts = f"{found.name_b} (B) against {found.name_a} (A)", [*whole.scripts, "compare.js"]
     return replace(whole, kind="loadgen compare", title=title, subtitle=whole.title, scripts=scripts, data=data)
 
@@ -51,7 +56,13 @@ def page(found: Comparison, runs: Sequence[ReportedRun]) -> Document:
 def section(found: Comparison, *, brief: bool = False) -> Section:
     """Verdicts, figures and what to know of them; a chart where there is room for one."""
     runs = f"A: {found.name_a} ({count(found.runs_a, 'run')}). B: {found.name_b} ({count(found.runs_b, 'run')})."
-    blocks: list[Block] = [Paragraph(headline(found)), Paragraph(runs)]
+    verdicts = Counter(row.verdict for row in found.rows)
+    headline = (
+        f"Of {count(len(found.rows), 'figure')} of B: {verdicts['better']} better, {verdicts['worse']} worse, "
+        f"{verdicts['no difference']} without a difference larger than {share(found.margin)}, "
+        f"{verdicts['cannot tell']} inconclusive."
+    )
+    blocks: list[Block] = [Paragraph(headline), Paragraph(runs)]
     if found.unequal:
         text = "The work was not equal. What differs may be the reason for a difference below:"
         unequal = Findings([Finding(each.what, "error", each.sentence) for each in found.unequal])
@@ -65,16 +76,6 @@ def section(found: Comparison, *, brief: bool = False) -> Section:
         gates = [Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
         blocks.append(Findings(gates))
     return Section("comparison", "B against A", blocks)
-
-
-def headline(found: Comparison) -> str:
-    """How many figures are better, worse, the same and open, in one sentence."""
-    counts = {verdict: sum(row.verdict == verdict for row in found.rows) for verdict in LEVELS}
-    return (
-        f"Of {count(len(found.rows), 'figure')} of B: {counts['better']} better, {counts['worse']} worse, "
-        f"{counts['no difference']} without a difference larger than {_percent(found.margin)}, "
-        f"{counts['cannot tell']} inconclusive."
-    )
 
 
 def figures_table(found: Comparison, *, brief: bool) -> Table:
@@ -94,16 +95,6 @@ def figures_table(found: Comparison, *, brief: bool) -> Table:
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
 
-def chart_data(found: Comparison) -> dict[str, Any]:
-    """What compare.js draws: the ratio of each figure with its interval."""
-    drawn = [
-        {"figure": row.figure, "ratio": row.ratio, "low": ends[0], "high": ends[1], "outcome": row.verdict}
-        for row in found.rows
-        if row.ratio is not None and (ends := row.ratio_ci95)
-    ]
-    return {"rows": drawn, "margin": found.margin}
-
-
 def sentence(row: ComparedFigure) -> str:
     """A verdict with what goes with it."""
     return f"{_verdict(row)} ({more})" if (more := _more(row)) else _verdict(row)
@@ -112,7 +103,7 @@ def sentence(row: ComparedFigure) -> str:
 def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
     text = "inconclusive" if row.verdict == "cannot tell" else row.verdict
     if brief and row.verdict == "no difference":
-        return f"{text} > {_percent(row.no_larger_than or 0)}"
+        return f"{text} > {share(row.no_larger_than or 0)}"
     return f"{text}, {row.needs_more:,} more" if brief and row.needs_more else text
 
 
@@ -120,7 +111,7 @@ def _more(row: ComparedFigure) -> str:
     """What goes with a verdict: how large a difference there may be, or what would help to tell."""
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
-        return f"at most {_percent(row.no_larger_than or 0)}{points}"
+        return f"at most {share(row.no_larger_than or 0)}{points}"
     if row.verdict != "cannot tell" or row.why:
         return row.why
     if row.needs_more is None:
@@ -144,7 +135,3 @@ def _texts(row: ComparedFigure) -> list[str]:
     p_text = UNKNOWN if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
     difference = f"{(row.difference or 0) * factor:+.4g} {unit}"
     return [significant(row.a * factor, 4), significant(row.b * factor, 4), unit, ratio, interval, difference, p_text]
-
-
-def _percent(share: float) -> str:
-    return f"{significant(share * 100, 2)} %"

@@ -111,7 +111,8 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
         return _gaps(frame)
     rows = metric.rows(frame)
     kept = frame.sampled & ~np.isnan(rows)
-    values = _ordered_by(rows[kept], (frame.sent_ns if run.one_burst else frame.due_ns)[kept])
+    instants = (frame.sent_ns if run.one_burst else frame.due_ns)[kept]
+    values = rows[kept][np.argsort(instants, kind="stable")]
     by_plan = run.one_burst and metric.unit == "s"
     return Samples(values, parts(len(values), len(values) // STRATUM if by_plan else PIECES), by_plan)
 
@@ -131,7 +132,7 @@ def _gaps(frame: Frame) -> Samples:
         kept[frame.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
         gaps += [(np.diff(instants, prepend=0.0) / 1e9)[kept], np.zeros(int(more.sum()))]
         ends += [instants[kept], np.repeat(instants, more)]
-    values = _ordered_by(np.concatenate(gaps), np.concatenate(ends))
+    values = np.concatenate(gaps)[np.argsort(np.concatenate(ends), kind="stable")]
     return Samples(values, parts(len(values), PIECES), strata=False)
 
 
@@ -187,8 +188,10 @@ def piece_error(a: ComparedRun, b: ComparedRun) -> float:
 
     NaN where a run has no tokens, or too few steps.
     """
-    if min(_steps(a), _steps(b)) < STEPS_LEAST:
-        return math.nan
+    for run in (a, b):
+        gap_s = run.summary.latency.icl.mean  # about one step of the engine
+        if not gap_s or run.span_s / gap_s < STEPS_LEAST:
+            return math.nan
     progress_a, progress_b = _progress(a.frame), _progress(b.frame)
     if progress_a is None or progress_b is None:
         return math.nan
@@ -220,12 +223,6 @@ def _progress(frame: Frame) -> Floats | None:
     shares = np.concatenate(([0.0], tokens / tokens[-1]))
     times = np.concatenate(([0.0], (instants[order] - span[0]) / 1e9))
     return np.interp(np.linspace(0, 1, PROGRESS_POINTS), shares, times)
-
-
-def _steps(run: ComparedRun) -> float:
-    """About how many steps the engine took: how often the mean gap between chunks fits into the run."""
-    gap_s = run.summary.latency.icl.mean
-    return run.span_s / gap_s if gap_s else 0.0
 
 
 def server_error(piece: float, residence: float) -> float:
@@ -298,8 +295,3 @@ def _placements(values: Floats, ordered: Floats) -> Floats:
     """For each value the share of the sorted others below it, those equal to it counted half."""
     below, upto = np.searchsorted(ordered, values, "left"), np.searchsorted(ordered, values, "right")
     return (below + upto) / 2 / len(ordered)
-
-
-def _ordered_by(values: Floats, instants: Floats) -> Floats:
-    """The values in the order of these instants."""
-    return values[np.argsort(instants, kind="stable")]

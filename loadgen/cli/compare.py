@@ -16,7 +16,7 @@ from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
 if TYPE_CHECKING:
     from analysis.compare import ComparedRun, Comparison
-    from analysis.compare.verdicts import Gate
+    from analysis.compare.figures import Gate
 
 SEPARATOR = "--"
 
@@ -86,7 +86,7 @@ def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list
 def _gates(expressions: Sequence[str]) -> list[Gate]:
     if not expressions:
         return []
-    from analysis.compare.verdicts import GateError, parse_gates
+    from analysis.compare.figures import GateError, parse_gates
 
     try:
         return parse_gates(expressions)

@@ -30,18 +30,14 @@ def export(
         raise PlanError("nothing says where the tables go.", "Name a folder: --parquet DIR, --csv DIR, or both.")
     if parquet is not None and find_spec("pyarrow") is None:
         raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or take --csv DIR.")
-    for folder, form in wanted:
-        for file in _export(run, folder, form):
-            if not quiet:
-                print(file)
-
-
-def _export(run: Path, folder: Path, form: str) -> list[Path]:
     from analysis.export import export as written
 
-    try:
-        return written(run, folder, form)
-    except OSError as error:
-        raise OutputError(
-            f"{error.filename or folder}: {error.strerror}", "Name a folder that can be written."
-        ) from error
+    for folder, form in wanted:
+        try:
+            files = written(run, folder, form)
+        except OSError as error:
+            raise OutputError(
+                f"{error.filename or folder}: {error.strerror}", "Name a folder that can be written."
+            ) from error
+        if not quiet:
+            print(*files, sep="\n")

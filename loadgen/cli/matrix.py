@@ -25,7 +25,7 @@ from loadgen.errors import (
 
 if TYPE_CHECKING:
     from analysis.frame import Frame
-    from analysis.matrix import CellRunData, MatrixRecord, MatrixSummary
+    from analysis.matrix import CellRunData, MatrixSummary
     from analysis.summary import Summary
     from loadgen.matrix.run import Matrix
     from loadgen.prepare import OnProgress
@@ -63,7 +63,7 @@ def matrix(
         if dry_run or resume or out:
             raise PlanError(f"{plan} is a folder: its report is made again", "To measure, name the plan file.")
         raise Exit(write_report(plan, output))
-    from loadgen.matrix.plan import read_matrix_plan
+    from loadgen.matrix import read_matrix_plan
     from loadgen.matrix.run import matrix_of
 
     asked = read_matrix_plan(plan)
@@ -90,19 +90,18 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     """
     import msgspec
 
-    from analysis.matrix import matrix
+    from analysis.matrix.document import MatrixReport
     from analysis.report import page, terminal
-    from analysis.report.matrix import brief, full
 
-    record, measured = _read(folder)
-    found = matrix(record, measured)
+    found, measured = _read(folder)
+    report = MatrixReport(found)
     text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
     write_text(folder / "matrix.json", text, SAFE)
-    write_text(folder / "matrix.html", page.render(full(found, measured)), SAFE)
+    write_text(folder / "matrix.html", page.render(report.full(measured)), SAFE)
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
     output.document(
-        text, lambda: f"\n{terminal.render(brief(found), width=width, colour=colour)}\n{folder / 'matrix.html'}"
+        text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{folder / 'matrix.html'}"
     )
     return EXIT_INTERRUPTED if interrupted else exit_code(found)
 
@@ -138,7 +137,7 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
 def _after_run(folder: Path) -> str:
     """Write summary.json beside a run that has ended; what came back, in a few words."""
-    from analysis.report.matrix import in_a_line
+    from analysis.matrix.document import in_a_line
 
     return in_a_line(_summarised(folder, anew=True)[1])
 
@@ -156,11 +155,10 @@ def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:
     return frame, summary
 
 
-def _read(folder: Path) -> tuple[MatrixRecord, list[CellRunData]]:
+def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
-    from analysis.matrix import CellRunData, MatrixRecord, samples_of
-    from loadgen.matrix import cells, skipped, starts
-    from loadgen.matrix.plan import MatrixPlan
+    from analysis.matrix import CellRunData, matrix, samples_of
+    from loadgen.matrix import MatrixPlan, cells, skipped, starts
     from loadgen.matrix.state import beginnings, finished, last_failures, read_lines
     from servers.kinds import KINDS
 
@@ -181,4 +179,6 @@ def _read(folder: Path) -> tuple[MatrixRecord, list[CellRunData]]:
         where = repeat.cell, repeat.number, str(repeat.folder)
         measured.append(CellRunData(*where, start, place, summary, *samples_of(frame)))
     titles = {name: kind.title for name, kind in KINDS.items()}
-    return MatrixRecord(begun, order, skipped(plan), failures, ups, titles), measured
+    left_out = skipped(plan)
+    found = matrix(begun, measured, order=order, skipped=left_out, failed=failures, starts=ups, titles=titles)
+    return found, measured

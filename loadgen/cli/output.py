@@ -68,30 +68,21 @@ def finish(output: Output, folder: Path, *, report: bool) -> int:
     return exit_code(output.results([folder], folder / "report.html" if report else None))
 
 
-def objectives_of(expressions: Sequence[str] | None, junit: Path | None = None) -> Sequence[Objective]:
-    """The objectives asked for. Raises PlanError, which names every mistake, so that nothing is sent in vain."""
-    if junit is not None and not expressions:
+def expressions(
+    assertions: Sequence[str] | None, goodput: Sequence[str] | None = None, junit: Path | None = None
+) -> tuple[Sequence[Objective], Sequence[Bound]]:
+    """The objectives asked for, and what makes a request good. Raises PlanError, which names every mistake, so that
+    nothing is sent in vain."""
+    if junit is not None and not assertions:
         raise PlanError("--junit without --assert has nothing to write", "Name an objective: --assert 'ttft.p99 < 1s'")
     if junit is not None and not junit.absolute().parent.is_dir():
         raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Make it first.")
-    if not expressions:
-        return ()
-    from analysis.objectives import ObjectiveError, parse
+    if not assertions and not goodput:
+        return (), ()
+    from analysis.objectives import ObjectiveError, parse, parse_bounds
 
     try:
-        return parse(expressions)
-    except ObjectiveError as error:
-        raise PlanError(str(error), error.hint) from None
-
-
-def bounds_of(expressions: Sequence[str] | None) -> Sequence[Bound]:
-    """What makes a request good. Raises PlanError, which names every mistake."""
-    if not expressions:
-        return ()
-    from analysis.objectives import ObjectiveError, parse_bounds
-
-    try:
-        return parse_bounds(expressions)
+        return parse(assertions or ()), parse_bounds(goodput or ())
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
 
@@ -137,12 +128,11 @@ class Output:
         *,
         as_json: bool,
         quiet: bool,
-        objectives: Sequence[Objective] = (),
-        bounds: Sequence[Bound] = (),
+        assertions: Sequence[str] | None = None,
+        goodput: Sequence[str] | None = None,
         junit: Path | None = None,
     ) -> None:
-        self._bounds = bounds
-        self._objectives = objectives
+        self.objectives, self._bounds = expressions(assertions, goodput, junit)
         self._junit = junit
         self._as_json = as_json
         self._quiet = quiet
@@ -194,7 +184,7 @@ class Output:
     def _group(self, path: Path) -> Group:
         parts = []
         for run in runs_in(path):
-            parts.append(summarised(run, self._objectives, self._bounds))
+            parts.append(summarised(run, self.objectives, self._bounds))
             write_summary(run, parts[-1].summary)
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, None)

@@ -9,16 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import (
-    Assertions,
-    Goodput,
-    Junit,
-    Output,
-    bounds_of,
-    exit_code,
-    folder_of,
-    objectives_of,
-)
+from loadgen.cli.output import Assertions, Goodput, Junit, Output, exit_code, folder_of
 
 
 def report(
@@ -48,20 +39,13 @@ def report(
     --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 130 interrupted.
     """
     page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / "report.html"
-    objectives = objectives_of(assertions, junit)
-    summaries = Output(
-        as_json=as_json, quiet=quiet, objectives=objectives, bounds=bounds_of(goodput), junit=junit
-    ).results(runs, page)
+    output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
+    summaries = output.results(runs, page)
     if serve:
-        _serve(page)
-    if objectives:
-        raise Exit(exit_code(summaries))
+        from analysis.report.serve import serving, url_of
 
-
-def _serve(page: Path) -> None:
-    from analysis.report.serve import serving, url_of
-
-    with serving(page.read_bytes()) as server:
-        print(f"{url_of(server)} shows it until Ctrl-C.", file=sys.stderr, flush=True)
-        with suppress(KeyboardInterrupt):
+        with serving(page.read_bytes()) as server, suppress(KeyboardInterrupt):
+            print(f"{url_of(server)} shows it until Ctrl-C.", file=sys.stderr, flush=True)
             server.serve_forever()
+    if output.objectives:
+        raise Exit(exit_code(summaries))

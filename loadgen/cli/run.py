@@ -10,18 +10,7 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
 from loadgen.cli.options import run_command
-from loadgen.cli.output import (
-    AsJson,
-    Assertions,
-    Goodput,
-    Junit,
-    Output,
-    Quiet,
-    Report,
-    bounds_of,
-    finish,
-    objectives_of,
-)
+from loadgen.cli.output import AsJson, Assertions, Goodput, Junit, Output, Quiet, Report, finish
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import MachinePlan
@@ -54,13 +43,7 @@ def drive(
     from loadgen import prepare
     from loadgen.plan import Plan
 
-    output = Output(
-        as_json=as_json,
-        quiet=quiet,
-        objectives=objectives_of(assertions, junit),
-        bounds=bounds_of(goodput),
-        junit=junit,
-    )
+    output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
     asked = Plan(**settings)
     spread = spread_of(distributed, expect_workers, bind, join_timeout_s)
     folder = out or prepare.default_folder(asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,13 +72,12 @@ def up(
     from servers.launch import compose, process
     from servers.launch.spec import LOCAL
 
-    options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments or ()}
-    options["tensor_parallel"] = tensor_parallel
-    given = {name: value for name, value in options.items() if value}
-    _check_options(launch, given)
     if launch == "process" and not model:
         raise BadParameter("--launch process needs --model: a folder, or a name on the Hub")
-    spec = _spec(server, host, hosts, launch, model or "llama-2-7b", given)
+    options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments}
+    options["tensor_parallel"] = tensor_parallel
+    spec = _spec(server, host, hosts, launch, model or "llama-2-7b", **options)
+    _check_options(launch, spec.options)
     say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     there = (compose if launch == "compose" else process).up(spec, say)
     facts = probe(there.url, server, api_key=os.environ.get("LOADGEN_API_KEY"))
@@ -104,7 +104,7 @@ def down(
     from servers.launch import compose, process
 
     for each in _named(server):
-        spec = _spec(each, host, hosts, launch, "", {"file": file} if file else {})
+        spec = _spec(each, host, hosts, launch, file=file)
         if left := _left_running(spec, launch):
             was = "ended" if left.alive else "had ended by itself"
             process.down(left)
@@ -125,7 +125,7 @@ def status(
     """Say which servers run, where, and whether they answer. Exit code 3 when the one named does not."""
     answers = []
     for each in _named(server):
-        spec = _spec(each, host, hosts, launch, "", {"file": file} if file else {})
+        spec = _spec(each, host, hosts, launch, file=file)
         left = _left_running(spec, launch)
         line, well = _of_process(left) if left else _of_container(spec, launch)
         answers.append(well)
@@ -146,7 +146,7 @@ def logs(
     """Print the end of a server's log."""
     from servers.launch import compose, process
 
-    spec = _spec(server, host, hosts, launch, "", {"file": file} if file else {})
+    spec = _spec(server, host, hosts, launch, file=file)
     left = _left_running(spec, launch)
     print(process.logs(left, lines=lines) if left else compose.logs(spec, lines=lines))
 
@@ -158,32 +158,30 @@ def _named(server: str | None) -> tuple[str, ...]:
 
 
 def _spec(
-    server: str, host: str, file: Path | None, launch: str | None, model: str, options: dict[str, Any]
+    server: str, host: str, hosts_file: Path | None, launch: str | None, model: str = "", **options: Any
 ) -> LaunchSpec:
     """What the options mean. The host `local` needs no hosts file."""
-    from servers.launch import LaunchSpec
-    from servers.launch.spec import LOCAL, read_hosts
+    from servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
     _named(server)
     if launch is not None and launch not in WAYS:
         raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(WAYS)}")
     usual = Path("hosts.toml")
-    path = file or (usual if usual.is_file() else None)
+    path = hosts_file or (usual if usual.is_file() else None)
     hosts = read_hosts(path) if path else {LOCAL.name: LOCAL}
     if host not in hosts:
         where = path or "no hosts file was named, and there is no hosts.toml here"
         raise BadParameter(f"--host {host}: unknown; there are {', '.join(hosts)} ({where})")
-    return LaunchSpec(server, hosts[host], model, launch or "compose", options)  # type: ignore[arg-type]  # checked above
+    given = {name: value for name, value in options.items() if value}
+    return LaunchSpec(server, hosts[host], model, launch or "compose", given)  # type: ignore[arg-type]  # checked above
 
 
-def _check_options(launch: str, given: dict[str, Any]) -> None:
+def _check_options(launch: str, given: Collection[str]) -> None:
     """Options that this way of starting would pass over are mistakes."""
-    foreign = {
-        "compose": {"python", "port", "arguments"},
-        "process": {"file"},
-        "simulated": {"file", "python", "tensor_parallel"},
-    }
-    if wrong := sorted(given.keys() & foreign.get(launch, set())):
+    from servers.launch import compose, process
+
+    known = compose.OPTIONS if launch == "compose" else process.OPTIONS
+    if wrong := sorted(set(given) - (known - {"python", "tensor_parallel"} if launch == "simulated" else known)):
         names = ["options after --" if name == "arguments" else "--" + name.replace("_", "-") for name in wrong]
         more = "; containers are told in docker-compose.yml and in a host's env" if launch == "compose" else ""
         raise BadParameter(f"--launch {launch} takes no {', '.join(names)}{more}")
@@ -203,7 +201,7 @@ def _of_process(left: LeftServer) -> tuple[str, bool]:
     from servers.launch import process
 
     if not left.alive:
-        process.forget(left.server)
+        process.down(left)
         return f"ended by itself; its log is in {left.log}", False
     try:
         facts = probe(left.url, left.server, api_key=os.environ.get("LOADGEN_API_KEY"))
@@ -226,7 +224,6 @@ def _of_container(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
         return f"no process here, and no look at containers: {problem}", False
     if not row:
         return f"down on {spec.host.name}", False
-    health = row.get("Health", "")
-    state = f"{row.get('State')}{f' ({health})' if health else ''}"
     url = compose.url_of(spec.server, spec.host)
-    return f"{state} on {spec.host.name} at {url}: {row.get('Image', '')}", health == "healthy"
+    line = f"{compose.state_of(row)} on {spec.host.name} at {url}: {row.get('Image', '')}"
+    return line, row.get("Health") == "healthy"

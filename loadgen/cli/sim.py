@@ -1,67 +1,77 @@
-"""`loadgen sim`: the simulated server, on its own."""
+"""`loadgen sim`: the simulated server, on its own, with an option for each field of SimulatedConfig."""
 
 from __future__ import annotations
 
+import functools
 import os
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 from typer import BadParameter, Option
 
 from loadgen.cli.options import seconds
-from servers.kinds import any_of, simulated_kinds
 
 
+class SimCommand:
+    """`function` with the options of SimulatedConfig, which it gets as settings, before its own. They are made when
+    typer asks for them, so that whoever only lists commands does not pay for the server's import."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    @property
+    def __signature__(self) -> Signature:
+        own = list(signature(self._function, eval_str=True).parameters.values())[1:]
+        return Signature([*_parameters(), *own])
+
+    def __call__(self, *, api_key_env: str | None, fault: list[str] | None, **settings: Any) -> None:
+        self._function(settings, api_key_env=api_key_env, fault=fault)
+
+
+def _parameters() -> Iterator[Parameter]:
+    """An option for each field that says what it is; times are written with their unit."""
+    from servers.simulated.config import SimulatedConfig
+
+    hints = get_type_hints(SimulatedConfig, include_extras=True)
+    for each in fields(SimulatedConfig):
+        kind: Any = hints[each.name]
+        default: Any = Parameter.empty if each.default is MISSING else each.default
+        flag = f"--{each.name.replace('_', '-')}"
+        form: dict[str, Any] = {}
+        if each.name.endswith("_s"):
+            default, flag = f"{default * 1e3:g}ms", flag.removesuffix("-s")
+            form = {"metavar": "T", "parser": seconds}
+        if help_text := getattr(kind, "__metadata__", ("",))[0]:
+            annotation: Any = Annotated[Any if form else kind, Option(flag, help=help_text, **form)]
+            yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+@SimCommand
 def sim(
-    server: Annotated[str, Option(help=f"Which server to be: {any_of(simulated_kinds())}.")],
-    host: Annotated[
-        str, Option(help="Address to listen on; other machines reach only what is not loopback.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0 takes any free one.")] = 0,
-    model: Annotated[str, Option(help="Name under which the model is served.")] = "llama-2-7b",
-    clock: Annotated[
-        str, Option(help="When tokens leave: script (exactly as told) or batching (as an engine on a GPU would).")
-    ] = "script",
-    ttft: Annotated[str, Option(help="script: time to the first token.")] = "500ms",
-    itl: Annotated[str, Option(help="script: time between two token events of a stream.")] = "20ms",
-    jitter: Annotated[str, Option(help="script: each event is moved by up to so much, drawn from the seed.")] = "0",
-    tokens_per_event: Annotated[int, Option(help="script: tokens that are due together.")] = 1,
-    speed: Annotated[float, Option(help="How many times faster the clock runs.")] = 1.0,
-    gpu: Annotated[str, Option(help="batching: the card.")] = "A800-80GB SXM",
-    model_shape: Annotated[str, Option(help="batching: the model's shape.")] = "Llama-2-7B",
-    hardware: Annotated[
-        Path | None, Option(help="batching: a TOML file with more cards and models, as docs/simulated.md says.")
-    ] = None,
-    tensor_parallel: Annotated[int, Option(help="batching: so many of these cards hold the model together.")] = 1,
-    max_concurrent_requests: Annotated[
-        int | None,
-        Option(help="Requests at a time. TGI (128) and vLLM (none) reject past it, LightLLM (256) lets wait."),
-    ] = None,
-    max_model_len: Annotated[int, Option(help="Longest prompt plus output, in tokens.")] = 4096,
-    eos_mean_tokens: Annotated[
-        float | None, Option(help="tgi: answers end by themselves after so many tokens in the mean.")
-    ] = None,
+    settings: dict[str, Any],
+    *,
     api_key_env: Annotated[str | None, Option(help="Environment variable with the API key to ask for.")] = None,
     fault: Annotated[
         list[str] | None,
         Option(help="A fault, repeatable: reset@12:3,17 (these requests), stall=0.01 (a share), merged@4 (all)."),
     ] = None,
-    seed: Annotated[int, Option(help="The same seed gives the same words, jitter and faults.")] = 0,
-    log: Annotated[Path | None, Option(help="JSON Lines: every request with the instants of its sends.")] = None,
 ) -> None:
     """Be a vLLM, TGI or LightLLM server without a model: the same bytes, at times of your choosing.
 
     Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
     """
-    values = locals()
     from servers.simulated import StartError
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.faults import parse_rule
     from servers.simulated.server import run
 
-    times: dict[str, Any] = {f"{name}_s": seconds(values.pop(name)) for name in ("ttft", "itl", "jitter")}
-    key, rules = _api_key(values.pop("api_key_env")), values.pop("fault") or ()
-    config = SimulatedConfig(**values, **times, api_key=key, faults=tuple(map(parse_rule, rules)))
+    key = os.environ.get(api_key_env, "") if api_key_env else ""
+    if api_key_env is not None and not key:
+        raise BadParameter(f"the environment variable {api_key_env} is empty or not set")
+    config = SimulatedConfig(**settings, api_key=key, faults=tuple(map(parse_rule, fault or ())))
     try:
         summary = run(config)
     except OSError as problem:
@@ -70,12 +80,3 @@ def sim(
     print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
     if summary["falling_behind"]:
         print("The simulated server did not keep up: its tokens left later than its clock wanted.")
-
-
-def _api_key(name: str | None) -> str:
-    if name is None:
-        return ""
-    key = os.environ.get(name, "")
-    if not key:
-        raise BadParameter(f"the environment variable {name} is empty or not set")
-    return key

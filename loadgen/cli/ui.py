@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from loadgen.cli.options import run_command, seconds
-from loadgen.cli.output import (
-    Assertions,
-    Output,
-    Quiet,
-    finish,
-    objectives_of,
-)
+from loadgen.cli.output import Assertions, Output, Quiet, finish
 from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
@@ -34,7 +28,7 @@ def _output(
     as_json: Annotated[bool, Option("--json", help="--headless: print summary.json and nothing else.")] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
-    return Output(as_json=as_json, quiet=quiet, objectives=objectives_of(assertions)), report
+    return Output(as_json=as_json, quiet=quiet, assertions=assertions), report
 
 
 @run_command(

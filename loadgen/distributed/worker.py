@@ -16,11 +16,11 @@ from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, Outgoing
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
-from loadgen.engine.health import Counts, total
+from loadgen.engine.health import COUNTED, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome
-from loadgen.plan import plan_of
+from loadgen.plan import Plan
 
 LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5
@@ -150,7 +150,7 @@ class MasterSession:
         now_s = time.monotonic()
         if now_s - self._told_s >= PROGRESS_EVERY_S or phase == "ended":
             self._told_s = now_s
-            values = [getattr(counts, name) for name, _ in Counts._fields_]
+            values = [getattr(counts, name) for name in COUNTED]
             self.link.tell(protocol.Progress(values, [worker.counts.due for worker in workers]))
 
 
@@ -198,7 +198,7 @@ def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) 
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: prepare.Say) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     try:
-        plan = plan_of(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
+        plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
         with prepare.prepare(plan, parts, say) as prepared:
             host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]

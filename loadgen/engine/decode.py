@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
-from loadgen.record import NoneOrKind, Record, State
+from loadgen.record import NoneOrKind, Record, State, record_for
 from servers.kinds.base import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
@@ -29,19 +29,15 @@ def record_of(
     stamps: StampSource = SocketStamps(),  # noqa: B008 - holds nothing; stamps that are there are used
 ) -> Record:
     """Decode everything one exchange received, stamped by `stamps`. Never raises on what a server sent."""
-    record = Record(
-        id=request.id,
-        session=request.session,
-        turn=request.turn,
-        state="truncated" if exchange.error_kind == "truncated" else "failed",
+    record = record_for(
+        request,
+        "truncated" if exchange.error_kind == "truncated" else "failed",
         sent_ns=_since(start_ns, exchange.sent_ns),
         sent_end_ns=_since(start_ns, exchange.sent_end_ns),
         end_ns=_since(start_ns, exchange.given_up_ns),
         error_kind=exchange.error_kind,
         error_detail=exchange.error_detail,
         http_status=exchange.framing.status,
-        prompt_tokens_asked=request.input_tokens,
-        output_tokens_asked=request.output_tokens,
         reads=len(exchange.sizes),
     )
     if not exchange.sizes:
@@ -73,20 +69,6 @@ def record_of(
     health.reads(late, len(late), record.coalesced_reads)
     health.connection(_full_reads(exchange.sizes), *exchange.losses)
     return record
-
-
-def unsent(request: Request, kind: NoneOrKind, detail: str) -> Record:
-    """The Record of a request of which no byte was sent."""
-    return Record(
-        id=request.id,
-        session=request.session,
-        turn=request.turn,
-        state="dropped" if kind in {"dropped", "session_ended"} else "failed",
-        error_kind=kind,
-        error_detail=detail,
-        prompt_tokens_asked=request.input_tokens,
-        output_tokens_asked=request.output_tokens,
-    )
 
 
 def said(exchange: Exchange, dialect: Dialect) -> str:

@@ -194,11 +194,12 @@ class Driver:
     def _send_late(self, slot: Slot) -> None:
         task = asyncio.get_running_loop().create_task(self._open_and_send(slot))
         self._opening.add(task)
-        task.add_done_callback(self._on_opened)
 
-    def _on_opened(self, task: asyncio.Task[None]) -> None:
-        self._opening.discard(task)
-        self._check_done()
+        def on_opened(_: object) -> None:
+            self._opening.discard(task)
+            self._check_done()
+
+        task.add_done_callback(on_opened)
 
     async def _open_and_send(self, slot: Slot) -> None:
         """No connection was free: open one and send late."""
@@ -247,9 +248,14 @@ class Driver:
         if following is not None:
             self._wait(following)
             return
-        ending = NOT_SENT
-        if not self._interrupted:
-            ending = "session_ended", no_further_turn(record)
+        ending: tuple[ErrorKind, str]
+        if self._interrupted:
+            ending = NOT_SENT
+        elif record.state == "complete":
+            ending = "session_ended", f"not sent, the session had grown past {TRANSCRIPT_LIMIT:,} characters"
+        else:
+            why = f"turn {record.turn} of its session was {record.state} ({record.error_kind})"
+            ending = "session_ended", f"not sent, {why}"
         for request in slot.conversation.to_come():
             self._recorder.take(Slot(request, b"", now_ns), None, *ending)
         self._follow()
@@ -290,15 +296,12 @@ class Driver:
             self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
             ticks += 1
             if ticks % TICKS_PER_LOOK == 0:
-                self._look(now_ns)
+                self._expire(now_ns)
+                self._recorder.watch(self._in_flight)
+                if self._feed.more:
+                    self._wire.pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
                 self._recorder.sample(now_ns)
-
-    def _look(self, now_ns: int) -> None:
-        self._expire(now_ns)
-        self._recorder.watch(self._in_flight)
-        if self._feed.more:
-            self._wire.pool.top_up()
 
     def _expire(self, now_ns: int) -> None:
         limit_ns = now_ns - int(self._limits.timeout_s * 1e9)
@@ -314,10 +317,3 @@ def no_connection(error: OSError | TimeoutError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
-def no_further_turn(record: Record) -> str:
-    """Why the turns of a session after this one are not sent."""
-    if record.state == "complete":
-        return f"not sent, the session had grown past {TRANSCRIPT_LIMIT:,} characters"
-    return f"not sent, turn {record.turn} of its session was {record.state} ({record.error_kind})"

@@ -19,6 +19,9 @@ class Health:
     """Counts of one worker since the last sample; `sample` hands them over and starts again."""
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._late: Counter[int] = Counter()
         self._reads = 0
         self._coalesced = 0
@@ -47,10 +50,9 @@ class Health:
 
     def sample(self) -> dict[str, Any]:
         """The counts as telemetry values. Bucket b covers [2^(b/4), 2^((b+1)/4)) us; -1 is below 1 us."""
-        cpu_ns, wall_ns = time.process_time_ns(), time.monotonic_ns()
         values = {
-            "cpu_ns": cpu_ns - self._cpu_ns,
-            "wall_ns": wall_ns - self._wall_ns,
+            "cpu_ns": time.process_time_ns() - self._cpu_ns,
+            "wall_ns": time.monotonic_ns() - self._wall_ns,
             "reads": self._reads,
             "coalesced_reads": self._coalesced,
             "full_reads": self._full,
@@ -59,31 +61,22 @@ class Health:
             "stall_ns_max": self._stall_ns_max,
             "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
         }
-        self._late.clear()
-        self._reads = self._coalesced = self._stall_ns_max = 0
-        self._full = self._retransmits = self._out_of_order = 0
-        self._cpu_ns, self._wall_ns = cpu_ns, wall_ns
+        self._reset()
         return values
+
+
+COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropped", "tokens")
 
 
 class Counts(Structure):
     """Lives in shared memory; one worker writes, the coordinator reads.
 
     `due`: requests whose turn has come, sent or not: the first so many of the worker's share; a session that starts
-    brings all of its turns. `streaming`: those in
-    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token.
+    brings all of its turns. `streaming`: those in flight of which something has arrived. `tokens` takes each read of an
+    unfinished answer for one token.
     """
 
-    _fields_ = (
-        ("due", c_int64),
-        ("sent", c_int64),
-        ("streaming", c_int64),
-        ("complete", c_int64),
-        ("truncated", c_int64),
-        ("failed", c_int64),
-        ("dropped", c_int64),
-        ("tokens", c_int64),
-    )
+    _fields_ = [(name, c_int64) for name in COUNTED]
 
     due: int
     sent: int
@@ -99,6 +92,6 @@ def total(counts: Iterable[Counts]) -> Counts:
     """The sum of several workers' counts."""
     summed = Counts()
     for each in counts:
-        for name, _ in Counts._fields_:
+        for name in COUNTED:
             setattr(summed, name, getattr(summed, name) + getattr(each, name))
     return summed

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of, said, unsent
+from loadgen.engine.decode import record_of, said
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, Health
-from loadgen.record import NoneOrKind, Record
+from loadgen.record import NoneOrKind, Record, unsent
 from loadgen.runfile import Telemetry
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource

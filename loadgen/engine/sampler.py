@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -168,23 +166,14 @@ class Sampler:
         self._settle(self._look("end"), REST_S if patient else ())
         for source in self._sources.values():
             source.close()
-        return [self._part.path, *self._rescued(self._part)]
+        rescued = self._part.close()
+        return [self._part.path, *([rescued] if rescued else [])]
 
     def stop(self) -> None:
         """No more readings during the run; those under way are waited for."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
-
-    def _rescued(self, part: RunWriter) -> list[Path]:
-        """Where the lines are that the run's disk refused."""
-        rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{PART}"
-        try:
-            rescued = part.close(rescue)
-        except OSError as error:
-            sys.stderr.write(f"loadgen: neither {part.path} nor {rescue} could take all telemetry: {error.strerror}\n")
-            return []
-        return [rescued] if rescued else []
 
     def _settle(self, end: Mapping[str, Reading], pauses: Sequence[float]) -> None:
         """Read everything once more, and the server again until its counters stand still and nothing is under way."""

@@ -14,7 +14,6 @@ import gc
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -116,17 +115,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         runner.run(_work(task, part, pipe, counts, stamps))
     stamps.close()
     with contextlib.suppress(BrokenPipeError):
-        pipe.send(("done", _closed(part, task.part)))
-
-
-def _closed(part: RunWriter, path: Path) -> Path | None:
-    """Close the part. Where the rest of it is, when its own disk did not take all of it."""
-    rescue = Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{path.name}"
-    try:
-        return part.close(rescue)
-    except OSError as error:
-        sys.stderr.write(f"loadgen: neither {path} nor {rescue} could take everything: {error.strerror}\n")
-        return rescue
+        pipe.send(("done", part.close()))
 
 
 class Net(NamedTuple):

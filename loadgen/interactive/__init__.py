@@ -10,14 +10,14 @@ page      our part of Locust's page
 from collections.abc import Mapping
 from typing import Any
 
-from loadgen.plan import Plan, option_name, plan_of
+from loadgen.plan import Plan, option_name
 
 WEEK_S = 7 * 86_400
 
 
 def interactive_plan(settings: Mapping[str, Any]) -> Plan:
     """The Plan of these settings, for users that come and go by hand. Raises PlanError that names every mistake."""
-    return plan_of(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
+    return Plan(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
 
 
 def locust_option(field: str) -> str:

@@ -28,12 +28,12 @@ from analysis.metrics import METRICS
 from analysis.stats import DECIMALS, percentile
 from loadgen import calibration, host, prepare
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of, unsent
+from loadgen.engine.decode import record_of
 from loadgen.engine.health import Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.gather import open_run, whole_lines
 from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
-from loadgen.record import Record
+from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, stamp_facts
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource

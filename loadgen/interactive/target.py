@@ -119,8 +119,8 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     Raises servers.errors.ServerError.
     """
     access = access_of(plan)
-    room = prepare.Room(at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
-    facts = stack.enter_context(prepare.server_for(plan, room, access, say))
+    server = prepare.server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
+    facts = stack.enter_context(server)
     return LiveTarget(plan, facts, target_of(facts.url, access.tls), access.headers, say)
 
 

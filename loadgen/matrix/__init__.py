@@ -4,8 +4,8 @@ Two nouns that a single run does not need, both here. A *cell* is one server on 
 workload; what is compared with one another are cells. A *start* is one server coming up, serving the runs of its cells,
 and going down again; runs that share a start share whatever that process has warmed up.
 
-    plan      what is to be measured: one TOML file, all mistakes at once
-    (here)    which cells that makes, and in which order they are measured: pure functions of the plan and its seed
+    (here)    what is to be measured: one TOML file, of which all mistakes, also those of the runs it leads to, are told
+              at once; which cells that makes, and in which order they are measured: pure functions of plan and seed
     state     what has been measured already: the run files themselves, and matrix.jsonl
     estimate  how long the rest will take
     run       measures it
@@ -19,15 +19,181 @@ each round, because the others need its output lengths.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from loadgen.matrix.plan import Case, HostChoice, Launch, MatrixPlan, Model, Server
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from loadgen.errors import PlanError
+from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, read_plan
+from workloads.syntax import WorkloadError
+
+if TYPE_CHECKING:
+    from servers.launch.spec import Host
+
+Launch = Literal["compose", "process", "simulated", "running"]
+WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
+"""Names become folders."""
+OWNED = (
+    *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
+    *("server_pid", "dcgm_url"),
+)
+"""Settings of a run that the matrix makes itself."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Named(_Strict):
+    """Something with a name, which alone is enough to stand for it."""
+
+    name: str = Field(pattern=WORD)
+    options: dict[str, Any] = {}
+    """For its launches."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+
+class Server(_Named):
+    """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
+
+    server: ServerName = "openai"
+    """Which kind it is; the name by default."""
+    launch: Launch | None = None
+    """How it is started; as the whole matrix by default."""
+    endpoint: EndpointName | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        given = {"name": given} if isinstance(given, str) else given
+        return {"server": given["name"], **given} if isinstance(given, dict) and "name" in given else given
+
+
+class HostChoice(_Named):
+    """Where servers run: a host of the hosts file, or this machine under a platform's label."""
+
+    platform: str = Field("", max_length=60)
+    """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
+    gpu: str = ""
+    """The card's name in servers/hardware/gpus.csv: for the estimate, and what a simulated server models."""
+    dcgm_url: str | None = None
+    """A DCGM exporter on that host, which tells of its GPUs."""
+
+
+class Model(_Named):
+    """A model, by the name of its folder on every host."""
+
+    path: str = ""
+    """What a server is started with instead, such as a folder of this machine or a name on a hub."""
+    shape: str = ""
+    """Its name in servers/hardware/models.csv: likewise."""
+
+
+class Case(_Strict):
+    """What holds for some cells only: those that match every name given here."""
+
+    server: str | None = None
+    host: str | None = None
+    model: str | None = None
+    options: dict[str, Any] = {}
+    skip: str = ""
+    """Why these cells are not measured."""
+
+
+class Reference(_Strict):
+    """Something published elsewhere, which the report quotes as such: it is not drawn beside what was measured."""
+
+    of: str
+    says: str
+    source: str
+
+
+class MatrixPlan(_Strict):
+    """The whole file. `run` and each workload hold settings of a run, under the names of loadgen.plan.Plan."""
+
+    name: str = Field(pattern=WORD)
+    servers: list[Server] = Field(min_length=1)
+    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice(name="local", platform="")], min_length=1)
+    models: list[Model] = Field(min_length=1)
+    workloads: list[dict[str, Any]] = Field(min_length=1)
+    """`name`, `catalog` where it starts from a named workload, and settings of a run."""
+    cases: list[Case] = []
+    references: list[Reference] = []
+    launch: Launch = "compose"
+    hosts_file: Path | None = None
+    """Relative to the plan's own folder."""
+    options: dict[str, Any] = {}
+    """For every launch; a server's, a host's, a model's and a case's own win over them, in this order."""
+    run: dict[str, Any] = {}
+    repeats: int = Field(3, ge=1, le=100)
+    starts: int = Field(1, ge=1, le=100)
+    """Over how many starts of each server the repeats are spread. More starts see what differs between starts, and
+    spread drift over time evenly; each costs the time to load a model."""
+    seed: int = 0
+    equal_work: str | None = None
+    """A server that is measured first: the others get the output lengths that it produced."""
+
+    @field_validator("servers", "hosts", "models", "workloads")
+    @classmethod
+    def _different(cls, items: list[Any]) -> list[Any]:
+        names = [item.get("name") if isinstance(item, dict) else item.name for item in items]
+        if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} stands there twice")
+        return items
+
+    @model_validator(mode="after")
+    def _whole(self) -> MatrixPlan:
+        if mistakes := list(_mistakes(self)):
+            raise ValueError("\n".join(dict.fromkeys(mistakes)))
+        return self
+
+
+def read_matrix_plan(path: Path) -> MatrixPlan:
+    """Read a plan. Raises PlanError with one line per mistake."""
+    given = read_plan(path)
+    if isinstance(given.get("hosts_file"), str):
+        given["hosts_file"] = path.parent / given["hosts_file"]
+    try:
+        return MatrixPlan(**given)
+    except ValidationError as error:
+        lines = [f"{path.name}: {line}" for item in error.errors() for line in _said(item)]
+        raise PlanError("\n".join(lines), "Nothing was started. Mend the plan.") from None
+
+
+def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
+    """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
+    from dataclasses import replace
+
+    from servers.launch.spec import LOCAL, read_hosts
+
+    known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
+    if missing := [each.name for each in plan.hosts if not (each.name in {LOCAL.name, *known} or each.platform)]:
+        file = plan.hosts_file or "no hosts_file is named"
+        raise PlanError(
+            f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
+            "Add it there; or give it a platform, which says that this machine is meant.",
+        )
+    hosts = {}
+    for each in plan.hosts:
+        host = known.get(each.name) or replace(LOCAL, name=each.name)
+        hosts[each.name] = replace(host, platform=each.platform or host.platform or host.name)
+    return hosts
+
+
+def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
+    """The plan of one run."""
+    given = next(each for each in plan.workloads if each["name"] == workload)
+    return Plan(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
 
 
 class Cell(NamedTuple):
@@ -59,8 +225,7 @@ class Repeat(NamedTuple):
         return self.cell.folder / f"repeat-{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """One server coming up, and the runs it serves, in order."""
 
     number: int
@@ -111,6 +276,67 @@ def starts(plan: MatrixPlan) -> list[Start]:
             launch, options = server.launch or plan.launch, _options(plan, server, host, model)
             found.append(Start(len(found) + 1, turn, server, host, model, launch, options, tuple(repeats)))
     return found
+
+
+def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload's own settings of a run upon those of the catalog, which has a label that the matrix replaces."""
+    base = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
+    base.pop("label", None)
+    return base | {key: value for key, value in workload.items() if key not in ("name", "catalog")}
+
+
+def _mistakes(plan: MatrixPlan) -> Iterator[str]:
+    """What no single field shows."""
+    names = {
+        kind: [each.name for each in items]
+        for kind, items in (("server", plan.servers), ("host", plan.hosts), ("model", plan.models))
+    }
+    for case in plan.cases:
+        for kind, known in names.items():
+            if (name := getattr(case, kind)) is not None and name not in known:
+                yield f"cases: there is no {kind} {name!r}; choose {', '.join(known)}"
+        if not case.skip and not case.options:
+            yield "cases: a case without options and without skip says nothing"
+    if plan.starts > plan.repeats:
+        yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
+    if plan.equal_work is not None and plan.equal_work not in names["server"]:
+        yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
+    yield from _owned("run", plan.run)
+    for workload in plan.workloads:
+        yield from _workload_mistakes(plan, workload)
+
+
+def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
+    name = workload.get("name")
+    if not isinstance(name, str) or not re.fullmatch(WORD, name):
+        yield f"workloads: each needs a name such as burst, not {name!r}"
+        return
+    where = f"workload {name}"
+    yield from _owned(where, workload)
+    try:
+        settings = plan.run | _settings(workload)
+        Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
+    except WorkloadError as error:
+        yield f"{where}: {error}; {error.hint}"
+    except PlanError as error:
+        yield from (f"{where}: {line}" for line in str(error).splitlines())
+
+
+def _owned(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
+
+
+def _said(item: Any) -> list[str]:
+    """The lines of one mistake that pydantic found."""
+    message = str(item["msg"]).removeprefix("Value error, ")
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return [f"{where}: there is no such setting"]
+    if item["type"] == "missing":
+        return [f"{where} is missing"]
+    if item["type"] == "literal_error":
+        return [f"{where}: {item['input']!r} is unknown; choose {item['ctx']['expected']}"]
+    return [f"{where}: {line}" if where else line for line in message.splitlines()]
 
 
 def _triples(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model]]:

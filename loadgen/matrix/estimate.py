@@ -3,12 +3,11 @@ what it is going to do, as text: one line before it begins, and the table of `--
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from loadgen.matrix import Cell, Repeat, Start, cells, skipped
-from loadgen.matrix.plan import MatrixPlan, run_settings
+from loadgen.matrix import Cell, MatrixPlan, Repeat, Start, cells, run_settings, skipped
 from loadgen.matrix.state import Line, took_s
 from loadgen.plan import Plan
 from loadgen.prepare import schedule_of
@@ -80,12 +79,10 @@ def in_words(seconds: float) -> str:
 
 def heading(plan: MatrixPlan, starts: Sequence[Start]) -> str:
     """How much there is to do, in one line."""
-    items: Mapping[str, Sequence[Any]] = {
-        "server": plan.servers, "host": plan.hosts, "model": plan.models, "workload": plan.workloads
-    }  # fmt: skip
+    items = (plan.servers, "server"), (plan.hosts, "host"), (plan.models, "model"), (plan.workloads, "workload")
     runs = sum(len(start.repeats) for start in starts)
     return (
-        f"{plan.name}: {' x '.join(_count(len(each), noun) for noun, each in items.items())}: "
+        f"{plan.name}: {' x '.join(_count(len(each), noun) for each, noun in items)}: "
         f"{_count(len(cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
         f"{_count(runs, 'run')} in {_count(len(starts), 'start')}"
     )
@@ -98,31 +95,17 @@ def dry_run(
     from io import StringIO
 
     from rich.console import Console
-
-    output, over = StringIO(), frozenset(done)
-    console = Console(file=output, width=width, highlight=False, legacy_windows=False)
-    console.print(f"{heading(plan, starts)}\n")
-    for part in _dry_run_parts(plan, starts, lines, over):
-        console.print(part, markup=False)
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
-
-
-def _dry_run_parts(
-    plan: MatrixPlan, starts: Sequence[Start], lines: Sequence[Line], done: frozenset[Repeat]
-) -> Iterator[Any]:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
     for name in ("start", "server", "host", "model", "runs", "up after", "runs take"):
         right = name in ("start", "up after", "runs take")
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "runs")
-    runs, ups = of_runs(plan, starts, lines), [of_start(start, lines) for start in starts]
+    over, runs, ups = frozenset(done), of_runs(plan, starts, lines), [of_start(start, lines) for start in starts]
     for start, up in zip(starts, ups, strict=True):
-        found = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
+        found = [runs[repeat.cell] for repeat in start.repeats if repeat not in over]
         hows = "/".join(dict.fromkeys(each.how for each in found))
-        order = (
-            f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}" for repeat in start.repeats
-        )
+        order = (f"{each.cell.workload}#{each.number}{' done' if each in over else ''}" for each in start.repeats)
         table.add_row(
             str(start.number),
             f"{start.server.name} ({start.launch})",
@@ -132,13 +115,17 @@ def _dry_run_parts(
             f"{up.seconds:,.0f} s {up.how}" if found else "",
             f"{sum(each.seconds for each in found):,.0f} s {hows}" if found else "done",
         )
-    yield table
-    yield from (f"Not measured: {cell}: {reason}." for cell, reason in skipped(plan).items())
-    left = sum(repeat not in done for start in starts for repeat in start.repeats)
-    over = f", {len(done)} are done" if done else ""
-    yield f"\n{_count(left, 'run')} to go{over}: {in_words(total_s(plan, starts, lines, done))}."
+    not_measured = [f"Not measured: {cell}: {reason}." for cell, reason in skipped(plan).items()]
+    left = sum(repeat not in over for start in starts for repeat in start.repeats)
+    are_done = f", {len(over)} are done" if over else ""
+    to_go = f"{_count(left, 'run')} to go{are_done}: {in_words(total_s(plan, starts, lines, over))}."
     used = {each.how for each in (*runs.values(), *ups)}
-    yield from (f"  {how}: {meaning}." for how, meaning in HOW.items() if how in used)
+    hows_said = [f"  {how}: {meaning}." for how, meaning in HOW.items() if how in used]
+    output = StringIO()
+    console = Console(file=output, width=width, highlight=False, legacy_windows=False)
+    for part in (heading(plan, starts), "", table, *not_measured, "", to_go, *hows_said):
+        console.print(part, markup=False)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:

@@ -6,16 +6,15 @@ from __future__ import annotations
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.matrix import Cell, Repeat, Start, estimate, starts
-from loadgen.matrix.plan import MatrixPlan, hosts_of, run_settings
+from loadgen.matrix import Cell, MatrixPlan, Repeat, Start, estimate, hosts_of, run_settings, starts
 from loadgen.matrix.state import Journal, Line, finished, make_way
 from loadgen.record import Record
 from loadgen.runfile import scan
@@ -53,7 +52,11 @@ class Matrix:
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
-        return plan | {"hosts_found": {name: _plain(host) for name, host in self.hosts.items()}}
+        hosts = {}
+        for name, host in self.hosts.items():
+            values = ((each.name, getattr(host, each.name)) for each in fields(host))
+            hosts[name] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values}
+        return plan | {"hosts_found": hosts}
 
     def done(self) -> list[Repeat]:
         """The runs that are finished."""
@@ -209,10 +212,8 @@ class Serving:
             "repeat": repeat.number,
             "repeats": matrix.plan.repeats,
         }
-        if start.server.endpoint:
-            owned["endpoint"] = start.server.endpoint
-        if start.host.dcgm_url:
-            owned["dcgm_url"] = start.host.dcgm_url
+        optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url}
+        owned |= {name: value for name, value in optional.items() if value}
         try:
             if matrix.plan.equal_work not in (None, start.server.name):
                 owned["output_tokens"] = f"empirical:{equal_lengths(matrix.plan, matrix.folder, repeat.cell)}"
@@ -298,11 +299,3 @@ def _terminated_like_interrupted() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _plain(host: Host) -> dict[str, Any]:
-    """A host as matrix.jsonl keeps it."""
-    from types import MappingProxyType
-
-    values = [(name, getattr(host, name)) for name in host.__slots__]
-    return {name: dict(value) if isinstance(value, MappingProxyType | dict) else value for name, value in values}

@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -101,12 +101,8 @@ def read_lines(folder: Path) -> list[Line]:
         return []
     lines = []
     for text in texts:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
+        with suppress(ValueError):
+            lines.append(json.loads(text))
     return lines
 
 

@@ -20,10 +20,8 @@ Ask = Callable[[str], tuple[int, Any]]
 
 @dataclass(slots=True)
 class Answer:
-    """What one event stream said: the Chunks as columns, one entry per event, and what followed from them.
-
-    Columns and not objects, because building an object per event costs more than decoding it.
-    """
+    """What one event stream said: the Chunks as columns, because building an object per event costs more than decoding
+    it, and what followed from them."""
 
     tokens: list[int]
     """Generated tokens in event i; 0 for events that hold none (role-only, usage, keep-alive, end marker)."""
@@ -38,7 +36,7 @@ class Answer:
     finish_reason: str = ""
     """The server's own word: `length`, `stop`, `eos_token`, ..."""
     error_kind: Literal["", "in_band_error", "protocol"] = ""
-    """Empty, `in_band_error` (the server said so after a 200) or `protocol` (not what the dialect allows)."""
+    """`in_band_error`: the server said so after a 200. `protocol`: not what the dialect allows."""
     error_detail: str = ""
     """The server's words or ours, cut to 300 characters."""
 
@@ -80,8 +78,7 @@ class Dialect:
     decode: Callable[[Sequence[bytes]], Answer]
     """The `data` payloads of one response's events, in order, to its Answer. Never raises on server bytes."""
     text: Callable[[Sequence[bytes]], str]
-    """The `data` payloads of a complete answer to the text that a next turn quotes: no reasoning, no special tokens.
-    Payloads that cannot be read add nothing."""
+    """The `data` payloads of a complete answer to the text that a next turn quotes: no reasoning, no special tokens."""
     count_by_running: Route[int]
     """A request for one token whose answer tells the length of the prompt."""
     count: Route[int] | None = None
@@ -106,7 +103,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ServerLimit:
     """A limit that a server states."""
 
     flag: str
@@ -154,9 +151,8 @@ class KnownFault(NamedTuple):
     pattern: str
     """Regular expression, small and capital letters alike."""
     what: str
-    """What it means; `{0}` is the first group of the pattern that matched."""
+    """What it means; `{0}`, here and in the hint, is the first group of the pattern that matched."""
     hint: str
-    """What to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +177,8 @@ class ServerFacts:
     pids: tuple[int, ...] = ()
     """Its processes on this machine, where we started it."""
     title: str = ""
-    """What reports call its kind."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """ServerKind.notes."""
+    """As in ServerKind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +188,23 @@ class ServerKind:
     name: str
     """`--server NAME`; also its service in docker-compose.yml, and in capitals its variables (LOADGEN_NAME_URL)."""
     title: str
-    """What people call it."""
     dialects: Mapping[str, Dialect]
     """By endpoint."""
     native: str
     """The endpoint it is measured on unless another is asked for."""
     recognise: Callable[[Ask, str], ServerFacts | None]
     """(ask, url) to what it says about itself, or None when it is another server."""
-    limits: Mapping[str, Limit]
+    limits: Mapping[str, ServerLimit]
     """By its own names for them."""
     port: int | None = None
-    """The port that docker-compose.yml publishes. None: nothing is started under this name."""
+    """That docker-compose.yml publishes. None: nothing is started under this name."""
     ids: Route[list[int]] | None = None
-    """The route that tells the token ids of a text, without special tokens."""
+    """Tells the token ids of a text, without special tokens."""
     metrics: MetricNames | None = None
     process: ProcessCommand | None = None
     """How it is started without a container, where it can be."""
     faults: tuple[KnownFault, ...] = ()
-    """What it prints into its log when it does not come up, beside what all servers print (servers.launch.diagnose)."""
+    """What its log says when it does not come up, beside what all servers print (servers/launch/faults.toml)."""
     simulated: str = ""
     """`module:attribute` of the simulated one; empty: there is none."""
     phrase: str = ""
@@ -257,6 +251,6 @@ def as_dict(answer: object) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def stated(limits: Mapping[str, Limit], facts: Mapping[str, Any]) -> dict[str, int]:
+def stated(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
     """Those of these limits that the server's facts hold."""
     return {name: facts[name] for name in limits if isinstance(facts.get(name), int)}

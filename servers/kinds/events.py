@@ -49,10 +49,16 @@ def decode_events(payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event
     return events, ""
 
 
-def settle_count(answer: Answer, total: int | None) -> None:
-    """Set the answer's length: the server's total where it gave one, else what its events held."""
+def settle(answer: Answer, total: int | None, broken: str) -> Answer:
+    """Set the answer's length: the server's total where it gave one, else what its events held. `broken` is an event
+    that could not be read: what came after it is unknown, the end included."""
     answer.output_tokens = sum(answer.tokens) if total is None else total
     answer.counted_by = "wire" if total is None else "server"
+    if broken:
+        answer.end_event = None
+        if answer.error_kind == "":
+            answer.error_kind, answer.error_detail = "protocol", broken
+    return answer
 
 
 def note_error(answer: Answer, payload: bytes) -> None:
@@ -67,14 +73,6 @@ def note_finish(answer: Answer, reason: str, payload: bytes) -> None:
     if reason in {"error", "abort"} and answer.error_kind == "":
         answer.error_kind = "in_band_error"
         answer.error_detail = error_in(payload) or f"the server ended the answer with finish reason {reason!r}"
-
-
-def note_broken(answer: Answer, detail: str) -> None:
-    """An event could not be read: what came after it is unknown, the end included."""
-    if detail:
-        answer.end_event = None
-        if answer.error_kind == "":
-            answer.error_kind, answer.error_detail = "protocol", detail
 
 
 def error_text(status: int, body: bytes) -> str:

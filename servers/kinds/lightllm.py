@@ -16,24 +16,24 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
-    Limit,
     MetricNames,
     ProcessCommand,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     VersionRule,
     as_dict,
     exists,
     first_card,
     stated,
 )
-from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
 from workloads.request import Request
 
 
-class Token(msgspec.Struct, gc=False):
+class TokenCounts(msgspec.Struct, gc=False):
     """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
 
     count_output_tokens: int | None = None
@@ -53,15 +53,15 @@ class SaidEvent(msgspec.Struct, gc=False):
     token: Said | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class LightllmEvent(msgspec.Struct, gc=False):
     """One event of `/generate_stream`; the one with `finished` carries a token too."""
 
-    token: Token | None = None
+    token: TokenCounts | None = None
     finished: bool = False
     finish_reason: str | None = None
 
 
-_EVENTS = msgspec.json.Decoder(Event)
+_EVENTS = msgspec.json.Decoder(LightllmEvent)
 _SAID = msgspec.json.Decoder(SaidEvent)
 
 
@@ -88,9 +88,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
         if event.finished:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
-    settle_count(answer, count or None)
-    note_broken(answer, broken)
-    return answer
+    return settle(answer, count or None, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:
@@ -194,10 +192,10 @@ LIGHTLLM = ServerKind(
     },
     recognise=_recognise,
     limits={
-        "max_model_len": Limit("--max_req_total_len", "total"),
-        "max_total_token_num": Limit("--max_total_token_num"),  # KV cache in tokens
-        "max_req_total_len": Limit("--max_req_total_len"),
-        "running_max_req_size": Limit("--running_max_req_size"),  # beyond it requests wait without order
+        "max_model_len": ServerLimit("--max_req_total_len", "total"),
+        "max_total_token_num": ServerLimit("--max_total_token_num"),  # KV cache in tokens
+        "max_req_total_len": ServerLimit("--max_req_total_len"),
+        "running_max_req_size": ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
     },
     port=8003,
     metrics=MetricNames(

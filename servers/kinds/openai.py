@@ -18,16 +18,16 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
-    Limit,
     MetricNames,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     as_dict,
     first_card,
     stated,
 )
-from servers.kinds.events import DONE, decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.events import DONE, decode_events, note_error, note_finish, settle
 from workloads.request import Request
 
 
@@ -102,15 +102,14 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done:
             if empty_is_token(choices, place, total is not None and total > known):
                 answer.tokens[held[place][0]] = 1
                 known += 1
-    settle_count(answer, total)
-    note_broken(answer, broken)
-    return answer
+    return settle(answer, total, broken)
 
 
 def text(payloads: Sequence[bytes]) -> str:
     """What was said. Reasoning and tool calls are left out, as chat templates leave them out of a history."""
     chunks, _ = decode_events(payloads, _CHUNKS)
-    return "".join(_said(chunk.choices[0]) for chunk in chunks if chunk.choices)
+    said = (chunk.choices[0] for chunk in chunks if chunk.choices)
+    return "".join(each.text or (each.delta and each.delta.content) or "" for each in said)
 
 
 def dialect(
@@ -124,6 +123,11 @@ def dialect(
 ) -> Dialect:
     """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place."""
     fields = chat_fields if endpoint == "chat" else completions_fields
+
+    def one_token(text: str, model: str) -> dict[str, Any]:
+        asked = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
+        return {"model": model, **asked, "max_tokens": 1, "temperature": 0}
+
     return Dialect(
         server,
         endpoint,
@@ -131,7 +135,9 @@ def dialect(
         encode=lambda request, model: msgspec.json.encode(fields(request, model) | more(request)),
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
-        count_by_running=COUNT_BY_RUNNING[endpoint],
+        count_by_running=Route(
+            PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
+        ),
         **others,
     )
 
@@ -200,10 +206,6 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
     return without_text
 
 
-def _said(choice: Choice) -> str:
-    return choice.text or (choice.delta.content if choice.delta is not None else None) or ""
-
-
 def _has_text(delta: Delta) -> bool:
     return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
 
@@ -229,22 +231,6 @@ def _recognise(ask: Ask, url: str) -> ServerFacts | None:
     return ServerFacts("openai", url, "", str(card.get("id", "")), stated(OPENAI.limits, card))
 
 
-COUNT_BY_RUNNING = {
-    "chat": Route(
-        PATHS["chat"],
-        lambda text, model: {"model": model, "messages": messages(text), "max_tokens": 1, "temperature": 0},
-        lambda answer: int(answer["usage"]["prompt_tokens"]),
-        generates=True,
-    ),
-    "completions": Route(
-        PATHS["completions"],
-        lambda text, model: {"model": model, "prompt": text, "max_tokens": 1, "temperature": 0},
-        lambda answer: int(answer["usage"]["prompt_tokens"]),
-        generates=True,
-    ),
-}
-"""A request for one token, in the form that all servers with OpenAI's routes understand."""
-
 OPENAI = ServerKind(
     name="openai",
     title="OpenAI-style",
@@ -255,7 +241,7 @@ OPENAI = ServerKind(
         for endpoint in ("completions", "chat")
     },
     recognise=_recognise,
-    limits={"max_model_len": Limit("--max-model-len", "total")},
+    limits={"max_model_len": ServerLimit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
     metrics=MetricNames(
         prefix="sglang:",

@@ -15,23 +15,23 @@ from servers.kinds.base import (
     Answer,
     Ask,
     Dialect,
-    Limit,
     MetricNames,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     VersionRule,
     as_dict,
     at_least,
     exists,
     stated,
 )
-from servers.kinds.events import decode_events, note_broken, note_error, note_finish, settle_count
+from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
 from workloads.request import Request
 
 
-class Token(msgspec.Struct, gc=False):
+class TgiToken(msgspec.Struct, gc=False):
     """That there is one is all that matters."""
 
 
@@ -43,15 +43,15 @@ class Details(msgspec.Struct, gc=False):
     input_length: int | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class TgiEvent(msgspec.Struct, gc=False):
     """One event of `/generate_stream`. `generated_text` is null in all but the last, which carries a token too."""
 
-    token: Token | None = None
+    token: TgiToken | None = None
     generated_text: str | None = None
     details: Details | None = None
 
 
-_EVENTS = msgspec.json.Decoder(Event)
+_EVENTS = msgspec.json.Decoder(TgiEvent)
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:
@@ -75,9 +75,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             details = event.details or Details()
             total, answer.prompt_tokens = details.generated_tokens, details.input_length
             note_finish(answer, details.finish_reason or "", payloads[index])
-    settle_count(answer, total)
-    note_broken(answer, broken)
-    return answer
+    return settle(answer, total, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:
@@ -152,10 +150,10 @@ TGI = ServerKind(
     },
     recognise=_recognise,
     limits={
-        "max_input_tokens": Limit("--max-input-tokens", "prompt"),
-        "max_total_tokens": Limit("--max-total-tokens", "total"),
-        "max_concurrent_requests": Limit("--max-concurrent-requests", "requests"),  # refuses what is beyond
-        "max_batch_total_tokens": Limit("--max-batch-total-tokens"),  # 1.x and 2.x
+        "max_input_tokens": ServerLimit("--max-input-tokens", "prompt"),
+        "max_total_tokens": ServerLimit("--max-total-tokens", "total"),
+        "max_concurrent_requests": ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
+        "max_batch_total_tokens": ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
     },
     port=8002,
     metrics=MetricNames(

@@ -13,12 +13,12 @@ from typing import Any
 from servers.kinds.base import (
     Ask,
     KnownFault,
-    Limit,
     MetricNames,
     ProcessCommand,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     VersionRule,
     as_dict,
     exists,
@@ -103,7 +103,7 @@ VLLM = ServerKind(
         ),
     },
     recognise=_recognise,
-    limits={"max_model_len": Limit("--max-model-len", "total")},
+    limits={"max_model_len": ServerLimit("--max-model-len", "total")},
     port=8001,
     ids=Route(
         "/tokenize",

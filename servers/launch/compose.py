@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,9 @@ import msgspec
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
-from servers.launch.docker import container_facts, docker, killed_for_memory, versions
+from servers.launch.docker import container_facts, docker
 from servers.launch.process import log_file
-from servers.launch.spec import (
-    LOCAL,
-    Host,
-    LaunchSpec,
-    RunningServer,
-    Say,
-    from_first_error,
-    known_fault,
-    tail,
-    wait_until_ready,
-)
+from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
 
 PULL_TIMEOUT_S = 7200.0
 """Images of these servers are 10 to 30 GB."""
@@ -63,20 +54,25 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
     """Start the server and wait until it is ready. When it is not, it is taken down again and its log kept."""
     host, server = spec.host, spec.server
     spec.check_options(OPTIONS)
-    engine = versions(host)
+    engine = {
+        "compose_version": docker(host, "compose", "version", "--short").strip(),
+        "engine_version": docker(host, "version", "--format", "{{.Server.Version}}").strip(),
+    }
     _make_volume(host)
     say(f"starting {server} on {host.name}: docker {' '.join(_words(spec))} up")
     try:
         _compose(spec, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
         url = url_of(server, host)
         poll_s = float(spec.options.get("poll_s") or _POLL_S)
-        ready_s = wait_until_ready(url, _watch(spec, url), say, timeout_s=spec.timeout_s, poll_s=poll_s)
-        if ready_s is None:
-            raise LaunchError(
-                f"{server} on {host.name} did not get ready within {spec.timeout_s:g} s",
-                "allow more with --timeout, or look at the end of its log",
-                log_tail=tail(logs(spec, lines=25)),
-            )
+        ready_s = wait_until_ready(
+            _where(spec),
+            url,
+            _watch(spec, url),
+            partial(logs, spec, lines=25),
+            say,
+            timeout_s=spec.timeout_s,
+            poll_s=poll_s,
+        )
         facts = probe(url, server, api_key=spec.api_key)
         kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
         known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
@@ -99,6 +95,12 @@ def status(spec: LaunchSpec) -> dict[str, Any]:
     text = _compose(spec, "ps", "--all", "--format", "json", spec.server).strip()
     rows = msgspec.json.decode(text) if text.startswith("[") else [msgspec.json.decode(t) for t in text.splitlines()]
     return dict(rows[0]) if rows else {}
+
+
+def state_of(row: dict[str, Any]) -> str:
+    """State and health of a container, as `docker compose ps` says them: `running (healthy)`."""
+    health = row.get("Health")
+    return f"{row.get('State')}{f' ({health})' if health else ''}"
 
 
 def is_there(spec: LaunchSpec) -> bool:
@@ -137,6 +139,10 @@ def _compose(spec: LaunchSpec, *arguments: str, timeout_s: float = 60.0, say: Sa
     return docker(spec.host, *_words(spec), *arguments, env=_env(spec), timeout_s=timeout_s, say=say)
 
 
+def _where(spec: LaunchSpec) -> str:
+    return f"{spec.server} on {spec.host.name}"
+
+
 def _words(spec: LaunchSpec) -> tuple[str, ...]:
     file = str(compose_file(spec.options.get("file")))
     # One project per host, so that two hosts of a hosts file may share an engine.
@@ -146,14 +152,15 @@ def _words(spec: LaunchSpec) -> tuple[str, ...]:
 
 def _env(spec: LaunchSpec) -> dict[str, str]:
     """What docker-compose.yml is told about this host, and what the hosts file says beside."""
-    host = spec.host
-    told = {"MODELS_VOLUME": host.model_volume, "BIND": _bind(host.address)}
-    if spec.model:
-        told["MODEL_NAME"] = spec.model
-    told["TENSOR_PARALLEL"] = str(spec.tensor_parallel)
-    if spec.gpus:
-        told[f"{spec.server.upper()}_GPU"] = spec.gpus
-    return told | dict(host.env) | {name: str(value) for name, value in spec.options.get("env", {}).items()}
+    told = {
+        "MODELS_VOLUME": spec.host.model_volume,
+        "BIND": _bind(spec.host.address),
+        "MODEL_NAME": spec.model,
+        "TENSOR_PARALLEL": str(spec.tensor_parallel),
+        f"{spec.server.upper()}_GPU": spec.gpus,
+    }
+    more = {name: str(value) for name, value in spec.options.get("env", {}).items()}
+    return {name: value for name, value in told.items() if value} | dict(spec.host.env) | more
 
 
 def _bind(address: str) -> str:
@@ -189,43 +196,39 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
 
     def watch() -> str:
         row = status(spec)
-        state_of, health = str(row.get("State", "gone")), str(row.get("Health", ""))
-        if state_of in ("exited", "dead", "gone"):
+        health = row.get("Health")
+        if row.get("State", "gone") in ("exited", "dead", "gone"):
             raise _ended(spec, row)
         if health == "unhealthy":
             raise LaunchError(
-                f"{spec.server} on {spec.host.name} runs, but its health check fails",
-                "look at the end of its log; it may be stuck",
+                f"{_where(spec)} runs, but its health check fails",
+                f"{LOOK}; it may be stuck",
                 log_tail=tail(logs(spec, lines=25)),
             )
         if health == "healthy":
             healthy_s.append(time.monotonic())
             if healthy_s[-1] - healthy_s[0] > float(spec.options.get("unreachable_s", UNREACHABLE_AFTER_S)):
                 raise LaunchError(
-                    f"{spec.server} on {spec.host.name} is healthy, but nothing answers at {url} from here",
+                    f"{_where(spec)} is healthy, but nothing answers at {url} from here",
                     "check `address` of the host, BIND in its env, and the firewall between",
                 )
-        return f"{state_of}{f' ({health})' if health else ''}; {tail(logs(spec, lines=1), 1)}"
+        return f"{state_of(row)}; {tail(logs(spec, lines=1), 1)}"
 
     return watch
 
 
 def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
-    """Why the container has ended, from its log, else from its exit code."""
-    text = logs(spec, lines=200) if row else ""
-    where = f"{spec.server} on {spec.host.name}"
-    if known := known_fault(text, "log", spec.server):
-        return LaunchError(f"{where}: {known[0]}", known[1], log_tail=from_first_error(text))
-    if row and killed_for_memory(spec.host, row.get("ID", "")):
-        return LaunchError(
-            f"{where} was killed for using too much memory of the host",
-            "free some, or choose a smaller model",
-            log_tail=from_first_error(text),
-        )
-    code = f" with exit code {row['ExitCode']}" if "ExitCode" in row else ""
-    return LaunchError(
-        f"{where} ended while it started{code}", "look at the end of its log", log_tail=from_first_error(text)
-    )
+    """Why the container has ended, from its log, else from what the engine knows."""
+    code = f", with exit code {row['ExitCode']}" if "ExitCode" in row else ""
+    otherwise = f"it ended while it started{code}", LOOK
+    with suppress(LaunchError):
+        if (
+            row
+            and docker(spec.host, "inspect", "--format", "{{.State.OOMKilled}}", row.get("ID", "")).strip() == "true"
+        ):
+            otherwise = "it was killed for using too much memory of the host", "free some, or choose a smaller model"
+    log = logs(spec, lines=200) if row else ""
+    return why_ended(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
 
 
 def _keep_log(spec: LaunchSpec, problem: BaseException) -> None:

@@ -39,8 +39,16 @@ def docker(
             "docker is not installed on this machine",
             "install Docker's command line with the Compose plugin, or start without Docker: --launch process",
         )
-    context = ["--context", host.docker] if host.docker and not host.docker.startswith("ssh://") else []
-    code, out, err = _run([program, *context, *arguments], _environment(host, env or {}), timeout_s, say)
+    context: list[str] = []
+    environment = dict(os.environ)
+    if host.docker:  # a host that names its engine must not be led elsewhere
+        environment.pop("DOCKER_HOST", None)
+        environment.pop("DOCKER_CONTEXT", None)
+    if host.docker.startswith("ssh://"):
+        environment["DOCKER_HOST"] = host.docker
+    elif host.docker:
+        context = ["--context", host.docker]
+    code, out, err = _run([program, *context, *arguments], environment | dict(env or {}), timeout_s, say)
     if code:
         printed = err or out
         if known := known_fault(printed, "docker"):
@@ -48,13 +56,6 @@ def docker(
         what = f"docker {' '.join(arguments)} on {host.name} ended with {code}"
         raise LaunchError(what, "Docker's own words are above", log_tail=tail(printed))
     return out
-
-
-def versions(host: Host) -> dict[str, str]:
-    """Versions of Compose and of the engine. Raises LaunchError where either is missing or does not answer."""
-    compose = docker(host, "compose", "version", "--short").strip()
-    engine = docker(host, "version", "--format", "{{.Server.Version}}").strip()
-    return {"compose_version": compose, "engine_version": engine}
 
 
 def container_facts(host: Host, name: str) -> dict[str, Any]:
@@ -80,24 +81,6 @@ def container_facts(host: Host, name: str) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value}
 
 
-def killed_for_memory(host: Host, name: str) -> bool:
-    """Whether the kernel ended the container because memory ran out."""
-    with suppress(LaunchError):
-        return docker(host, "inspect", "--format", "{{.State.OOMKilled}}", name).strip() == "true"
-    return False
-
-
-def _environment(host: Host, env: Mapping[str, str]) -> dict[str, str]:
-    """This process's, except where the engine is: a host that names one must not be led elsewhere by DOCKER_HOST."""
-    kept = dict(os.environ)
-    if host.docker:
-        kept.pop("DOCKER_HOST", None)
-        kept.pop("DOCKER_CONTEXT", None)
-    if host.docker.startswith("ssh://"):
-        kept["DOCKER_HOST"] = host.docker
-    return kept | dict(env)
-
-
 def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: Say | None) -> tuple[int, str, str]:
     """Through files, so that a child which outlives the call (ssh's connection sharing) holds up no pipe."""
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
@@ -106,25 +89,24 @@ def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: 
         )
         began_s = time.monotonic()
         try:
-            while True:
-                try:
+            while child.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
                     child.wait(min(SAY_EVERY_S, timeout_s))
                     break
-                except subprocess.TimeoutExpired:
-                    passed_s = time.monotonic() - began_s
-                    if passed_s > timeout_s:
-                        raise LaunchError(
-                            f"{' '.join(command[1:4])} ... did not end within {timeout_s:.0f} s",
-                            "is the host reachable, and its Docker engine well?",
-                            log_tail=tail(_text(err)),
-                        ) from None
-                    if say:
-                        say(f"{passed_s:.0f} s: {tail(_text(err), 1).strip()}")
+                passed_s = time.monotonic() - began_s
+                if passed_s > timeout_s:
+                    raise LaunchError(
+                        f"{' '.join(command[1:4])} ... did not end within {timeout_s:.0f} s",
+                        "is the host reachable, and its Docker engine well?",
+                        log_tail=tail(_text(err)),
+                    )
+                if say:
+                    say(f"{passed_s:.0f} s: {tail(_text(err), 1).strip()}")
         finally:
             if child.poll() is None:
                 child.terminate()
                 child.wait()
-        return child.returncode, _text(out), _text(err)
+        return child.wait(), _text(out), _text(err)
 
 
 def _text(file: IO[bytes]) -> str:

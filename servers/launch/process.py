@@ -26,16 +26,7 @@ from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.kinds.base import ProcessCommand
-from servers.launch.spec import (
-    READY_TIMEOUT_S,
-    LaunchSpec,
-    RunningServer,
-    Say,
-    from_first_error,
-    known_fault,
-    tail,
-    wait_until_ready,
-)
+from servers.launch.spec import READY_TIMEOUT_S, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
 
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env"),
@@ -68,7 +59,6 @@ class LeftServer:
     ticks: int
     """When the kernel started it, so that another process with the same id is not taken for it."""
     log: str
-    command: list[str]
     since: str
     """ISO 8601, local time with offset."""
     facts: dict[str, Any]
@@ -115,7 +105,12 @@ def up(spec: LaunchSpec, say: Say) -> LeftServer:
     say(f"starting {spec.server}: {' '.join(command.words)}")
     pid, ready_s = start_and_wait(spec.server, command, url, log, say, timeout_s=spec.timeout_s)
     try:
-        left = _left(spec, command, pid, ready_s, url, log)
+        said = probe(url, spec.server, api_key=spec.api_key)
+        env = {key: "..." if key.upper().endswith(_SECRETS) else value for key, value in command.env.items()}
+        facts: dict[str, Any] = {"ready_s": round(ready_s, 3), "version": said.version, "launch": spec.how}
+        facts |= {"command": list(command.words), "environment": env, "pid": pid, "log": str(log)}
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        left = LeftServer(spec.server, said.url, pid, started_ticks(pid) or 0, str(log), since, facts)
         write_left(left)
     except BaseException:
         end(pid)
@@ -127,7 +122,7 @@ def down(left: LeftServer) -> None:
     """End a server that `up` started, and forget it. One that has ended by itself is forgotten too."""
     if left.alive:
         end(left.pid)
-    forget(left.server)
+    _state_file(left.server).unlink(missing_ok=True)
 
 
 def logs(left: LeftServer, *, lines: int) -> str:
@@ -180,8 +175,7 @@ def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, obj
         python = str(path)
     if command.program:
         name, *first = command.program
-        beside = shutil.which(name, path=str(Path(python).parent)) if python else shutil.which(name)
-        if beside:
+        if beside := shutil.which(name, path=str(Path(python).parent) if python else None):
             return [beside, *(each.format_map(filled) for each in first)]
         if not python:
             raise LaunchError(
@@ -207,54 +201,27 @@ def start_and_wait(
         raise LaunchError(
             f"cannot start {command.words[0]}: {problem.strerror}", "name the Python that has it: --python PATH"
         ) from problem
-    try:
-        watch = _watch(server, pid, log)
-        ready_s = wait_until_ready(url, watch, say, timeout_s=timeout_s, poll_s=_READY_POLL_S)
-        if ready_s is None:
-            raise LaunchError(
-                f"{url} did not get ready within {timeout_s:g} s, and process {pid} is still at it",
-                f"allow more with --timeout; the whole log is in {log}",
-                log_tail=tail(_end_of(log)),
-            )
-    except BaseException:
-        end(pid)
-        raise
-    return pid, ready_s
-
-
-def _watch(server: str, pid: int, log: Path) -> Callable[[], str]:
-    """Raises once the process has ended, with what its log says about that."""
 
     def watch() -> str:
         # Asked once a child has ended, the kernel forgets it.
         ended, status = os.waitpid(pid, os.WNOHANG)
-        text = _end_of(log)
         if not ended:
-            return tail(text, 1)
+            return tail(_end_of(log), 1)
         code = os.waitstatus_to_exitcode(status)
-        unknown = f"it ended while it started, with exit code {code}"
+        what = f"it ended while it started, with exit code {code}"
         if code == -signal.SIGKILL:
-            unknown = "it was killed while it started: did this machine run out of memory?"
-        what, hint = known_fault(text, "log", server) or (unknown, f"the whole log is in {log}")
-        raise LaunchError(what, hint, log_tail=from_first_error(text))
+            what = "it was killed while it started: did this machine run out of memory?"
+        raise why_ended(server, _end_of(log), what)
 
-    return watch
-
-
-def _left(spec: LaunchSpec, command: Command, pid: int, ready_s: float, url: str, log: Path) -> LeftServer:
-    said = probe(url, spec.server, api_key=spec.api_key)
-    words, now = list(command.words), datetime.now().astimezone()
-    facts = {
-        "launch": spec.how,
-        "command": words,
-        "environment": {key: "..." if key.upper().endswith(_SECRETS) else value for key, value in command.env.items()},
-        "pid": pid,
-        "log": str(log),
-        "ready_s": round(ready_s, 3),
-        "version": said.version,
-    }
-    ticks, since = started_ticks(pid) or 0, now.isoformat(timespec="seconds")
-    return LeftServer(spec.server, said.url, pid, ticks, str(log), words, since, facts)
+    try:
+        return pid, wait_until_ready(
+            server, url, watch, lambda: _end_of(log), say, timeout_s=timeout_s, poll_s=_READY_POLL_S
+        )
+    except BaseException as problem:
+        end(pid)
+        if isinstance(problem, LaunchError):
+            problem.hint += f"; the whole log is in {log}"
+        raise
 
 
 def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
@@ -268,38 +235,37 @@ def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
         return ""
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def _state_folder() -> Path:
     """Where logs, and what is known of servers, are kept: $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen."""
-    base = environ.get("XDG_STATE_HOME", "")
+    base = os.environ.get("XDG_STATE_HOME", "")
     made = (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "loadgen"
     made.mkdir(parents=True, exist_ok=True)
     return made
 
 
+def _state_file(server: str) -> Path:
+    return _state_folder() / f"{server}.json"
+
+
 def log_file(server: str, host: str) -> Path:
     """Where the log of a server goes; the one before is overwritten."""
-    return state_folder() / f"{host}-{server}.log"
+    return _state_folder() / f"{host}-{server}.log"
 
 
 def read_left(server: str) -> LeftServer | None:
     """What was kept of this server; None when nothing, or nothing that can be read, was."""
     try:
-        return msgspec.json.decode((state_folder() / f"{server}.json").read_bytes(), type=LeftServer)
+        return msgspec.json.decode(_state_file(server).read_bytes(), type=LeftServer)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def write_left(left: LeftServer) -> None:
     """Keep it, in place of what was there."""
-    file = state_folder() / f"{left.server}.json"
+    file = _state_file(left.server)
     beside = file.with_suffix(".new")
     beside.write_bytes(msgspec.json.encode(left))
     beside.replace(file)
-
-
-def forget(server: str) -> None:
-    """Remove what was kept."""
-    (state_folder() / f"{server}.json").unlink(missing_ok=True)
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
@@ -328,13 +294,16 @@ def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
 
     `pid` leads a group of its own, as `start` makes them. Ending what has ended already is no error.
     """
-    _signal(os.kill, pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     if _wait(lambda: started_ticks(pid) is None, timeout_s):
-        _signal(os.killpg, pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
         _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
-    if group(pid):
-        _signal(os.killpg, pid, signal.SIGKILL)
-        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        if group(pid):
+            os.killpg(pid, signal.SIGKILL)
+            _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
 
@@ -365,11 +334,6 @@ def _stat(pid: int) -> list[str] | None:
     except (OSError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
-
-
-def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        send(pid, number)
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:

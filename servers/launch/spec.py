@@ -7,7 +7,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,9 @@ Say = Callable[[str], None]
 READY_TIMEOUT_S = 1800.0
 """Half an hour: large weights come from slow disks."""
 SAY_EVERY_S = 10.0
+LOOK = "look at the end of its log"
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
-_SECRET = re.compile(r"(?i)(^|_)(token|key|secret|password)$")
+_GPU = r"(\d+|(GPU|MIG)-[\w/-]+)"
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
 
 
@@ -143,25 +142,15 @@ def _problems(name: str, table: object) -> Iterator[str]:
         if key not in _KEYS:
             yield f"{name} has no key {key!r}"
             continue
-        right, expected = _KEYS[key]
-        if not (right(value) if callable(right) else isinstance(value, str) and re.fullmatch(right, value)):
+        pattern, expected = _KEYS[key]
+        texts = [value]
+        if isinstance(value, dict):
+            texts = [f"{part}={text}" if isinstance(text, str) else "" for part, text in value.items()]
+        if type(value) is not type(getattr(LOCAL, key)) or not all(re.fullmatch(pattern, text) for text in texts):
             yield f"{name}.{key} cannot be {value!r}: {expected}"
 
 
-def _are_gpus(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        server in launchable() and isinstance(gpu, str) and all(_GPU.fullmatch(each) for each in gpu.split(","))
-        for server, gpu in value.items()
-    )
-
-
-def _are_variables(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _VARIABLE.fullmatch(name) and not _SECRET.search(name) and isinstance(text, str) for name, text in value.items()
-    )
-
-
-_KEYS: dict[str, tuple[str | Callable[[Any], bool], str]] = {
+_KEYS = {
     "platform": (r"(?s).*", "a text, such as A800"),
     "docker": (
         r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://[^\s/-]\S*",
@@ -169,19 +158,31 @@ _KEYS: dict[str, tuple[str | Callable[[Any], bool], str]] = {
     ),
     "address": (r"[^/\s]+", "a host name or an address, without scheme and port"),
     "gpus": (
-        _are_gpus,
+        rf"({'|'.join(launchable())})={_GPU}(,{_GPU})*",
         f'one GPU per server ({", ".join(launchable())}), by index "0" or UUID "GPU-...", or several: "0,1"',
     ),
     "model_dir": (r"(?s)/.*", "an absolute folder of that machine"),
     "model_volume": (r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a Docker volume"),
-    "env": (_are_variables, "names and texts; secrets come from the environment, never from this file"),
+    "env": (
+        r"(?!(?i:(\w*_)?(token|key|secret|password)=))[A-Za-z_][A-Za-z0-9_]*=(?s:.*)",
+        "names and texts; secrets come from the environment, never from this file",
+    ),
 }
-"""What each key of a host must match, and the words for that."""
+"""The pattern that each text of a host, or each `name=text` of a table of it, must match, and the words for that."""
 assert set(_KEYS) == {each.name for each in fields(Host)} - {"name"}
 
 
-def wait_until_ready(url: str, watch: Callable[[], str], say: Say, *, timeout_s: float, poll_s: float) -> float | None:
-    """Seconds until `url` answers its health route, or None after `timeout_s`.
+def wait_until_ready(
+    server: str,
+    url: str,
+    watch: Callable[[], str],
+    log: Callable[[], str],
+    say: Say,
+    *,
+    timeout_s: float,
+    poll_s: float,
+) -> float:
+    """Seconds until `url` answers its health route. Raises LaunchError with the end of its `log` after `timeout_s`.
 
     `watch` is called before each look, every `poll_s`: it raises LaunchError once the server has ended, and returns
     what there is to say, which goes to `say` every ten seconds.
@@ -190,23 +191,30 @@ def wait_until_ready(url: str, watch: Callable[[], str], say: Say, *, timeout_s:
     while True:
         state = watch()
         now_s = time.monotonic()
-        if _answers(url):
-            return now_s - began_s
+        # A server without such a route (vLLM 0.2.0) answers at least.
+        with suppress(ServerError), closing(Caller(url)) as ask:
+            if ask("/health")[0] in (200, 404):
+                return now_s - began_s
         if now_s - began_s > timeout_s:
-            return None
+            raise LaunchError(
+                f"{server} did not get ready within {timeout_s:g} s",
+                f"allow more with --timeout, or {LOOK}",
+                log_tail=tail(log()),
+            )
         if now_s - said_s >= SAY_EVERY_S:
             said_s = now_s
             say(f"{now_s - began_s:.0f} s: {state or 'no word in its log yet'}")
         time.sleep(poll_s)
 
 
-def _answers(url: str) -> bool:
-    """Whether the server is ready: its health route says so, or it has none (vLLM 0.2.0) but answers at all."""
-    try:
-        with closing(Caller(url)) as ask:
-            return ask("/health")[0] in (200, 404)
-    except ServerError:
-        return False
+def why_ended(server: str, log: str, otherwise: str, hint: str = LOOK, *, where: str = "") -> LaunchError:
+    """A server of this kind has ended: what its log says of that, else what is known `otherwise`."""
+    what, hint = known_fault(log, "log", server) or (otherwise, hint)
+    end = tail(log)
+    # What follows the first error is often its echo.
+    first = next((line for line in log.splitlines() if _ERROR.search(line) and "root cause" not in line), "")
+    shown = end if first.strip() in end else f"{tail(first)}\n...\n{end}"
+    return LaunchError(f"{where}{what}", hint, log_tail=shown)
 
 
 def known_fault(text: str, table: Literal["docker", "log"], server: str = "") -> tuple[str, str] | None:
@@ -216,21 +224,12 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
     for fault in (*own, *(KnownFault(**each) for each in common)):
         if found := re.search(fault.pattern, text, re.IGNORECASE):
             group = next((each for each in found.groups() if each), "").strip()
-            hint = re.sub(r"\{\*(\w+)\}", _variables, fault.hint).replace("{0}", group or "NAME")
+            # `{*_TAG}`: the variables of docker-compose.yml with this ending.
+            hint = re.sub(
+                r"\{\*(\w+)\}", lambda ending: any_of(f"{name.upper()}{ending[1]}" for name in launchable()), fault.hint
+            ).replace("{0}", group or "NAME")
             return fault.what.replace("{0}", group).rstrip(" :"), hint
     return None
-
-
-def _variables(ending: re.Match[str]) -> str:
-    """`{*_TAG}`: the variables of docker-compose.yml with this ending."""
-    return any_of(f"{name.upper()}{ending[1]}" for name in launchable())
-
-
-def from_first_error(text: str) -> str:
-    """The end of a log, below the first error in it where that stands further up: what follows is often its echo."""
-    end = tail(text)
-    first = next((line for line in text.splitlines() if _ERROR.search(line) and "root cause" not in line), "")
-    return end if first.strip() in end else f"{tail(first)}\n...\n{end}"
 
 
 def tail(text: str, lines: int = 25) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -31,7 +32,6 @@ from servers.simulated.protocol import (
     ErrorReply,
     Headers,
     Reply,
-    mapping,
     ok,
 )
 from servers.simulated.state import ServerState
@@ -114,7 +114,8 @@ class HttpServer:
         self.pump = pump
         self._exchanges = 0
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
-        self._dated = (0, b"", b"")
+        self._dated_s = 0
+        self._before = self._after = b""
 
     async def answer(self, request: BaseRequest) -> web.StreamResponse:
         """The handler of aiohttp's low-level server."""
@@ -122,9 +123,7 @@ class HttpServer:
         makes_tokens = request.method == "POST" and request.path in self.protocol.generate
         try:
             body = await self._body(request)
-            checked = request.method == "POST" and (body or makes_tokens)
-            told = self._json(request, body) if checked else mapping(body)
-            fields = told if isinstance(told, dict) else {}
+            fields = self._fields(request, body, strict=request.method == "POST" and bool(body or makes_tokens))
             if not makes_tokens:
                 return self._write(request, self._page(request, fields))
             self._exchanges += 1
@@ -137,9 +136,12 @@ class HttpServer:
 
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
         """Status line and headers, in the server's own order. A chunked answer has no length."""
-        before, after = self._date_lines()
+        if (now_s := int(time.time())) != self._dated_s:  # the lines that every answer has are remade once a second
+            date, self._dated_s = formatdate(now_s, usegmt=True), now_s
+            self._before = self.protocol.before.format(date=date).encode()
+            self._after = self.protocol.after.format(date=date).encode()
         phrase = HTTPStatus(reply.status).phrase.encode()
-        lines = [b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase), before]
+        lines = [b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase), self._before]
         measured = reply.chunked
         for name, value in reply.headers:
             if name == "content-type" and not measured:
@@ -148,7 +150,7 @@ class HttpServer:
             lines.append(f"{name}: {value}\r\n".encode("latin-1"))
         if not measured:
             lines.append(b"content-length: %d\r\n" % length)
-        lines.append(after)
+        lines.append(self._after)
         if reply.chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not request.keep_alive:
@@ -180,23 +182,21 @@ class HttpServer:
                 raise ErrorReply(protocol.too_large)
         return b"".join(pieces)
 
-    def _json(self, request: BaseRequest, body: bytes) -> Any:
-        """Raises ErrorReply, with the words and the place that Python's own parser has for a broken body."""
+    def _fields(self, request: BaseRequest, body: bytes, *, strict: bool) -> Mapping[str, Any]:
+        """The JSON object in a body; empty where it is something else.
+
+        With `strict` raises ErrorReply, with the words and the place that Python's own parser has for a broken body.
+        """
         bad_type = self.protocol.bad_type
-        if bad_type is not None and not request.content_type.endswith("json"):
+        if strict and bad_type is not None and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
         try:
-            return msgspec.json.decode(body)
+            found = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        words, position = "not JSON", 0
-        try:
-            json.loads(body)
-        except json.JSONDecodeError as problem:
-            words, position = problem.msg, problem.pos
-        except ValueError as problem:
-            words = str(problem)
-        raise ErrorReply(self.protocol.bad_json(words, position))
+            if strict:
+                raise ErrorReply(self.protocol.bad_json(*_what_is_wrong(body))) from None
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
         method, path, pages = request.method, request.path, self.protocol.pages
@@ -208,15 +208,6 @@ class HttpServer:
         others = {known for known, known_path in pages if known_path == path}
         others |= {"POST"} if path in self.protocol.generate else set()
         return self.protocol.not_allowed(", ".join(sorted(others))) if others else self.protocol.not_found
-
-    def _date_lines(self) -> tuple[bytes, bytes]:
-        """The lines that every answer has, remade once a second."""
-        now_s = int(time.time())
-        if now_s != self._dated[0]:
-            date = formatdate(now_s, usegmt=True)
-            before, after = self.protocol.before.format(date=date), self.protocol.after.format(date=date)
-            self._dated = (now_s, before.encode(), after.encode())
-        return self._dated[1:]
 
 
 class CompletionHandler:
@@ -248,7 +239,7 @@ class CompletionHandler:
         encoding = self._encoding(fields)
         stream = Stream(encoding, self._transport, self._line, await self._admission(encoding))
         if behaviour.detour is not None:
-            stream.detour = behaviour.detour(stream.total // 2 if self._at is None else self._at)
+            stream.detour = partial(behaviour.detour, stream.total // 2 if self._at is None else self._at)
         return await self._answer(stream)
 
     def _choose_fault(self) -> None:
@@ -293,8 +284,12 @@ class CompletionHandler:
         state.metrics.requests += 1
         state.streams.add(stream)
         try:
-            if streamed:
-                await self._begin(stream)
+            if streamed:  # real servers send the head at once, long before the first token
+                stream.chunked = not self._behaviour.lying_length
+                headers = self._protocol.stream_headers + stream.encoding.head
+                await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
+                if self._behaviour.role_first and stream.encoding.role_only:
+                    stream.send(stream.framed(list(stream.encoding.role_only)))
             self._server.pump.submit(stream)
             ending = await stream.finished
             if not streamed:
@@ -308,14 +303,6 @@ class CompletionHandler:
             state.streams.discard(stream)
             self._server.pump.cancel(stream)
             state.end(self._line, stream)
-
-    async def _begin(self, stream: Stream) -> None:
-        """Sends the response's head. Real servers send it at once, long before the first token."""
-        stream.chunked = not self._behaviour.lying_length
-        headers = self._protocol.stream_headers + stream.encoding.head
-        await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
-        if self._behaviour.role_first and stream.encoding.role_only:
-            stream.send(stream.framed(list(stream.encoding.role_only)))
 
     async def _send_head(self, stream: Stream, reply: Reply, length: int) -> None:
         head = self._server.head(self._request, reply, length)
@@ -376,19 +363,19 @@ class Written(web.StreamResponse):
 
 def status(state: ServerState, pump: Pump) -> dict[str, Any]:
     """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
-    late, config = pump.lateness, state.config
-    return {
-        "server": config.server,
-        "model": config.model,
-        "clock": config.clock,
-        "speed": config.speed,
-        "requests": state.metrics.requests,
-        "active": len(state.streams),
-        "events": late.events(),
-        "late_ns": {"p50": late.percentile_ns(50), "p99": late.percentile_ns(99), "max": late.max_ns},
-        "late_events": late.late_events(),
-        "falling_behind": late.falling_behind(),
-    }
+    told = {name: getattr(state.config, name) for name in ("server", "model", "clock", "speed")}
+    return told | {"requests": state.metrics.requests, "active": len(state.streams)} | pump.lateness.figures()
+
+
+def _what_is_wrong(body: bytes) -> tuple[str, int]:
+    """Python's own words for a body that is not JSON, and the place."""
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as problem:
+        return problem.msg, problem.pos
+    except ValueError as problem:
+        return str(problem), 0
+    return "not JSON", 0
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:

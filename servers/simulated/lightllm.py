@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from servers.simulated import tokenizer
-from servers.simulated.http import ServerProtocol, fixed
+from servers.simulated.http import Page, ServerProtocol, fixed
 from servers.simulated.protocol import (
     DONE,
     EVENT_STREAM_TYPE,
@@ -28,7 +28,7 @@ from servers.simulated.protocol import (
     openai_error,
     text_events,
 )
-from servers.simulated.state import ServerState, exposition, steps_of_half
+from servers.simulated.state import ServerState, exposition, metric_rows, models_reply, steps_of_half
 from servers.simulated.timing import Policy
 
 _NATIVE_TOKENS = 65_535
@@ -47,9 +47,8 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
     list.
     """
     body = request.body
-    for name in ("inputs", "parameters"):
-        if name not in body:
-            raise ErrorReply(error_reply(417, f"'{name}'"))
+    if missing := [name for name in ("inputs", "parameters") if name not in body]:
+        raise ErrorReply(error_reply(417, f"'{missing[0]}'"))
     parameters = body["parameters"]
     if not isinstance(parameters, Mapping):
         raise ErrorReply(error_reply(417, "'parameters' must be an object"))
@@ -123,12 +122,10 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/completions. No special tokens are added here; usage comes in a chunk of its own before [DONE]."""
     body = request.body
-    for name in ("model", "prompt"):
-        if name not in body:
-            raise _schema_error(body, name)
-    for name in ("suffix", "logit_bias"):
-        if body.get(name):
-            raise _bad(f"The {name} parameter is not currently supported")
+    if missing := [name for name in ("model", "prompt") if name not in body]:
+        raise _schema_error(body, missing[0])
+    if unknown := [name for name in ("suffix", "logit_bias") if body.get(name)]:
+        raise _bad(f"The {unknown[0]} parameter is not currently supported")
     prompt = body["prompt"]
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
@@ -241,9 +238,7 @@ def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
 
 
 def _usage(completion: Completion) -> dict[str, Any]:
-    prompt, output = completion.prompt_tokens, completion.output_tokens
-    usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-    return {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
+    return {**completion.usage, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def _identity(state: ServerState, request: CompletionRequest, name: str, kind: str) -> dict[str, Any]:
@@ -264,8 +259,7 @@ def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    card = {"id": state.config.model, "object": "model", "created": state.started_s, "owned_by": "lightllm"}
-    return ok({"object": "list", "data": [card | {"max_model_len": state.longest}]})
+    return models_reply(state, "lightllm", max_model_len=state.longest)
 
 
 def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -281,27 +275,8 @@ def _token_load(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """server/metrics/metrics.py. What we do not know is left out."""
-    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
-    failed = sum(metrics.refused.values())
-    rows = (
-        ("request_count_total", "counter", "The total number of requests", metrics.requests),
-        ("request_success_total", "counter", "The number of successful requests", metrics.finished),
-        ("request_failure_total", "counter", "The number of failed requests", failed),
-        ("queue_size", "gauge", "Queue size", gauges.waiting),
-        ("batch_current_size", "gauge", "Current batch size", gauges.running),
-        ("num_running_reqs", "gauge", "Number of running requests", gauges.running),
-        ("batch_pause_size", "gauge", "The number of pause requests", 0),
-        ("prompt_tokens_total", "counter", "Total number of prefill tokens processed", metrics.prompt_tokens),
-        ("generation_tokens_total", "counter", "Total number of generation tokens processed", metrics.output_tokens),
-        ("request_first_token_duration", "histogram", "First token time of the request", seen["ttft_s"]),
-        ("request_inference_duration", "histogram", "Inference time of the request", seen["e2e_s"]),
-        ("request_mean_time_per_token_duration", "histogram", "Per token time of the request", seen["tpot_s"]),
-        ("request_input_length", "histogram", "Length of the input tokens", seen["prompt_tokens"]),
-        ("request_generated_tokens", "histogram", "Number of generated tokens", seen["output_tokens"]),
-        ("request_max_new_tokens", "histogram", "Max new token", seen["asked_tokens"]),
-    )
-    page = exposition("lightllm_", {"model_name": state.config.model}, rows)
-    return Reply(page.encode(), headers=())
+    labels = {"model_name": state.config.model}
+    return Reply(exposition("lightllm_", labels, metric_rows("lightllm"), state.figures()).encode(), headers=())
 
 
 # running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
@@ -313,12 +288,16 @@ _POLICY = Policy(
 )
 
 
-def _model_name(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    return ok({"model_name": state.config.model})
-
-
 _STATUS_OK = fixed(ok({"status": "ok"}))
 _HEALTHY = fixed(ok({"message": "Ok"}))
+_PAGES: dict[str, Page] = {
+    "/liveness": _STATUS_OK,
+    "/readiness": _STATUS_OK,
+    "/get_model_name": lambda state, _: ok({"model_name": state.config.model}),
+    "/get_server_info": _server_info,
+    "/tokens": _tokens,
+}
+"""By GET and by POST."""
 
 PROTOCOL = ServerProtocol(
     before="",
@@ -334,20 +313,11 @@ PROTOCOL = ServerProtocol(
         "/v1/completions": completions,
     },
     pages={
+        **{(method, path): page for path, page in _PAGES.items() for method in ("GET", "POST")},
         ("GET", "/health"): _HEALTHY,
         ("HEAD", "/health"): _HEALTHY,
         ("GET", "/healthz"): _HEALTHY,
-        ("GET", "/liveness"): _STATUS_OK,
-        ("POST", "/liveness"): _STATUS_OK,
-        ("GET", "/readiness"): _STATUS_OK,
-        ("POST", "/readiness"): _STATUS_OK,
-        ("GET", "/get_model_name"): _model_name,
-        ("POST", "/get_model_name"): _model_name,
-        ("GET", "/get_server_info"): _server_info,
-        ("POST", "/get_server_info"): _server_info,
         ("GET", "/v1/models"): _models,
-        ("GET", "/tokens"): _tokens,
-        ("POST", "/tokens"): _tokens,
         ("GET", "/token_load"): _token_load,
         ("GET", "/metrics"): _metrics,
     },

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -75,15 +75,19 @@ class Completion:
         return len(self.ids)
 
     @property
+    def usage(self) -> dict[str, int]:
+        """As TGI and LightLLM count it."""
+        prompt, output = self.prompt_tokens, self.output_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    @property
     def text(self) -> str:
         """The whole answer, without special tokens."""
         return tokenizer.decode(self.ids)
 
 
-class EventEncoder(Protocol):
-    """(tokens sent before, tokens in this event, whether the answer ends with it) to the event's bytes."""
-
-    def __call__(self, first: int, tokens: int, last: bool, /) -> bytes: ...
+EventEncoder = Callable[[int, int, bool], bytes]
+"""(tokens sent before, tokens in this event, whether the answer ends with it) to the event's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ DONE = event(b"[DONE]")
 
 
 TEXT = "\0text"
-"""Stands for a token's text in the templates of `text_events`."""
+"""Stands for the text of an event's tokens in `text_events`."""
 
 
 def json_event(value: Any) -> bytes:
@@ -150,15 +154,6 @@ def ok(value: Any, headers: Headers = JSON_TYPE) -> Reply:
 def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> bytes:
     """The body of an error as vLLM and LightLLM have it."""
     return dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}})
-
-
-def mapping(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body; empty where it is something else."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def integer(value: Any) -> int | None:

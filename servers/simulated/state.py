@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.protocol import Completion, CompletionRequest
+from servers.simulated.protocol import Completion, CompletionRequest, Reply, ok
 from servers.simulated.stream import LogLine, Stream
 from servers.simulated.timing import Gauges
 from servers.simulated.tokenizer import Vocabulary
@@ -55,11 +59,6 @@ class Metrics:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.histograms = {name: Histogram(bounds[name]) for name in (*SECONDS, *TOKENS)}
-
-    @property
-    def finished(self) -> int:
-        """Requests that were answered to their end."""
-        return sum(self.by_reason.values()) - self.by_reason["abort"]
 
     def finish(self, stream: Stream, ended_ns: int) -> None:
         """A request that was taken has come to its end, in whatever way."""
@@ -141,9 +140,26 @@ class ServerState:
         self._ended.append((line, stream, ended_ns, time.time_ns() - ended_ns))
         if not self.streams:
             self.settle()
-            self._collect()
+            if (now_s := time.monotonic()) - self._collected_s > _COLLECT_PAUSE_S:
+                # Full collections happen here and not in the middle of a burst, which one would stop for tens of ms.
+                self._collected_s = now_s
+                gc.collect()
         elif len(self._ended) > _LONGEST:
             self._settle_one()
+
+    def figures(self) -> dict[str, Figure]:
+        """What metrics pages show, in our words."""
+        metrics = self.metrics
+        return {
+            **asdict(self.gauges()),
+            **metrics.histograms,
+            "requests": metrics.requests,
+            "finished": sum(metrics.by_reason.values()) - metrics.by_reason["abort"],
+            "refused": sum(metrics.refused.values()),
+            "all_prompt_tokens": metrics.prompt_tokens,
+            "all_output_tokens": metrics.output_tokens,
+            "nothing": 0,
+        }
 
     def settle(self) -> None:
         """Accounts for every request that has ended, for somebody who wants to read the totals."""
@@ -171,28 +187,34 @@ class ServerState:
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
             self._log.write(msgspec.json.encode(line) + b"\n")
 
-    def _collect(self) -> None:
-        """Full collections happen here and not in the middle of a burst, which one would stop for tens of ms."""
-        now_s = time.monotonic()
-        if now_s - self._collected_s > _COLLECT_PAUSE_S:
-            self._collected_s = now_s
-            gc.collect()
+
+def models_reply(state: ServerState, owner: str, **more: Any) -> Reply:
+    """The list of models, which has one."""
+    card = {"id": state.config.model, "object": "model", "created": state.started_s, "owned_by": owner, **more}
+    return ok({"object": "list", "data": [card]})
 
 
 # The Prometheus text format, version 0.0.4.
 
 Labels = Mapping[str, str]
-Row = tuple[str, str, str, float | Mapping[tuple[str, str], float] | Histogram]
-"""Exported name without the server's prefix, `counter`, `gauge` or `histogram`, HELP text, and the value; or values by
-one further label and its value. A counter's name has its suffix already."""
+Figure = float | Mapping[tuple[str, str], float] | Histogram
+"""A value, values by one further label and its value, or a histogram."""
 
 
-def exposition(prefix: str, labels: Labels, rows: Sequence[Row]) -> str:
+@cache
+def metric_rows(server: str) -> list[dict[str, str]]:
+    """The metrics of one server's page, in its order and words: exported name without the server's prefix, kind, which
+    figure it is, and HELP text. A counter's name has its suffix already."""
+    with Path(__file__).with_name(f"{server}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def exposition(prefix: str, labels: Labels, rows: Sequence[Mapping[str, str]], figures: Mapping[str, Figure]) -> str:
     """A page of metrics, all with these labels."""
     page = []
-    for short, kind, says, value in rows:
-        name = prefix + short
-        page.append(f"# HELP {name} {says}\n# TYPE {name} {kind}\n")
+    for row in rows:
+        name, value = prefix + row["name"], figures[row["figure"]]
+        page.append(f"# HELP {name} {row['help']}\n# TYPE {name} {row['kind']}\n")
         if isinstance(value, Histogram):
             bounds = [*map(str, map(float, value.bounds)), "+Inf"]
             cumulative = zip(bounds, accumulate(value.counts), strict=True)

@@ -15,8 +15,10 @@ import os
 import socket
 import struct
 import time
+from bisect import bisect_left
 from collections.abc import Callable
-from typing import Literal
+from itertools import accumulate
+from typing import Any, Literal
 
 import msgspec
 
@@ -64,7 +66,7 @@ class Stream:
 
     __slots__ = (
         *("backlogged", "chunked", "completion", "count", "detour", "encoding", "ending", "event", "fd", "finished"),
-        *("held_due_ns", "job", "line", "total", "transport"),
+        *("held", "held_due_ns", "job", "line", "total", "transport"),
     )
 
     def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:
@@ -82,6 +84,7 @@ class Stream:
         self.chunked = True
         self.backlogged = True  # the transport may still hold bytes of the answer before
         self.count = 0
+        self.held: list[tuple[int, int]] = []  # what a detour keeps back, as (first, tokens)
         self.held_due_ns = 0  # when the last emission was due that sent nothing
 
     def events(self, first: int, tokens: int) -> list[bytes]:
@@ -156,27 +159,23 @@ class Lateness:
             self.max_ns = late_ns
         self.bins[late_ns // _BIN_NS if late_ns < _BINS * _BIN_NS else _BINS] += 1
 
-    def events(self) -> int:
-        """All sends."""
-        return sum(self.bins)
+    def figures(self) -> dict[str, Any]:
+        """How many sends there were, how late, and whether the server falls behind: see LATE_NS."""
+        counts = list(accumulate(self.bins))
+        events = counts[-1]
+        late_events = events - counts[LATE_NS // _BIN_NS - 1]
+        late_ns = {name: self._percentile_ns(counts, percent) for name, percent in (("p50", 50), ("p99", 99))}
+        return {
+            "events": events,
+            "late_ns": late_ns | {"max": self.max_ns},
+            "late_events": late_events,
+            "falling_behind": late_events > events / 100,
+        }
 
-    def percentile_ns(self, percent: float) -> int:
+    def _percentile_ns(self, counts: list[int], percent: float) -> int:
         """The upper edge of the bin that holds this percentile, at most the maximum; 0 when nothing was sent."""
-        rank = self.events() * percent / 100
-        seen = 0
-        for place, number in enumerate(self.bins):
-            seen += number
-            if number and seen >= rank:
-                return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
-        return 0
-
-    def late_events(self) -> int:
-        """Sends later than LATE_NS."""
-        return sum(self.bins[LATE_NS // _BIN_NS :])
-
-    def falling_behind(self) -> bool:
-        """See LATE_NS."""
-        return self.late_events() > self.events() / 100
+        place = bisect_left(counts, counts[-1] * percent / 100)
+        return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
 
 
 class Pump:

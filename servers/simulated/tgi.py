@@ -33,7 +33,7 @@ from servers.simulated.protocol import (
     ok,
     text_events,
 )
-from servers.simulated.state import ServerState, exposition, steps_of_half
+from servers.simulated.state import ServerState, exposition, metric_rows, steps_of_half
 from servers.simulated.timing import UNLIMITED, Policy
 
 VERSION = "3.3.6-dev0"
@@ -51,17 +51,18 @@ _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 Refuse = Callable[[str], ErrorReply]
 
 
-def native(state: ServerState, request: CompletionRequest, *, streamed: bool) -> Encoding:
-    """POST /generate and /generate_stream."""
-    body = request.body
+def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
+    """POST /generate, /generate_stream, and / where the body says whether to stream and a whole answer is a list of
+    one."""
+    body, listed = request.body, streamed is None
+    streamed = bool(body.get("stream")) if streamed is None else streamed
     if not isinstance(body.get("inputs"), str):
         raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
     parameters = body.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise _untyped("parameters: invalid type, expected struct GenerateParameters")
     if streamed and parameters.get("decoder_input_details"):
-        refuse = _refuser(streamed=True, openai=False)
-        raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
+        raise _refusal(True, False, "`decoder_input_details` == true is not supported when streaming tokens")
     prompt = body["inputs"]
     completion = _completion(state, request, prompt, parameters, streamed=streamed, openai=False)
     full = f"{prompt}{completion.text}" if parameters.get("return_full_text") else completion.text
@@ -81,27 +82,17 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool) ->
         end = final if last else b'"generated_text":null,"details":null}\n\n'
         return begin % (first + 1, token, texts[first], special) + end
 
-    def whole() -> dict[str, Any]:
-        if not (parameters.get("details") or parameters.get("decoder_input_details")):
-            return {"generated_text": full}
-        tokens = [
-            {"id": token, "text": text.decode(), "logprob": -1.5, "special": token == tokenizer.EOS_ID}
-            for token, text in zip(ids, texts, strict=True)
-        ]
-        return {"generated_text": full, "details": {**details, "prefill": [], "tokens": tokens}}
+    def whole() -> Any:
+        answer: dict[str, Any] = {"generated_text": full}
+        if parameters.get("details") or parameters.get("decoder_input_details"):
+            tokens = [
+                {"id": token, "text": text.decode(), "logprob": -1.5, "special": token == tokenizer.EOS_ID}
+                for token, text in zip(ids, texts, strict=True)
+            ]
+            answer["details"] = {**details, "prefill": [], "tokens": tokens}
+        return [answer] if listed else answer
 
     return _encoding(completion, prompt, encode, whole, failure=(event(flat_error(*_FAILED)),))
-
-
-def compatible(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /: the body says whether to stream, and without streaming the answer is a list of one."""
-    encoding = native(state, request, streamed=bool(request.body.get("stream")))
-
-    def listed(total_s: float) -> Reply:
-        reply = encoding.answer(total_s)
-        return replace(reply, body=b"[%b]" % reply.body)
-
-    return replace(encoding, answer=listed)
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -114,7 +105,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     prompt = chat_text(body["messages"])
     completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
     identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
-    usage = json_event({**identity, "choices": [], "usage": _usage(completion)})
+    usage = json_event({**identity, "choices": [], "usage": completion.usage})
 
     def chunk(text: str, reason: str | None) -> dict[str, Any]:
         delta = {"role": "assistant", "content": text}
@@ -124,7 +115,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     def whole() -> dict[str, Any]:
         message = {"role": "assistant", "content": completion.text}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended}
-        return {**identity, "object": "chat.completion", "choices": [choice], "usage": _usage(completion)}
+        return {**identity, "object": "chat.completion", "choices": [choice], "usage": completion.usage}
 
     texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
     return _encoding(
@@ -158,10 +149,10 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         return {"choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]}
 
     def whole() -> dict[str, Any]:
-        return identity | choices(completion.text, ended) | {"usage": _usage(completion)}
+        return identity | choices(completion.text, ended) | {"usage": completion.usage}
 
     inner = {name: identity[name] for name in ("object", "id", "created")} | choices(TEXT, "") | identity
-    final = identity | choices(TEXT, completion.finish_reason) | {"usage": _usage(completion)}
+    final = identity | choices(TEXT, completion.finish_reason) | {"usage": completion.usage}
     return _encoding(completion, prompts[0], text_events(completion.texts, inner, final), whole, closing=(DONE,))
 
 
@@ -175,13 +166,13 @@ def _completion(
     openai: bool,
 ) -> Completion:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
-    refuse = _refuser(streamed=streamed, openai=openai)
+    refuse = partial(_refusal, streamed, openai)
     _check_values(values, refuse)
     if not text:
         raise refuse("`inputs` cannot be empty")
     prompt_tokens = 1 + tokenizer.count(text)  # the server puts one before every text
-    truncate = values.get("truncate")
-    prompt_tokens = min(prompt_tokens, ceil(truncate)) if truncate else prompt_tokens
+    if truncate := values.get("truncate"):
+        prompt_tokens = min(prompt_tokens, ceil(truncate))
     longest = state.longest
     asked = values.get("max_new_tokens")
     asked = max(0, longest - prompt_tokens) if asked is None else ceil(asked)
@@ -263,16 +254,12 @@ def openai_error(message: str) -> bytes:
     return dumps({"error": {"message": message, "http_status_code": 422}})
 
 
-def _refuser(*, streamed: bool, openai: bool) -> Refuse:
+def _refusal(streamed: bool, openai: bool, message: str) -> ErrorReply:
     """Validation errors are a 422, but an event under status 200 once the answer is a stream."""
-
-    def refuse(message: str) -> ErrorReply:
-        said = f"Input validation error: {message}"
-        if not streamed:
-            return ErrorReply(Reply(flat_error(said, "validation"), 422))
-        return ErrorReply(_error_stream(said, "validation", openai=openai))
-
-    return refuse
+    said = f"Input validation error: {message}"
+    if not streamed:
+        return ErrorReply(Reply(flat_error(said, "validation"), 422))
+    return ErrorReply(_error_stream(said, "validation", openai=openai))
 
 
 def _error_stream(message: str, kind: str, *, openai: bool) -> Reply:
@@ -302,7 +289,7 @@ def _encoding(
     completion: Completion,
     prompt: str,
     encode: EventEncoder,
-    whole: Callable[[], dict[str, Any]],
+    whole: Callable[[], Any],
     *,
     failure: Events = _OPENAI_FAILURE,
     closing: Events = (),
@@ -337,11 +324,6 @@ def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict
 def _ended(completion: Completion) -> str:
     """The finish reason as OpenAI has it."""
     return "stop" if completion.finish_reason == "eos_token" else completion.finish_reason
-
-
-def _usage(completion: Completion) -> dict[str, int]:
-    prompt, output = completion.prompt_tokens, completion.output_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -385,32 +367,16 @@ def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _token_list(text: str) -> list[dict[str, Any]]:
     """With the token that the server puts before every text; it has no place in it."""
-    found = [
-        {"id": token, "text": text[start:stop], "start": start, "stop": stop}
-        for token, start, stop in tokenizer.offsets(text)
-    ]
-    return [{"id": tokenizer.BOS_ID, "text": "", "start": 0, "stop": 0}, *found]
+    places = ((tokenizer.BOS_ID, 0, 0), *tokenizer.offsets(text))
+    return [{"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in places]
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
-    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
-    failures = {**metrics.refused, "dropped": metrics.by_reason["abort"]}
+    failures = {**state.metrics.refused, "dropped": state.metrics.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
-    rows = (
-        ("queue_size", "gauge", "Current queue size", gauges.waiting),
-        ("batch_current_size", "gauge", "Current batch size", gauges.running),
-        ("request_count", "counter", "Total number of requests", metrics.requests),
-        ("request_success", "counter", "Number of successful requests", metrics.finished),
-        ("request_failure", "counter", "Number of failed requests", failed),
-        ("request_duration", "histogram", "Request duration", seen["e2e_s"]),
-        ("request_inference_duration", "histogram", "Request inference duration", seen["e2e_s"]),
-        ("request_mean_time_per_token_duration", "histogram", "Mean time per token per request", seen["tpot_s"]),
-        ("request_input_length", "histogram", "Input token length per request", seen["prompt_tokens"]),
-        ("request_generated_tokens", "histogram", "Generated tokens per request", seen["output_tokens"]),
-        ("request_max_new_tokens", "histogram", "Maximum new tokens per request", seen["asked_tokens"]),
-    )
-    return Reply(exposition("tgi_", {}, rows).encode(), headers=TEXT_TYPE)
+    figures = state.figures() | {"failed_by_kind": failed}
+    return Reply(exposition("tgi_", {}, metric_rows("tgi"), figures).encode(), headers=TEXT_TYPE)
 
 
 # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
@@ -434,7 +400,7 @@ PROTOCOL = ServerProtocol(
     keep_alive_s=3600,
     body_limit=2_000_000,
     generate={
-        "/": compatible,
+        "/": native,
         "/generate": partial(native, streamed=False),
         "/generate_stream": partial(native, streamed=True),
         "/v1/chat/completions": chat,

@@ -1,7 +1,8 @@
 """When a simulated server's tokens leave: a clock that follows a script, and one that batches like an engine.
 
-A clock never reads the time. Every instant is in nanoseconds on the caller's monotonic clock and is given by the
-caller, so tests drive a clock through hours in microseconds.
+Both have the same methods, and instants passed in must not go backwards. A clock never reads the time: every instant is
+in nanoseconds on the caller's monotonic clock and is given by the caller, so tests drive a clock through hours in
+microseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from servers.hardware.roofline import Work
 
@@ -28,7 +29,11 @@ class Job:
     """At least 1."""
     arrived_ns: int
     emitted: int = 0
-    """Tokens that the clock has handed out so far. Only the clock writes it."""
+    """Tokens that the clock has handed out so far. Only the clock writes it, and the next two."""
+    held: int = 0
+    """KV cache taken, in tokens."""
+    computed: int = 0
+    """Tokens of the known sequence, prompt and what was emitted, that prefill has been through."""
     owner: Any = None
     """Whatever the caller wants back with each emission. The clock does not look at it."""
 
@@ -47,28 +52,6 @@ class Gauges:
     """Share of the KV cache in use, 0..1."""
     preemptions: int
     """Since the start."""
-
-
-class TokenClock(Protocol):
-    """Decides when each token of each job is due. Instants passed in must not go backwards."""
-
-    def submit(self, job: Job, now_ns: int) -> None:
-        """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
-
-    def cancel(self, job: Job, now_ns: int) -> None:
-        """Forgets a job whose client went away. A job that is finished or unknown is ignored."""
-
-    def next_ns(self) -> int | None:
-        """The instant at which to call `emissions` next; None while there is nothing to do.
-
-        That call may return nothing: an engine step can consist of unfinished prefill alone.
-        """
-
-    def emissions(self, now_ns: int) -> list[Emission]:
-        """Everything due up to and including `now_ns` that was not handed out before, in due order."""
-
-    def gauges(self) -> Gauges:
-        """The scheduler's state after the last call."""
 
 
 class ScriptClock:
@@ -94,9 +77,10 @@ class ScriptClock:
         self._heap: list[tuple[int, int, Job, int, Callable[[], int] | None]] = []
 
     def submit(self, job: Job, now_ns: int) -> None:
+        """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        jitter = _jitter(self._jitter_ns, self._seed, self._submitted) if self._jitter_ns else None
+        jitter = self._jitter(self._submitted) if self._jitter_ns else None
         base_ns = job.arrived_ns + self._ttft_ns
         due_ns = max(job.arrived_ns, base_ns + jitter()) if jitter else base_ns
         heappush(self._heap, (due_ns, self._submitted, job, base_ns, jitter))
@@ -104,15 +88,19 @@ class ScriptClock:
         self._live.add(job)
 
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - the script does not depend on it
+        """Forgets a job whose client went away. A job that is finished or unknown is ignored."""
         self._live.discard(job)
         self._drop_cancelled()
 
     def next_ns(self) -> int | None:
-        """Here the call always has something to return."""
+        """The instant at which to call `emissions` next; None while there is nothing to do."""
         return self._heap[0][0] if self._heap else None
 
     def emissions(self, now_ns: int) -> list[Emission]:
-        """The hot path: about a microsecond per emission with 1000 jobs."""
+        """Everything due up to and including `now_ns` that was not handed out before, in due order.
+
+        The hot path: about a microsecond per emission with 1000 jobs.
+        """
         heap, live, itl_ns, step = self._heap, self._live, self._itl_ns, self._tokens_per_event
         due: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
@@ -144,12 +132,10 @@ class ScriptClock:
         while self._heap and self._heap[0][2] not in self._live:
             heappop(self._heap)
 
-
-def _jitter(jitter_ns: int, seed: int, place: int) -> Callable[[], int]:
-    """Uniform integers from [-jitter_ns, jitter_ns], one stream per job."""
-    random = Random(f"{seed}/{place}").random  # noqa: S311 - timing noise, not a secret
-    span = 2 * jitter_ns + 1
-    return lambda: int(random() * span) - jitter_ns
+    def _jitter(self, place: int) -> Callable[[], int]:
+        """Uniform integers from [-jitter_ns, jitter_ns], one stream per job."""
+        random, limit_ns = Random(f"{self._seed}/{place}").random, self._jitter_ns  # noqa: S311 - noise, not a secret
+        return lambda: int(random() * (2 * limit_ns + 1)) - limit_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +158,8 @@ class Policy:
     """Share of the GPU's memory that weights and KV cache may fill."""
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A job in the running batch. Not frozen: it changes every step."""
-
-    job: Job
-    held: int
-    """KV cache taken, in tokens."""
-    computed: int = 0
-    """Tokens of the known sequence that prefill has been through."""
-
-
 class BatchingClock:
-    """A TokenClock that batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): it runs the steps of
+    """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): runs the steps of
     `policy` on a KV cache of `kv_tokens`; each lasts `step_ns(work) / speed`.
 
     Before each step it admits waiting jobs, first come first served, as far as its running limit, its KV cache and the
@@ -207,12 +182,12 @@ class BatchingClock:
         self._speed = speed
         self._free = kv_tokens
         self._waiting: deque[Job] = deque()
-        # Both in order of admission, so that the newest sequence is the last of `_prefilling`, else of `_decoding`.
-        self._prefilling: dict[Job, _Sequence] = {}
-        self._decoding: dict[Job, _Sequence] = {}
+        # Both in order of admission, so that the newest job is the last of `_prefilling`, else of `_decoding`.
+        self._prefilling: dict[Job, None] = {}
+        self._decoding: dict[Job, None] = {}
         self._decoding_tokens = 0
         """Known tokens of all decoding sequences, kept as a running sum."""
-        self._chunks: list[tuple[_Sequence, int]] = []
+        self._chunks: list[tuple[Job, int]] = []
         """Prompt tokens that the current step computes."""
         self._decodes = False
         """The current step decodes."""
@@ -240,17 +215,19 @@ class BatchingClock:
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - what a job holds is free at once
         """The step under way keeps its length."""
         if job in self._prefilling:
-            self._free += self._prefilling.pop(job).held
+            del self._prefilling[job]
+            self._free += job.held
         elif job in self._decoding:
             self._leave_decoding(job)
         elif job in self._waiting:
             self._waiting.remove(job)
 
     def next_ns(self) -> int | None:
+        """As ScriptClock; the call may return nothing, as a step can consist of unfinished prefill alone."""
         return self._end_ns
 
     def emissions(self, now_ns: int) -> list[Emission]:
-        """A step of 256 sequences costs well under 0.1 ms."""
+        """As ScriptClock. A step of 256 sequences costs well under 0.1 ms."""
         due: list[Emission] = []
         while self._end_ns is not None and self._end_ns <= now_ns:
             self._finish_step(self._end_ns, due)
@@ -272,8 +249,7 @@ class BatchingClock:
         if self._prefilling or self._decoding or (self._waiting and self._waiting[0].arrived_ns < now_ns):
             self._start_step(now_ns)
             return
-        self._end_ns = None
-        self._idle_from_ns = now_ns
+        self._end_ns, self._idle_from_ns = None, now_ns
         if self._waiting:
             self._start_after_pause()
 
@@ -285,12 +261,17 @@ class BatchingClock:
     def _start_step(self, now_ns: int) -> None:
         if self._policy.prefill == "mixed":
             self._grow()
-            budget = self._continue_prefill(self._policy.step_tokens - len(self._decoding))
+            budget = self._policy.step_tokens - len(self._decoding)
+            for job in self._prefilling:  # prompts that are partly computed get their next chunks
+                chunk = min(job.prompt_tokens + job.emitted - job.computed, budget)
+                if chunk <= 0:
+                    break
+                self._chunks.append((job, chunk))
+                budget -= chunk
             self._admit(now_ns, budget)
             self._decodes = True
         else:
-            just_prefilled = bool(self._decoding) and not self._decodes
-            if not just_prefilled:
+            if self._decodes or not self._decoding:  # else the step before was a prefill
                 self._admit(now_ns, self._policy.step_tokens)
             self._decodes = not self._chunks
         self._busy_ns += self._step_ns(self._work())
@@ -301,43 +282,36 @@ class BatchingClock:
         if self._decodes:
             tokens = logits = len(self._decoding)
             pairs = kv_tokens = self._decoding_tokens
-        for sequence, chunk in self._chunks:
+        for job, chunk in self._chunks:
             tokens += chunk
             logits += 1
-            pairs += chunk * sequence.computed + chunk * (chunk + 1) // 2
-            kv_tokens += sequence.computed + chunk
+            pairs += chunk * job.computed + chunk * (chunk + 1) // 2
+            kv_tokens += job.computed + chunk
         return Work(tokens, logits, pairs, kv_tokens)
 
     def _finish_step(self, end_ns: int, due: list[Emission]) -> None:
         """Hands out the step's tokens, except to those that were cancelled while it ran."""
         if self._decodes:
-            finished = []
             for job in self._decoding:
                 job.emitted += 1
                 due.append((job, 1, end_ns))
-                if job.emitted == job.output_tokens:
-                    finished.append(job)
             self._decoding_tokens += len(self._decoding)
-            for job in finished:
+            for job in [job for job in self._decoding if job.emitted == job.output_tokens]:
                 self._leave_decoding(job)
-        for sequence, chunk in self._chunks:
-            if self._prefilling.get(sequence.job) is sequence:
-                self._finish_chunk(sequence, chunk, end_ns, due)
+        for job, chunk in self._chunks:
+            if job not in self._prefilling:
+                continue
+            job.computed += chunk
+            if job.computed < job.prompt_tokens + job.emitted:
+                continue
+            del self._prefilling[job]
+            job.emitted += 1
+            due.append((job, 1, end_ns))
+            self._decoding[job] = None
+            self._decoding_tokens += job.prompt_tokens + job.emitted
+            if job.emitted == job.output_tokens:
+                self._leave_decoding(job)
         self._chunks.clear()
-
-    def _finish_chunk(self, sequence: _Sequence, chunk: int, end_ns: int, due: list[Emission]) -> None:
-        job = sequence.job
-        sequence.computed += chunk
-        if sequence.computed < job.prompt_tokens + job.emitted:
-            return
-        del self._prefilling[job]
-        job.emitted += 1
-        due.append((job, 1, end_ns))
-        if job.emitted == job.output_tokens:
-            self._free += sequence.held
-            return
-        self._decoding[job] = sequence
-        self._decoding_tokens += job.prompt_tokens + job.emitted
 
     # Admission and KV cache
 
@@ -354,20 +328,11 @@ class BatchingClock:
                 return
             self._waiting.popleft()
             self._free -= held
-            sequence = self._prefilling[job] = _Sequence(job, held)
+            job.held, job.computed = held, 0
+            self._prefilling[job] = None
             chunk = known if whole else min(known, budget)
-            self._chunks.append((sequence, chunk))
+            self._chunks.append((job, chunk))
             budget -= chunk
-
-    def _continue_prefill(self, budget: int) -> int:
-        """Gives prompts that are partly computed their next chunks; returns what is left of the budget."""
-        for job, sequence in self._prefilling.items():
-            chunk = min(job.prompt_tokens + job.emitted - sequence.computed, budget)
-            if chunk <= 0:
-                break
-            self._chunks.append((sequence, chunk))
-            budget -= chunk
-        return budget
 
     def _grow(self) -> None:
         """Makes room for the token that each decoding sequence is about to add, by preemption where there is none.
@@ -377,20 +342,20 @@ class BatchingClock:
         older sequence has taken some.
         """
         block_tokens = self._policy.block_tokens
-        for job, sequence in list(self._decoding.items()):
-            if job.prompt_tokens + job.emitted <= sequence.held:
+        for job in list(self._decoding):
+            if job.prompt_tokens + job.emitted <= job.held:
                 continue
             while self._free < block_tokens and job in self._decoding:
                 self._preempt_newest()
             if job in self._decoding:
-                sequence.held += block_tokens
+                job.held += block_tokens
                 self._free -= block_tokens
 
     def _preempt_newest(self) -> None:
         """Frees the newest sequence's cache and puts its job in front of the queue, to be computed again."""
         if self._prefilling:
-            job, sequence = self._prefilling.popitem()
-            self._free += sequence.held
+            job, _ = self._prefilling.popitem()
+            self._free += job.held
         else:
             job = next(reversed(self._decoding))
             self._leave_decoding(job)
@@ -398,9 +363,13 @@ class BatchingClock:
         self._preemptions += 1
 
     def _leave_decoding(self, job: Job) -> None:
-        self._free += self._decoding.pop(job).held
+        del self._decoding[job]
+        self._free += job.held
         self._decoding_tokens -= job.prompt_tokens + job.emitted
 
     def _blocks(self, tokens: int) -> int:
         """`tokens`, rounded up to whole blocks."""
         return -(-tokens // self._policy.block_tokens) * self._policy.block_tokens
+
+
+TokenClock = ScriptClock | BatchingClock

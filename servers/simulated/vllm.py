@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from servers.simulated import tokenizer
 from servers.simulated.http import ServerProtocol, fixed
 from servers.simulated.protocol import (
@@ -25,7 +27,7 @@ from servers.simulated.protocol import (
     ok,
     openai_error,
 )
-from servers.simulated.state import SECONDS, TOKENS, ServerState, exposition
+from servers.simulated.state import SECONDS, TOKENS, ServerState, exposition, metric_rows, models_reply
 from servers.simulated.timing import Policy
 
 VERSION = "0.32.0"
@@ -65,11 +67,10 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 def _check(state: ServerState, body: Mapping[str, Any]) -> None:
     """What vLLM refuses, in its words and its order: types, the model, values."""
     for name in ("max_tokens", "max_completion_tokens", "n", "logprobs"):
-        if name == "logprobs" and isinstance(body.get(name), bool):
-            continue
-        if integer(body.get(name)) is None and body.get(name) is not None:
+        value = body.get(name)
+        if integer(value) is None and value is not None and not (name == "logprobs" and isinstance(value, bool)):
             why = "Input should be a valid integer, unable to parse string as an integer"
-            raise _invalid(f"body.{name}", {"type": "int_parsing", "msg": why, "input": body[name]})
+            raise _invalid(f"body.{name}", {"type": "int_parsing", "msg": why, "input": value})
     if not isinstance(body.get("stream_options") or {}, Mapping):
         why = "Input should be a valid dictionary or instance of StreamOptions"
         raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
@@ -77,17 +78,13 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
         raise ErrorReply(Reply(openai_error(message, "NotFoundError", 404, "model"), 404))
     if body.get("stream_options") and not body.get("stream"):
-        raise _bad(
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
-        )
-    temperature = number(body.get("temperature"))
-    if temperature is not None and temperature < 0:
+        why = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+        raise _bad(why, "stream_options")
+    if (temperature := number(body.get("temperature")) or 0) < 0:
         raise _bad_value("temperature", f"temperature must be non-negative, got {temperature}.", temperature)
-    logprobs = integer(body.get("logprobs"))
-    if logprobs is not None and logprobs > 20:
-        raise _bad_value(
-            "logprobs", f"Requested sample logprobs of {logprobs}, which is greater than max allowed: 20", logprobs
-        )
+    if (logprobs := integer(body.get("logprobs")) or 0) > 20:
+        why = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: 20"
+        raise _bad_value("logprobs", why, logprobs)
     if (integer(body.get("n")) or 1) != 1:
         raise _bad_value("n", "The simulated server gives one answer per request.", body["n"])
 
@@ -199,39 +196,31 @@ def _event_encoder(
 
 
 def _answer(completion: Completion, identity: Mapping[str, Any], returned: list[int] | None, *, chat: bool) -> Reply:
-    choice: dict[str, Any] = {"index": 0}
-    if chat:
-        nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
-        choice["message"] = {"role": "assistant", "content": completion.text, **nothing}
-    else:
-        choice["text"] = completion.text
+    prompt: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": returned}
+    nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+    message = {"role": "assistant", "content": completion.text, **nothing}
+    choice: dict[str, Any] = {"index": 0, **({"message": message} if chat else {"text": completion.text})}
     choice |= {"logprobs": None, "finish_reason": completion.finish_reason, "stop_reason": None}
     choice |= {"token_ids": None if returned is None else completion.ids}
-    prompt: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": returned}
-    choice |= {"routed_experts": None} if chat else {**prompt, "routed_experts": None}
-    usage = {
-        "prompt_tokens": completion.prompt_tokens,
-        "total_tokens": completion.prompt_tokens + completion.output_tokens,
-        "completion_tokens": completion.output_tokens,
-        "prompt_tokens_details": None,
-        "completion_tokens_details": None,
-    }
+    choice |= {} if chat else prompt
+    details = b',"prompt_tokens_details":null,"completion_tokens_details":null}'
+    usage = msgspec.Raw(_usage(completion.prompt_tokens, completion.output_tokens)[:-1] + details)
     rest: dict[str, Any] = {"service_tier": None, "system_fingerprint": FINGERPRINT, "usage": usage}
     rest |= {**prompt, "prompt_text": None} if chat else {}
     rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
-    return ok({**identity, "choices": [choice], **rest})
+    return ok({**identity, "choices": [choice | {"routed_experts": None}], **rest})
 
 
 def _usage(prompt: int, output: int) -> bytes:
     return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (prompt, prompt + output, output)
 
 
-def _bad(message: str, parameter: str | None) -> ErrorReply:
-    return ErrorReply(Reply(openai_error(message, "BadRequestError", 400, parameter), 400))
-
-
 def _bad_value(parameter: str, message: str, value: Any) -> ErrorReply:
     return _bad(f"{message} (parameter={parameter}, value={value})", parameter)
+
+
+def _bad(message: str, parameter: str | None) -> ErrorReply:
+    return ErrorReply(Reply(openai_error(message, "BadRequestError", 400, parameter), 400))
 
 
 def _invalid(where: str, problem: dict[str, Any]) -> ErrorReply:
@@ -257,10 +246,8 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
     for right in ("create_engine", "sampling", "logprobs", "search_indices", "view", "fine_tuning"):
         permission[f"allow_{right}"] = right in allowed
     permission |= {"organization": "*", "group": None, "is_blocking": False}
-    model = state.config.model
-    card = {"id": model, "object": "model", "created": state.started_s, "owned_by": "vllm", "root": model}
-    card |= {"parent": None, "max_model_len": state.longest, "permission": [permission]}
-    return ok({"object": "list", "data": [card]})
+    rest = {"parent": None, "max_model_len": state.longest, "permission": [permission]}
+    return models_reply(state, "vllm", root=state.config.model, **rest)
 
 
 def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -275,55 +262,19 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    metrics, gauges, seen = state.metrics, state.gauges(), state.metrics.histograms
-    labels = {"engine": "0", "model_name": state.config.model}
-    generated = metrics.output_tokens + sum(stream.count for stream in state.streams)
-    prefilled = metrics.prompt_tokens
-    prefilled += sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
-    waiting = {("reason", "capacity"): gauges.waiting, ("reason", "deferred"): 0}
-    reasons = ("stop", "length", "abort", "error", "repetition")
-    ended = {("finished_reason", reason): metrics.by_reason[reason] for reason in reasons}
+    metrics, rows, served = state.metrics, metric_rows("vllm"), {"model_name": state.config.model}
+    begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
     overloaded = metrics.refused["overloaded"]
-    rejected = {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0}
-    rows = (
-        ("num_requests_running", "gauge", "Number of requests in model execution batches.", gauges.running),
-        ("num_requests_waiting", "gauge", "Number of requests waiting to be processed.", gauges.waiting),
-        ("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.", waiting),
-        ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", gauges.kv_usage),
-        ("prefix_cache_queries_total", "counter", "Prefix cache queries, in tokens.", prefilled),
-        ("prefix_cache_hits_total", "counter", "Prefix cache hits, in tokens.", 0),
-        ("num_preemptions_total", "counter", "Cumulative number of preemptions.", gauges.preemptions),
-        ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", prefilled),
-        ("prompt_tokens_cached_total", "counter", "Number of cached prompt tokens.", 0),
-        ("generation_tokens_total", "counter", "Number of generation tokens processed.", generated),
-        ("request_success_total", "counter", "Count of successfully processed requests.", ended),
-        ("time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.", seen["ttft_s"]),
-        ("inter_token_latency_seconds", "histogram", "Histogram of inter-token latency in seconds.", seen["itl_s"]),
-        (
-            "request_time_per_output_token_seconds",
-            "histogram",
-            "Histogram of time per output token per request.",
-            seen["tpot_s"],
-        ),
-        ("e2e_request_latency_seconds", "histogram", "Histogram of e2e request latency in seconds.", seen["e2e_s"]),
-        (
-            "request_decode_time_seconds",
-            "histogram",
-            "Histogram of time spent in DECODE phase for request.",
-            seen["decode_s"],
-        ),
-        ("request_prompt_tokens", "histogram", "Number of prefill tokens processed.", seen["prompt_tokens"]),
-        ("request_generation_tokens", "histogram", "Number of generation tokens processed.", seen["output_tokens"]),
-        (
-            "request_params_max_tokens",
-            "histogram",
-            "Histogram of the max_tokens request parameter.",
-            seen["asked_tokens"],
-        ),
-    )
-    rejections = ("admission_rejections_total", "counter", "Requests rejected by admission control.", rejected)
-    page = exposition("vllm:", labels, rows)
-    page += exposition("vllm:", {"model_name": state.config.model}, (rejections,))
+    reasons = ("stop", "length", "abort", "error", "repetition")
+    figures = state.figures() | {
+        "generated": metrics.output_tokens + sum(stream.count for stream in state.streams),
+        "prefilled": metrics.prompt_tokens + begun,
+        "waiting_by_reason": {("reason", "capacity"): state.gauges().waiting, ("reason", "deferred"): 0},
+        "ended_by_reason": {("finished_reason", reason): metrics.by_reason[reason] for reason in reasons},
+        "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
+    }
+    page = exposition("vllm:", {"engine": "0", **served}, rows[:-1], figures)
+    page += exposition("vllm:", served, rows[-1:], figures)  # its front end rejects, not an engine
     return Reply(page.encode(), headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 

@@ -6,6 +6,7 @@ import importlib
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -44,11 +45,20 @@ class Nvml:
         self.facts: Mapping[str, Any] = {
             "by": "NVML",
             "driver": self._asked(self._nvml.nvmlSystemGetDriverVersion) or "",
-            "gpus": [self._constant(index, handle) for index, handle in enumerate(self._handles)],
+            "gpus": [
+                {
+                    "index": index,
+                    "name": self._asked(self._nvml.nvmlDeviceGetName, handle) or "",
+                    "uuid": self._asked(self._nvml.nvmlDeviceGetUUID, handle) or "",
+                    "memory_total_bytes": memory and int(memory.total),
+                }
+                for index, handle in enumerate(self._handles)
+                for memory in [self._asked(self._nvml.nvmlDeviceGetMemoryInfo, handle)]
+            ],
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """See Source: `gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
+        """`gpus`, one entry each. What one does not support is left out; a lost one is a gap of its own."""
         if not self._handles:
             self._open()
         gpus = [self._figures(index, handle) for index, handle in enumerate(self._handles)]
@@ -58,7 +68,6 @@ class Nvml:
         return {"gpus": gpus}
 
     def close(self) -> None:
-        """See Source."""
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
@@ -67,60 +76,41 @@ class Nvml:
         nvml = self._nvml
         try:
             nvml.nvmlInit()
+            try:
+                self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            finally:
+                if not self._handles:
+                    nvml.nvmlShutdown()
         except nvml.NVMLError as error:
-            raise NotMeasuredError(f"NVML: {error}") from None
-        try:
-            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError as error:
-            nvml.nvmlShutdown()
             raise NotMeasuredError(f"NVML: {error}") from None
         if not self._handles:
-            nvml.nvmlShutdown()
             raise NotMeasuredError("NVML: the driver shows no GPU")
-
-    def _constant(self, index: int, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-        memory = self._asked(nvml.nvmlDeviceGetMemoryInfo, handle)
-        return {
-            "index": index,
-            "name": self._asked(nvml.nvmlDeviceGetName, handle) or "",
-            "uuid": self._asked(nvml.nvmlDeviceGetUUID, handle) or "",
-            "memory_total_bytes": None if memory is None else int(memory.total),
-        }
 
     def _figures(self, index: int, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
         found: dict[str, Any] = {"index": index}
         try:
-            found |= self._memory(handle)
+            # The second version tells what the driver keeps for itself from what programs use, as nvidia-smi does.
+            if (memory := self._supported(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)) is not None:
+                found |= {"memory_used_bytes": int(memory.used), "memory_reserved_bytes": int(memory.reserved)}
+            elif (memory := self._supported(nvml.nvmlDeviceGetMemoryInfo, handle)) is not None:
+                found["memory_used_bytes"] = int(memory.used)
             if (rates := self._supported(nvml.nvmlDeviceGetUtilizationRates, handle)) is not None:
                 found["busy"] = rates.gpu / 100
             if (milliwatts := self._supported(nvml.nvmlDeviceGetPowerUsage, handle)) is not None:
                 found["power_w"] = milliwatts / 1000
-            clock = self._supported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-            if clock is not None:
+            if (clock := self._supported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)) is not None:
                 found["sm_clock_hz"] = clock * 1e6
-            if (processes := self._processes(handle)) is not None:
-                found["processes"] = [{"pid": each.pid, "memory_used_bytes": each.usedGpuMemory} for each in processes]
+            # By name of version: without one the library raises an error of another kind on drivers before 510.
+            for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetComputeRunningProcesses_v2):
+                if (running := self._supported(ask, handle)) is not None:
+                    found["processes"] = [
+                        {"pid": each.pid, "memory_used_bytes": each.usedGpuMemory} for each in running
+                    ]
+                    break
         except nvml.NVMLError as error:
             return {"index": index, "gap": str(error)}
         return found
-
-    def _memory(self, handle: Any) -> dict[str, int]:
-        """The second version tells what the driver keeps for itself from what programs use, as nvidia-smi does."""
-        nvml = self._nvml
-        second = self._supported(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-        if second is not None:
-            return {"memory_used_bytes": int(second.used), "memory_reserved_bytes": int(second.reserved)}
-        first = self._supported(nvml.nvmlDeviceGetMemoryInfo, handle)
-        return {} if first is None else {"memory_used_bytes": int(first.used)}
-
-    def _processes(self, handle: Any) -> Any:
-        """By name of version: without one the library raises an error of another kind on drivers before 510."""
-        newer = self._supported(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-        if newer is not None:
-            return newer
-        return self._supported(self._nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
 
     def _supported(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """None where this GPU or this driver does not know the question; raises NVMLError for everything else."""
@@ -129,9 +119,9 @@ class Nvml:
         try:
             return ask(*arguments)
         except nvml.NVMLError as error:
-            if error.value in unknown:
-                return None
-            raise
+            if error.value not in unknown:
+                raise
+            return None
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """None where there is no answer, for whatever reason."""
@@ -144,7 +134,7 @@ class Nvml:
 class Dcgm:
     """A DCGM exporter over one kept connection. See Source."""
 
-    def __init__(self, url: str, *, verify: ssl.SSLContext | bool) -> None:
+    def __init__(self, url: str, *, verify: ssl.SSLContext | None) -> None:
         """`url` is the exporter's, with or without `/metrics`. Raises NotMeasuredError without the parser."""
         load_parser()
         parts = urlsplit(url)
@@ -153,9 +143,13 @@ class Dcgm:
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """See Source: `gpus`, one entry per GPU, or per MIG instance."""
+        """`gpus`, one entry per GPU, or per MIG instance."""
         page = fetch(self._ask, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
-        found = _gpus(page)
+        found: dict[str, dict[str, Any]] = {}
+        for word, (name, factor) in DCGM.items():
+            # Where several pods share a GPU, its lines repeat with other labels and the same figure.
+            for labels, value in page.samples.get(name, []):
+                found.setdefault(_index(labels), {"index": _index(labels)})[word] = value * factor
         if not found:
             raise GapError(f"{self._path} has none of the DCGM exporter's names")
         if "gpus" not in self.facts:
@@ -163,17 +157,7 @@ class Dcgm:
         return {"gpus": list(found.values())}
 
     def close(self) -> None:
-        """See Source."""
         self._ask.close()
-
-
-def _gpus(page: Page) -> dict[str, dict[str, Any]]:
-    """By index. Where several pods share a GPU, its lines repeat with other labels and the same figure."""
-    found: dict[str, dict[str, Any]] = {}
-    for word, (name, factor) in DCGM.items():
-        for labels, value in page.samples.get(name, []):
-            found.setdefault(_index(labels), {"index": _index(labels)})[word] = value * factor
-    return found
 
 
 def _index(labels: Labels) -> str:
@@ -228,11 +212,16 @@ class HostMemory:
             raise NotMeasuredError(f"there is no process {', '.join(gone)}")
         self.facts: Mapping[str, Any] = {
             "memory_total_bytes": int(self._psutil.virtual_memory().total),
-            "processes": [{"pid": pid, "name": self._name(pid)} for pid in self._pids],
+            "processes": [],
         }
+        for pid in self._pids:
+            name = ""
+            with suppress(self._psutil.Error):
+                name = str(self._psutil.Process(pid).name())
+            self.facts["processes"].append({"pid": pid, "name": name})
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - reads of /proc: 3 ms, most of it to find descendants
-        """See Source. `rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
+        """`rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
         them share are counted in each."""
         memory = self._psutil.virtual_memory()
         return {
@@ -252,14 +241,6 @@ class HostMemory:
         except psutil.Error as error:
             return {"pid": pid, "gap": str(error)}
         for child in family[1:]:
-            try:
+            with suppress(psutil.Error):  # it may have ended since it was listed, and has no memory any more
                 resident += int(child.memory_info().rss)
-            except psutil.Error:  # it has ended since it was listed, and has no memory any more
-                continue
         return {"pid": pid, "rss_bytes": resident, "members": len(family)}
-
-    def _name(self, pid: int) -> str:
-        try:
-            return str(self._psutil.Process(pid).name())
-        except self._psutil.Error:
-            return ""

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -89,7 +88,7 @@ def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
     chosen: list[str] = []
     try:
         lines = content.decode("utf-8").splitlines()
-        chosen = [line for line in lines if _named(line).startswith(ours) and "_bucket{" not in line]
+        chosen = [line for line in lines if line.removeprefix("# TYPE ").startswith(ours) and "_bucket{" not in line]
         families = list(text_string_to_metric_families("\n".join(chosen or lines)))
     except (ValueError, KeyError, IndexError) as error:
         lasting = NotMeasuredError if not chosen else GapError
@@ -102,11 +101,6 @@ def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
     return Page(samples, frozenset(family.name for family in families))
 
 
-def _named(line: str) -> str:
-    """What a line is about: behind `# TYPE` as well."""
-    return line.removeprefix("# TYPE ")
-
-
 def tables() -> dict[str, MetricNames]:
     """The names of every server that has some, by whose they are. A generic OpenAI server is read by the table whose
     names are on its page."""
@@ -116,7 +110,7 @@ def tables() -> dict[str, MetricNames]:
 class ServerMetrics:
     """A server's /metrics, over one kept connection. See Source."""
 
-    def __init__(self, url: str, server: str, *, api_key: str | None, verify: ssl.SSLContext | bool) -> None:
+    def __init__(self, url: str, server: str, *, api_key: str | None, verify: ssl.SSLContext | None) -> None:
         """`url` is the base of the server's paths. Raises NotMeasuredError where the parser is not installed."""
         load_parser()
         self._ask = Caller(url, api_key, verify)
@@ -124,37 +118,35 @@ class ServerMetrics:
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """See Source."""
         page = fetch(self._ask, "/metrics", tuple(each.prefix for each in tables().values()), limit_s)
         values = values_of(page, self._server)
         metrics = KINDS[self._server].metrics
         if metrics and metrics.kv_used:
+            path, of = metrics.kv_used
             try:
-                values["kv_used"] = self._asked(*metrics.kv_used, limit_s)
-            except GapError as gap:
-                values["missing"] = {"kv_used": str(gap)}
+                status, content = self._ask.page(
+                    path, "application/json", limit_s=limit_s, limit_bytes=ROUTE_LIMIT_BYTES
+                )
+                if status != 200:
+                    raise ValueError(f"answers {status}")
+                values["kv_used"] = of(msgspec.json.decode(content))
+            except (ServerError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+                values["missing"] = {"kv_used": f"{path}: {error}"}
         return values
 
     def close(self) -> None:
-        """See Source."""
         self._ask.close()
-
-    def _asked(self, path: str, read: Callable[[Any], float], limit_s: float) -> float:
-        try:
-            status, content = self._ask.page(path, "application/json", limit_s=limit_s, limit_bytes=ROUTE_LIMIT_BYTES)
-            if status != 200:
-                raise ValueError(f"answers {status}")
-            return read(msgspec.json.decode(content))
-        except (ServerError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-            raise GapError(f"{path}: {error}") from None
 
 
 def values_of(page: Page, server: str) -> dict[str, Any]:
     """The page in our words; a word that the page does not have is left out. `server` is a key of KINDS."""
-    kind = KINDS[server]
-    known = (
-        kind.metrics if kind.metrics and not kind.metrics.of else max(tables().values(), key=partial(_present_in, page))
-    )
+    known = KINDS[server].metrics
+    if known is None or known.of:
+
+        def present(metrics: MetricNames) -> int:
+            return sum(_present(page, each) is not None for each in metrics.names.values())
+
+        known = max(tables().values(), key=present)
     found = {word: value for word, each in known.names.items() if (value := _value(page, word, each)) is not None}
     for metrics in tables().values():
         if metrics.labels:
@@ -163,17 +155,18 @@ def values_of(page: Page, server: str) -> dict[str, Any]:
     return found
 
 
-def _present_in(page: Page, metrics: MetricNames) -> int:
-    """How many of these names are on the page."""
-    return sum(_present(page, each) is not None for each in metrics.names.values())
-
-
 def _value(page: Page, word: str, names: Sequence[str]) -> float | None:
     named = _present(page, names)
     if named is None:
         return None
-    name, wanted = _parts(named)
-    values = [value for labels, value in _samples(page, name) if _fits(labels, wanted)]
+    name, _, rest = named.partition("{")  # `name{label=a|b}`: what each label may be
+    pairs = [pair.partition("=") for pair in rest.removesuffix("}").split(",") if pair]
+    wanted = {label: values.split("|") for label, _, values in pairs}
+    values = [
+        value
+        for labels, value in _samples(page, name)
+        if all(labels.get(label) in allowed for label, allowed in wanted.items())
+    ]
     if not values:
         return 0.0 if word in COUNTERS else None  # declared and without a sample: nothing was counted yet
     return sum(values) / len(values) if word in AVERAGED else sum(values)
@@ -184,24 +177,17 @@ def _present(page: Page, names: Sequence[str]) -> str | None:
 
     Declared must do: between two readings a counter may get its first sample, and must not change its meaning then.
     """
-    return next((each for each in names if _known(page, _parts(each)[0])), None)
-
-
-def _known(page: Page, name: str) -> bool:
-    return bool(_samples(page, name)) or name.removesuffix("_total").removesuffix("_sum") in page.declared
+    bare = {each: each.partition("{")[0] for each in names}
+    return next(
+        (
+            each
+            for each, name in bare.items()
+            if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared
+        ),
+        None,
+    )
 
 
 def _samples(page: Page, name: str) -> list[tuple[Labels, float]]:
     """The parser gives every counter its `_total`, also TGI's, which have none on the page."""
     return page.samples.get(name) or page.samples.get(f"{name}_total") or []
-
-
-def _parts(named: str) -> tuple[str, dict[str, frozenset[str]]]:
-    """`name{label=a|b}` as the name and what each label may be."""
-    name, _, rest = named.partition("{")
-    pairs = (pair.partition("=") for pair in rest.removesuffix("}").split(",") if pair)
-    return name, {label: frozenset(values.split("|")) for label, _, values in pairs}
-
-
-def _fits(labels: Labels, wanted: Mapping[str, frozenset[str]]) -> bool:
-    return all(labels.get(label) in values for label, values in wanted.items())

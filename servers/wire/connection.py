@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -60,21 +60,19 @@ def tls_context(ca_file: Path | None, insecure: bool) -> ssl.SSLContext:
     return context
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
     """One open connection. With TLS, bytes go through memory BIOs, so that reads keep their kernel stamps."""
 
-    __slots__ = ("incoming", "losses", "opened_ns", "outgoing", "shaking", "sock", "tls")
-
-    def __init__(self, sock: socket.socket, opened_ns: int) -> None:
-        self.sock = sock
-        self.opened_ns = opened_ns
-        self.losses = (0, 0)
-        """What servers.wire.stamps.losses said of it when it was last asked."""
-        self.tls: ssl.SSLObject | None = None
-        self.shaking = False
-        """Whether a TLS handshake is under way."""
-        self.incoming = ssl.MemoryBIO()
-        self.outgoing = ssl.MemoryBIO()
+    sock: socket.socket
+    opened_ns: int
+    losses: tuple[int, int] = (0, 0)
+    """What servers.wire.stamps.losses said of it when it was last asked."""
+    tls: ssl.SSLObject | None = None
+    shaking: bool = False
+    """Whether a TLS handshake is under way."""
+    incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
+    outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
     def begin_tls(self, target: Target) -> None:
         """A handshake is to come: while `shaking`, send what `shake` gives, and give what is received to `heard`."""

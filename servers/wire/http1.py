@@ -7,6 +7,7 @@ else, the body without its transfer coding and which read brought which byte, is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
@@ -24,37 +25,24 @@ def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes
     return "\r\n".join(lines).encode("latin-1") + body
 
 
+@dataclass(slots=True, eq=False)
 class Framing:
     """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""
 
-    __slots__ = (
-        "body_end",
-        "body_start",
-        "by_close",
-        "chunked",
-        "ended",
-        "head",
-        "need",
-        "position",
-        "spans",
-        "status",
-    )
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.head = b""
-        self.chunked = False
-        self.by_close = False
-        """The body ended with the connection."""
-        self.need = 0
-        """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
-        self.body_start = 0
-        self.body_end: int | None = None
-        """Known for a Content-Length body; None for one that ends with the connection."""
-        self.position = 0
-        self.spans: list[tuple[int, int]] = []
-        """(start, end) in the buffer of each chunk's data."""
-        self.ended = False
+    status: int | None = None
+    head: bytes = b""
+    chunked: bool = False
+    by_close: bool = False
+    """The body ended with the connection."""
+    need: int = 0
+    """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
+    body_start: int = 0
+    body_end: int | None = None
+    """Known for a Content-Length body; None for one that ends with the connection."""
+    position: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(start, end) in the buffer of each chunk's data."""
+    ended: bool = False
 
     def scan(self, raw: bytes | bytearray) -> bool:
         """Look at what is new in `raw`; True once the response is complete. Raises ProtocolError."""
@@ -90,10 +78,12 @@ class Framing:
             return []
         if not self.chunked:
             return [(self.body_start, min(len(raw), self.body_end or len(raw)))]
-        if not self.ended:
-            self._scan_chunks(raw)
-            return [*self.spans, *self._partial_chunk(raw)]
-        return self.spans
+        if self.ended:
+            return self.spans
+        self._scan_chunks(raw)
+        line_end = raw.find(b"\r\n", self.position)
+        size = _chunk_size(raw[self.position : line_end]) if line_end >= 0 else 0
+        return [*self.spans, (line_end + 2, min(len(raw), line_end + 2 + size))] if size else self.spans
 
     def _scan_head(self, raw: bytes | bytearray) -> bool:
         end = raw.find(b"\r\n\r\n", self.position)
@@ -105,7 +95,11 @@ class Framing:
             return False
         head = bytes(raw[self.position : end])
         self.position = end + 4
-        status = _status(head)
+        line = head.split(b"\r\n", 1)[0]
+        version, status_text, *_ = *line.split(b" ", 2), b""
+        if not version.startswith(b"HTTP/1.") or not (len(status_text) == 3 and status_text.isdigit()):
+            raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
+        status = int(status_text)
         if status < 200:  # 100 Continue, 103 Early Hints: the real one follows
             return self._scan_head(raw)
         self.head, self.status, self.body_start = head, status, self.position
@@ -138,7 +132,8 @@ class Framing:
             size = _chunk_size(raw[position:line_end])
             start = line_end + 2
             if size == 0:
-                self._scan_trailers(raw, start)
+                if raw[start : start + 2] == b"\r\n" or raw.find(b"\r\n\r\n", start) >= 0:  # behind any trailers
+                    self.ended = True
                 break
             if start + size + 2 > len(raw):
                 break
@@ -147,25 +142,6 @@ class Framing:
             spans.append((start, start + size))
             position = start + size + 2
         self.position = position
-
-    def _scan_trailers(self, raw: bytes | bytearray, start: int) -> None:
-        if raw[start : start + 2] == b"\r\n" or raw.find(b"\r\n\r\n", start) >= 0:
-            self.ended = True
-
-    def _partial_chunk(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
-        line_end = raw.find(b"\r\n", self.position)
-        if line_end < 0 or not _chunk_size(raw[self.position : line_end]):
-            return []
-        size = _chunk_size(raw[self.position : line_end])
-        return [(line_end + 2, min(len(raw), line_end + 2 + size))]
-
-
-def _status(head: bytes) -> int:
-    line = head.split(b"\r\n", 1)[0]
-    parts = line.split(b" ", 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not (len(parts[1]) == 3 and parts[1].isdigit()):
-        raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
-    return int(parts[1])
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
@@ -179,9 +155,7 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 
 def _chunk_size(line: bytes | bytearray) -> int:
     digits = bytes(line.partition(b";")[0]).strip()
-    if not digits.isalnum():
-        raise ProtocolError(f"not a chunk size: {bytes(line[:40])!r}")
     try:
-        return int(digits, 16)
+        return int(digits if digits.isalnum() else b"", 16)
     except ValueError:
         raise ProtocolError(f"not a chunk size: {bytes(line[:40])!r}") from None

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 _CLOCK_MONOTONIC = 1
 _TFD_FLAGS = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
@@ -16,27 +15,9 @@ _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 
 
-class Timer(Protocol):
-    """Calls back once, at or shortly after the instant it was last armed with."""
-
-    def arm(self, at_ns: int | None) -> None:
-        """Replaces the instant, on time.monotonic_ns; None: no call."""
-
-    def close(self) -> None:
-        """No call any more."""
-
-
 def timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
     """The most exact timer there is: timerfd on Linux (timerfd_create(2)), the loop's own elsewhere."""
     return TimerFd(loop, callback) if sys.platform == "linux" else LoopTimer(loop, callback)
-
-
-class _TimeSpec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class _TimerSpec(ctypes.Structure):
-    _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
 
 
 class TimerFd:
@@ -51,14 +32,14 @@ class TimerFd:
         self._fd = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
-        self._spec = _TimerSpec()
+        self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval and value, each in seconds and nanoseconds
         self._pointer = ctypes.byref(self._spec)
         self._loop = loop
         loop.add_reader(self._fd, callback)
 
     def arm(self, at_ns: int | None) -> None:
-        value = self._spec.value
-        value.seconds, value.nanoseconds = divmod(at_ns or 0, _SECOND_NS)
+        """Call back at that instant of time.monotonic_ns or shortly after it, in place of the one before; None: not."""
+        self._spec[2], self._spec[3] = divmod(at_ns or 0, _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 
     def close(self) -> None:
@@ -84,3 +65,7 @@ class LoopTimer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+
+Timer = TimerFd | LoopTimer
+"""Calls back once, at or shortly after the instant it was last armed with."""

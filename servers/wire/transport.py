@@ -9,6 +9,8 @@ from __future__ import annotations
 import ssl
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic_ns
 from typing import Literal
 
@@ -23,52 +25,33 @@ WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps.
 
-    A plain mutable class, because it is the measuring path. All instants are CLOCK_MONOTONIC ns except
-    `kernel`, which holds the kernel's own timespecs (CLOCK_REALTIME) as bytes, 16 per read, zero where it
-    gave none. `sizes[i]` is the length of `raw` after read i.
+    Mutable, because it is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the
+    kernel's own timespecs (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of
+    `raw` after read i.
     """
 
-    __slots__ = (
-        "_on_end",
-        "_poller",
-        "_sealed",
-        "connection",
-        "error_detail",
-        "error_kind",
-        "framing",
-        "free",
-        "given_up_ns",
-        "kernel",
-        "losses",
-        "raw",
-        "sent_end_ns",
-        "sent_ns",
-        "sizes",
-        "user",
-    )
-
-    def __init__(self, poller: Poller, on_end: Callable[[Exchange], None]) -> None:
-        self._poller = poller
-        self._on_end = on_end
-        self._sealed: bytes | memoryview = b""
-        self.connection: Connection | None = None
-        self.framing = Framing()
-        self.raw = bytearray()
-        self.sizes = array("q")
-        self.user = array("q")
-        self.kernel = bytearray()
-        self.sent_ns: int | None = None
-        self.sent_end_ns: int | None = None
-        self.given_up_ns: int | None = None
-        self.free: Connection | None = None
-        """The connection after the end, where another request may use it."""
-        self.losses = (0, 0)
-        """Segments that we sent again, and segments that came out of order, during this exchange."""
-        self.error_kind: WireError | Literal[""] = ""
-        self.error_detail = ""
+    _poller: Poller
+    _on_end: Callable[[Exchange], None]
+    _sealed: bytes | memoryview = b""
+    connection: Connection | None = None
+    framing: Framing = field(default_factory=Framing)
+    raw: bytearray = field(default_factory=bytearray)
+    sizes: array[int] = field(default_factory=partial(array, "q"))
+    user: array[int] = field(default_factory=partial(array, "q"))
+    kernel: bytearray = field(default_factory=bytearray)
+    sent_ns: int | None = None
+    sent_end_ns: int | None = None
+    given_up_ns: int | None = None
+    free: Connection | None = None
+    """The connection after the end, where another request may use it."""
+    losses: tuple[int, int] = (0, 0)
+    """Segments that we sent again, and segments that came out of order, during this exchange."""
+    error_kind: WireError | Literal[""] = ""
+    error_detail: str = ""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 from analysis.compare import ComparedRun, Comparison, compare, read
 from analysis.compare.document import figures_table
 from analysis.compare.document import page as document
-from analysis.compare.verdicts import parse_gates
+from analysis.compare.figures import parse_gates
 from analysis.objectives import parse_bounds
 from analysis.report.page import render
 from analysis.slo import goodput

@@ -63,8 +63,8 @@ import hashlib, sys
 from pathlib import Path
 from urllib.request import urlopen
 from loadgen import prepare
-from loadgen.plan import plan_of
-plan = plan_of(server="tgi", url=sys.argv[1], n=20, seed=int(sys.argv[2]))
+from loadgen.plan import Plan
+plan = Plan(server="tgi", url=sys.argv[1], n=20, seed=int(sys.argv[2]))
 with prepare.prepare(plan, Path("."), lambda line: None) as prepared:
     sent = b"".join(slot.payload for task in prepared.tasks for slot in task.feed().group())
 print(hashlib.sha256(sent).hexdigest(), len(sent))

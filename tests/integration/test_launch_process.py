@@ -103,7 +103,7 @@ def test_a_stale_state_is_not_taken_for_a_server(python: Path) -> None:
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         process.write_left(
-            process.LeftServer("vllm", "http://127.0.0.1:1", innocent.pid, 1, "/dev/null", [], "earlier", {})
+            process.LeftServer("vllm", "http://127.0.0.1:1", innocent.pid, 1, "/dev/null", "earlier", {})
         )
         kept = process.read_left("vllm")
         assert kept is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix.plan import MatrixPlan
+from loadgen.matrix import MatrixPlan
 from loadgen.matrix.run import matrix_of, take_down_left
 from loadgen.matrix.state import journal
 from servers.launch import process
@@ -25,7 +25,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> process.LeftServer:
     pid = process.start(["sleep", "60"], {}, tmp_path / "log")
     ticks = process.started_ticks(pid)
     assert ticks is not None
-    kept = process.LeftServer("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), ["sleep"], "now", {})
+    kept = process.LeftServer("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), "now", {})
     process.write_left(kept)
     return kept
 
@@ -47,5 +47,4 @@ def test_a_process_left_running_is_ended(
         assert (process.read_left("vllm") is None) == ends
         assert bool(said) == ends
     finally:
-        process.end(left.pid)
-        process.forget("vllm")
+        process.down(left)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from analysis.gather import load as loaded
 from loadgen.cli import app
 from loadgen.errors import PlanError
-from loadgen.plan import plan_of
+from loadgen.plan import Plan
 from loadgen.prepare import schedule_of
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
@@ -60,14 +60,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_takes_it_and_holds_it_to_its_rules() -> None:
     """Its due instants are the schedule's; it never ends by itself; what is wrong is answered with its syntax."""
-    schedule = schedule_of(plan_of(server="tgi", arrivals="pairs:20", n=4))
+    schedule = schedule_of(Plan(server="tgi", arrivals="pairs:20", n=4))
     assert list(schedule.due_ns or ()) == [0, 0, NS_PER_S // 10, NS_PER_S // 10]
     with pytest.raises(PlanError, match="would never end"):
-        plan_of(server="tgi", arrivals="pairs:20")
+        Plan(server="tgi", arrivals="pairs:20")
     with pytest.raises(PlanError, match="write pairs:R, such as pairs:20"):
-        plan_of(server="tgi", arrivals="pairs:x", n=1)
+        Plan(server="tgi", arrivals="pairs:x", n=1)
     with pytest.raises(PlanError, match="trace, pairs"):
-        plan_of(server="tgi", arrivals="nothing:1", n=1)
+        Plan(server="tgi", arrivals="nothing:1", n=1)
 
 
 def test_a_run_of_it_is_described_checked_and_reported(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import contextlib, io, json, sys
 from analysis.metrics import METRICS, Metric
 
 METRICS["ttfb_s"] = Metric(
-    "ttfb_s", "TTFB", "Time to first byte", "s", "lower", "request", "t_byte - t_sent, made up.",
+    "ttfb_s", "TTFB", "Time to first byte", "t_byte - t_sent, made up.",
     lambda f: (f.first_byte_ns - f.sent_ns) / 1e9, stamps="ttft",
 )
 

@@ -29,16 +29,16 @@ from servers.kinds.base import (
     Ask,
     Dialect,
     KnownFault,
-    Limit,
     MetricNames,
     ProcessCommand,
     Route,
     ServerFacts,
     ServerKind,
+    ServerLimit,
     as_dict,
     stated,
 )
-from servers.kinds.events import DONE, decode_events, note_broken, note_finish, settle_count
+from servers.kinds.events import DONE, decode_events, note_finish, settle
 from servers.launch import LaunchSpec, compose, process
 from servers.launch.spec import LOCAL, known_fault
 from servers.telemetry.prometheus import parse, values_of
@@ -76,9 +76,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
             answer.prompt_tokens = event.meta.prompt_tokens
             note_finish(answer, event.meta.finish_reason or "", payloads[index])
     answer.end_event = payloads.index(DONE) if DONE in payloads else None
-    settle_count(answer, before)
-    note_broken(answer, broken)
-    return answer
+    return settle(answer, before, broken)
 
 
 def text(payloads: Sequence[bytes]) -> str:
@@ -110,7 +108,7 @@ MADE_UP = ServerKind(
         )
     },
     recognise=recognise,
-    limits={"context_length": Limit("--context-length", "total")},
+    limits={"context_length": ServerLimit("--context-length", "total")},
     port=8099,
     metrics=MetricNames(prefix="madeup:", names={"running": ("madeup:running",)}),
     process=ProcessCommand(
@@ -187,12 +185,12 @@ def loadgen(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_plan_takes_it_and_its_endpoints() -> None:
     """A run and a matrix may name it; an endpoint that it has not is refused with those that it has."""
-    from loadgen.matrix.plan import MatrixPlan  # not above: the program below registers the kind before they are loaded
-    from loadgen.plan import plan_of
+    from loadgen.matrix import MatrixPlan  # not above: the program below registers the kind before they are loaded
+    from loadgen.plan import Plan
 
-    assert plan_of(server="madeup", n=1).server == "madeup"
+    assert Plan(server="madeup", n=1).server == "madeup"
     with pytest.raises(PlanError, match="choose 'vllm', 'tgi', 'lightllm', 'openai' or 'madeup'"):
-        plan_of(server="nobody", n=1)
+        Plan(server="nobody", n=1)
     plan = MatrixPlan(name="x", servers=["madeup"], models=["m"], workloads=[{"name": "burst", "n": 1}])
     assert plan.servers[0].server == "madeup"
     assert dialect_on("madeup", None).path == "/generate"

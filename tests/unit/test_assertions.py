@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.cli.output import exit_code, objectives_of
+from loadgen.cli.output import exit_code, expressions
 from loadgen.errors import PlanError
 
 
@@ -62,7 +62,7 @@ def test_of_several_runs_the_worst_counts() -> None:
 def test_mistakes_become_one_error_of_the_plan() -> None:
     """All of them, and the hint with all that is allowed."""
     with pytest.raises(PlanError) as error:
-        objectives_of(["ttft < 1s", "complete >= 99%", "nonsense"], None)
+        expressions(["ttft < 1s", "complete >= 99%", "nonsense"])
     assert len(str(error.value).splitlines()) == 2
     assert "output_tokens_per_s" in error.value.hint
 
@@ -70,8 +70,8 @@ def test_mistakes_become_one_error_of_the_plan() -> None:
 def test_junit_needs_something_to_write_and_a_place(tmp_path: Path) -> None:
     """Without an objective, or where there is no folder, it is refused before the run and not after it."""
     with pytest.raises(PlanError, match="without --assert"):
-        objectives_of(None, tmp_path / "junit.xml")
+        expressions(None, None, tmp_path / "junit.xml")
     with pytest.raises(PlanError, match="no folder"):
-        objectives_of(["skew < 1s"], tmp_path / "missing" / "junit.xml")
-    assert [each.text for each in objectives_of(["skew < 1s"], tmp_path / "junit.xml")] == ["skew < 1s"]
-    assert list(objectives_of(None, None)) == []
+        expressions(["skew < 1s"], None, tmp_path / "missing" / "junit.xml")
+    assert [each.text for each in expressions(["skew < 1s"], None, tmp_path / "junit.xml")[0]] == ["skew < 1s"]
+    assert expressions(None) == ((), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from msgspec.structs import replace as changed
 from scipy import stats as reference
 
 from analysis import stats
-from analysis.compare import FIGURES, ComparedRun, compare, noise, read, rows, unequal_work, verdicts
+from analysis.compare import FIGURES, ComparedRun, compare, figures, noise, read, unequal_work
 from analysis.compare.document import document, sentence
+from analysis.compare.figures import ComparedFigure, GateError, judge_gates, parse_gates
 from analysis.compare.noise import Samples, parts
-from analysis.compare.verdicts import ComparedFigure, GateError, judge_gates, parse_gates
 from analysis.report.document import markdown
 from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
@@ -45,9 +46,9 @@ def row(**changes: Any) -> ComparedFigure:
 
 def test_holm_agrees_with_its_definition() -> None:
     """The smallest of m p-values is multiplied by m, the next by m - 1, never falling; others do not count."""
-    assert verdicts.holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
-    assert verdicts.holm([None]) == [None]
-    assert verdicts.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert figures.holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
+    assert figures.holm([None]) == [None]
+    assert figures.holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +70,39 @@ def test_welch_agrees_with_scipy(seed: int) -> None:
     a, b = random.normal(5, 1, 4).tolist(), random.normal(6, 3, 7).tolist()
     expected = reference.ttest_ind(b, a, equal_var=False)
     found = stats.difference_of_means(a, b)
-    assert verdicts.p_value(*found) == pytest.approx(expected.pvalue, rel=1e-6)
-    assert verdicts.ends(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
+    assert figures.p_value(*found) == pytest.approx(expected.pvalue, rel=1e-6)
+    assert figures.ends(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([10.0, 11.0, 10.5], [20.0, 19.0, 21.5]), ([1.0, 1.1], [1.0, 1.2]), ([5.0, 5.5, 5.2, 5.1], [5.3, 4.9])],
+)
+def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> None:
+    """On logarithms, as scipy has it."""
+    found = figures.of_values("e2e.p50", a, b)
+    logs = [[math.log(value) for value in values] for values in (b, a)]
+    expected = reference.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert found.ratio == pytest.approx(math.exp(sum(logs[0]) / len(b) - sum(logs[1]) / len(a)))
+    assert found.ratio_ci95 == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0, None], [2.0, 2.1]), ([0.0, 1.0], [1, 1]), ([1e-75, 1e75], [1, 1])])
+def test_of_what_has_no_ratio_no_interval_is_claimed(a: list[float | None], b: list[float | None]) -> None:
+    """A figure that a run lacks is not left out quietly, and runs may differ beyond all measure."""
+    assert figures.of_values("e2e.p50", a, b).ratio_ci95 is None
+
+
+def test_repeats_that_agree_exactly_differ_from_others_that_do() -> None:
+    """No scatter, no margin."""
+    found = figures.of_values("e2e.p50", [1.0, 1.0], [2.0, 2.0])
+    assert (found.ratio, found.ratio_ci95) == (pytest.approx(2.0), pytest.approx((2.0, 2.0)))
 
 
 def test_one_run_against_many_borrows_their_variation() -> None:
     """A single run is as uncertain as one of the others: the pooled t test of one against many."""
     a, b = [5.0], [6.0, 6.4, 5.9, 6.1]
-    assert verdicts.p_value(*stats.difference_of_means(a, b)) == pytest.approx(
+    assert figures.p_value(*stats.difference_of_means(a, b)) == pytest.approx(
         reference.ttest_ind(b, a).pvalue, rel=1e-6
     )
 
@@ -127,7 +153,7 @@ def test_dependent_samples_are_worth_less_and_strata_more() -> None:
 )
 def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
     """Within the margin there is no difference that matters, however sure it is; otherwise the test decides."""
-    (found,) = verdicts.judged([row(**changes)])
+    (found,) = figures.judged([row(**changes)])
     assert found.verdict == verdict
     assert (found.needs_more is not None) == (verdict == "cannot tell" and found.p_value is not None)
 
@@ -135,7 +161,7 @@ def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
 def test_the_number_that_would_tell_does() -> None:
     """With so many more runs the interval is as narrow as was aimed for, and with one fewer it is not."""
     undecided = row(more_of="runs", count=3, error=0.1, freedom=4.0, p_value=0.4)
-    (found,) = verdicts.judged([undecided])
+    (found,) = figures.judged([undecided])
     assert found.needs_more
     for more, tells in ((found.needs_more, True), (found.needs_more - 1, False)):
         runs = 3 + more
@@ -201,11 +227,11 @@ def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
 
 def test_all_complete_is_not_known_to_the_last_request() -> None:
     """Groups of which every request was complete: as wide as the exact interval of so many requests, and never 0."""
-    found = rows.shares_of_groups([(200, 200)] * 5, [(200, 200)] * 5)
+    found = figures.shares_of_groups([(200, 200)] * 5, [(200, 200)] * 5)
     low, high = found.difference_ci95 or (0.0, 0.0)
     miss = 1 - reference.binomtest(1000, 1000).proportion_ci().low
     assert (low, high) == pytest.approx((-miss, miss))
-    (said,) = verdicts.judged([found])
+    (said,) = figures.judged([found])
     assert (said.verdict, said.no_larger_than) == ("no difference", pytest.approx(miss))
 
 
@@ -221,10 +247,10 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
     a: list[tuple[int, int]], b: list[tuple[int, int]], verdict: str
 ) -> None:
     """Both tests must see it: between runs (Welch), and over all requests (Fisher)."""
-    found = rows.shares_of_groups(a, b)
+    found = figures.shares_of_groups(a, b)
     table = [[sum(good for good, _ in each), sum(total - good for good, total in each)] for each in (a, b)]
     assert (found.p_value or 0) >= reference.fisher_exact(table).pvalue * (1 - 1e-6)
-    (said,) = verdicts.judged([found])
+    (said,) = figures.judged([found])
     assert said.verdict == verdict
 
 
@@ -234,7 +260,7 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
 )
 def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> None:
     """10 % worse, give or take 2: surely more than 5, surely less than 20, and around 10 nobody knows."""
-    (found,) = judge_gates(parse_gates([f"ttft.p99 {bound}"]), verdicts.judged([row()]))
+    (found,) = judge_gates(parse_gates([f"ttft.p99 {bound}"]), figures.judged([row()]))
     assert found.verdict == verdict
 
 
@@ -284,11 +310,11 @@ def test_single_runs_are_never_surer_than_runs_are_alike() -> None:
 def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
     """An effect that lies within what runs differ by is told by no number of requests, and the words say what may."""
     wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
-    (found,) = verdicts.judged([row(**wide, error_least=0.02)])
+    (found,) = figures.judged([row(**wide, error_least=0.02)])
     assert (found.verdict, found.needs_more) == ("cannot tell", None)
     assert sentence(found).endswith("repeats may)")
-    (alone,) = verdicts.judged([row(**wide)])
-    (among, *_) = verdicts.judged([row(**wide)] * 3)
+    (alone,) = figures.judged([row(**wide)])
+    (among, *_) = figures.judged([row(**wide)] * 3)
     assert alone.needs_more
     assert among.needs_more
     assert alone.needs_more < among.needs_more  # Holm's method asks more of each of three

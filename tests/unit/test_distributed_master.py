@@ -17,7 +17,7 @@ from loadgen.distributed.master import MachinePlan, Machines, Master, planned
 from loadgen.distributed.peers import Address, address_of
 from loadgen.distributed.protocol import Assign, Bye, Drawn, Gone, Hello, Joined, Listening, Sealed, Unable, Wait
 from loadgen.engine.sampler import Sampler
-from loadgen.plan import plan_of
+from loadgen.plan import Plan
 from loadgen.runfile import Header
 
 VERSION = master.version("llm-loadgen")
@@ -142,7 +142,7 @@ def test_strangers_do_not_reach_the_master(
     spread = MachinePlan(2, address_of(bind, "--bind"), 1.0)
     with pytest.raises(TokenError, match=said):
         master.run(
-            plan_of(server="tgi", n=2),
+            Plan(server="tgi", n=2),
             spread,
             tmp_path,
             command=[],

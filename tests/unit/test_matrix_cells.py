@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import cells, skipped, starts
-from loadgen.matrix.plan import MatrixPlan
+from loadgen.matrix import MatrixPlan, cells, skipped, starts
 
 
 def plan(**changes: Any) -> MatrixPlan:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import estimate, starts
+from loadgen.matrix import MatrixPlan, estimate, starts
 from loadgen.matrix.estimate import dry_run
-from loadgen.matrix.plan import MatrixPlan
 
 
 def plan(**changes: Any) -> MatrixPlan:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from scipy import stats as reference
 
-from analysis.matrix import CellMemory, MatrixSummary, cell_memory, ratio_of
-from analysis.report.matrix import brief
+from analysis.matrix import CellMemory, MatrixSummary, cell_memory
+from analysis.matrix.document import MatrixReport
 from analysis.report.terminal import render
 from analysis.resources import Memory
 from tests.matrices import fabricate
@@ -28,33 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def terminal(folder: Path) -> str:
     found = msgspec.json.decode((folder / "matrix.json").read_bytes(), type=MatrixSummary)
-    return render(brief(found), width=120)
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [([10.0, 11.0, 10.5], [20.0, 19.0, 21.5]), ([1.0, 1.1], [1.0, 1.2]), ([5.0, 5.5, 5.2, 5.1], [5.3, 4.9])],
-)
-def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> None:
-    """On logarithms, as scipy has it."""
-    ratio, ends = ratio_of(a, b)
-    logs = [[math.log(value) for value in values] for values in (a, b)]
-    expected = reference.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
-    assert ratio == pytest.approx(math.exp(sum(logs[0]) / len(a) - sum(logs[1]) / len(b)))
-    assert ends == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("a", "b"), [([1.0], [2.0, 2.1]), ([], [1.0]), ([1.0, None], [2.0, 2.1]), ([0.0, 1.0], [1, 1])]
-)
-def test_without_two_values_each_nothing_is_claimed(a: list[float | None], b: list[float | None]) -> None:
-    """One repeat has no noise to compare with; a figure that a run lacks is not left out quietly."""
-    assert ratio_of(a, b)[1] is None
-
-
-def test_repeats_that_agree_exactly_differ_from_others_that_do() -> None:
-    """No scatter, no margin."""
-    assert ratio_of([2.0, 2.0], [1.0, 1.0]) == (pytest.approx(2.0), pytest.approx((2.0, 2.0)))
+    return render(MatrixReport(found).brief(), width=120)
 
 
 def test_only_cells_that_differ_in_one_thing_are_paired(found: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.matrix.plan import MatrixPlan, hosts_of, read_matrix_plan, run_settings
+from loadgen.matrix import MatrixPlan, hosts_of, read_matrix_plan, run_settings
 
 PLAN = """
 name = "small"

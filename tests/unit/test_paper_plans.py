@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.matrix import cells, estimate, starts
-from loadgen.matrix.plan import hosts_of, read_matrix_plan, run_settings
+from loadgen.matrix import cells, estimate, hosts_of, read_matrix_plan, run_settings, starts
 
 PAPER = Path(__file__).parents[2] / "examples/paper"
 PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")

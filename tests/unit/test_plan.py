@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.plan import plan_of, read_plan
+from loadgen.plan import Plan, read_plan
 
 
 def test_values_are_stored_in_their_canonical_form() -> None:
     """However they were written: arrivals, workloads and lengths read back as one text; fixed lengths are numbers."""
-    plan = plan_of(
-        server="tgi", arrivals="poisson:20.0", duration_s=5, input_tokens="0512", output_tokens="uniform:1..9"
-    )
+    plan = Plan(server="tgi", arrivals="poisson:20.0", duration_s=5, input_tokens="0512", output_tokens="uniform:1..9")
     assert (plan.arrivals, plan.input_tokens, plan.output_tokens) == ("poisson:20", 512, "uniform:1..9")
 
 
@@ -20,15 +18,15 @@ def test_a_plan_that_would_never_end_says_how_to_end_it() -> None:
     """Endless arrivals need a number of requests or a duration; a ramp ends by itself."""
     for arrivals in ("burst", "constant:5", "closed:3"):
         with pytest.raises(PlanError, match="--n, or --duration"):
-            plan_of(server="tgi", arrivals=arrivals)
-    assert plan_of(server="tgi", arrivals="ramp:1..5/10s").n is None
+            Plan(server="tgi", arrivals=arrivals)
+    assert Plan(server="tgi", arrivals="ramp:1..5/10s").n is None
 
 
 def test_a_plan_file_is_toml(tmp_path: Path) -> None:
     """Keys are the plan's fields; what is no TOML, or no file, says so."""
     file = tmp_path / "plan.toml"
     file.write_text('server = "tgi"\narrivals = "constant:5"\nn = 10\n')
-    assert plan_of(**read_plan(file)).n == 10
+    assert Plan(**read_plan(file)).n == 10
     file.write_text("server: tgi")
     with pytest.raises(PlanError, match="is not TOML"):
         read_plan(file)
@@ -57,7 +55,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
 def test_each_mistake_names_its_option_and_what_is_allowed(values: dict[str, object], message: str) -> None:
     """One bad value gives one line that says which option and what it takes."""
     with pytest.raises(PlanError) as caught:
-        plan_of(**{"server": "tgi", "n": 1000, **values})
+        Plan(**{"server": "tgi", "n": 1000, **values})
     assert message in str(caught.value)
     assert caught.value.hint
 
@@ -65,5 +63,5 @@ def test_each_mistake_names_its_option_and_what_is_allowed(values: dict[str, obj
 def test_all_mistakes_are_reported_at_once() -> None:
     """Nobody has to fix one mistake to hear of the next."""
     with pytest.raises(PlanError) as caught:
-        plan_of(server="sglang", n=0, url="x")
+        Plan(server="sglang", n=0, url="x")
     assert len(str(caught.value).splitlines()) == 3

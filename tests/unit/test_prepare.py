@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.plan import plan_of
+from loadgen.plan import Plan
 from loadgen.prepare import longest_of, schedule_of
 
 
@@ -23,21 +23,21 @@ def test_what_each_kind_of_arrivals_comes_to(
     settings: dict[str, object], count: int | None, clients: int, in_flight: int, spare: int, at_once: int
 ) -> None:
     """How many requests, by whom, how many at a time, and how many connections are opened beforehand."""
-    load = schedule_of(plan_of(server="tgi", **settings))
+    load = schedule_of(Plan(server="tgi", **settings))
     got = (load.count, load.clients, load.in_flight, load.spare, load.at_once)
     assert got == (count, clients, in_flight, spare, at_once)
 
 
 def test_due_instants_are_those_of_the_arrivals() -> None:
     """Nothing is due at or after the duration."""
-    load = schedule_of(plan_of(server="tgi", arrivals="constant:4", duration_s=1))
+    load = schedule_of(Plan(server="tgi", arrivals="constant:4", duration_s=1))
     assert list(load.due_ns or ()) == [0, 250_000_000, 500_000_000, 750_000_000]
 
 
 def test_parts_add_up_to_the_whole() -> None:
     """Whatever the number of workers, nothing is lost and nothing dealt twice."""
     for clients in range(1, 12):
-        whole = schedule_of(plan_of(server="tgi", arrivals=f"closed:{clients}", n=100))
+        whole = schedule_of(Plan(server="tgi", arrivals=f"closed:{clients}", n=100))
         for workers in range(1, 5):
             parts = [whole.dealt(worker, workers) for worker in range(workers)]
             assert sum(part.clients for part in parts) == sum(part.spare for part in parts) == clients

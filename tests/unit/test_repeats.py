@@ -13,7 +13,7 @@ from analysis.report.terminal import render
 from analysis.summarise import summarise
 from analysis.summary import Summary
 from loadgen.cli.output import runs_in
-from loadgen.plan import plan_of
+from loadgen.plan import Plan
 from tests.runs import burst, run_of
 
 
@@ -74,7 +74,7 @@ def test_the_first_repeat_is_cold_unless_warmed_up(tmp_path: Path) -> None:
 
 def test_each_repeat_has_a_seed_of_its_own() -> None:
     """Or a prefix cache would know its prompts. The plan is the same otherwise, and says which repeat it is."""
-    plans = plan_of(server="vllm", n=5, seed=7, repeats=3).each_repeat()
+    plans = Plan(server="vllm", n=5, seed=7, repeats=3).each_repeat()
     assert [(plan.repeat, plan.repeats, plan.seed) for plan in plans] == [(1, 3, 7), (2, 3, 8), (3, 3, 9)]
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from typer import BadParameter
 
-from loadgen.cli.sim import seconds
+from loadgen.cli.options import seconds
 from servers.simulated import ConfigError, tokenizer
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.faults import FAULTS, Fault, FaultRule, fault_of, parse_fault, parse_rule
+from servers.simulated.faults import FAULTS, FaultRule, fault_of, parse_fault, parse_rule
 from servers.simulated.state import Histogram, exposition
 from servers.simulated.stream import LATE_NS, Lateness
 from servers.wire.timer import LoopTimer, Timer, timer
@@ -55,10 +55,10 @@ def test_what_the_model_says_is_seeded_words() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("reset", FaultRule(Fault("reset"), probability=1.0)),
-        ("reset@12:3,17", FaultRule(Fault("reset", 12), requests=frozenset({3, 17}))),
-        ("stall=0.25", FaultRule(Fault("stall"), probability=0.25)),
-        ("503:0", FaultRule(Fault("503"), requests=frozenset({0}))),
+        ("reset", FaultRule("reset", probability=1.0)),
+        ("reset@12:3,17", FaultRule("reset", 12, requests=frozenset({3, 17}))),
+        ("stall=0.25", FaultRule("stall", probability=0.25)),
+        ("503:0", FaultRule("503", requests=frozenset({0}))),
     ],
 )
 def test_rules_are_read_as_written(text: str, rule: FaultRule) -> None:
@@ -77,7 +77,7 @@ def test_what_is_no_fault_is_refused(text: str) -> None:
 
 def test_a_client_asks_for_one_fault_without_a_rule() -> None:
     """A header is about its own request, so it has no numbers and no probability."""
-    assert parse_fault("cut@3") == Fault("cut", 3)
+    assert parse_fault("cut@3") == FaultRule("cut", 3, probability=1)
     with pytest.raises(ConfigError, match="own fault"):
         parse_fault("cut=0.5")
 
@@ -94,7 +94,7 @@ def test_faults_by_probability_are_seeded() -> None:
 def test_the_first_rule_that_fits_wins() -> None:
     """Rules are tried in the order in which they were given."""
     rules = (parse_rule("cut:1"), parse_rule("reset"))
-    assert [fault_of(rules, 0, index) for index in (0, 1)] == [Fault("reset"), Fault("cut")]
+    assert [fault_of(rules, 0, index) for index in (0, 1)] == [rules[1], rules[0]]
 
 
 def test_every_fault_is_documented() -> None:
@@ -106,12 +106,15 @@ def test_every_fault_is_documented() -> None:
 def test_lateness_is_exact_to_a_microsecond() -> None:
     """Percentiles are upper edges of microsecond bins, the maximum is exact, and delays above 100 ms are not lost."""
     late = Lateness()
-    assert (late.percentile_ns(99), late.falling_behind()) == (0, False)
+    assert late.figures()["late_ns"] == {"p50": 0, "p99": 0, "max": 0}
+    assert not late.figures()["falling_behind"]
     for delay_ns in range(0, 100_000, 1000):
         late.add(delay_ns)
-    assert (late.events(), late.percentile_ns(50), late.percentile_ns(99)) == (100, 50_000, 99_000)
-    late.add(3_000_000_000)
-    assert (late.max_ns, late.percentile_ns(100)) == (3_000_000_000, 3_000_000_000)
+    assert late.figures()["events"] == 100
+    assert late.figures()["late_ns"] == {"p50": 50_000, "p99": 99_000, "max": 99_000}
+    for _ in range(2):
+        late.add(3_000_000_000)
+    assert late.figures()["late_ns"] == {"p50": 51_000, "p99": 3_000_000_000, "max": 3_000_000_000}
 
 
 def test_falling_behind_is_more_than_one_late_send_in_a_hundred() -> None:
@@ -120,9 +123,9 @@ def test_falling_behind_is_more_than_one_late_send_in_a_hundred() -> None:
     for _ in range(99):
         late.add(10)
     late.add(LATE_NS)
-    assert not late.falling_behind()
+    assert not late.figures()["falling_behind"]
     late.add(LATE_NS)
-    assert (late.late_events(), late.falling_behind()) == (2, True)
+    assert (late.figures()["late_events"], late.figures()["falling_behind"]) == (2, True)
 
 
 def test_metrics_text_is_read_back_by_an_independent_parser() -> None:
@@ -130,8 +133,9 @@ def test_metrics_text_is_read_back_by_an_independent_parser() -> None:
     values = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         values.observe(value)
-    rows = (("h", "histogram", "says", values), ("c_total", "counter", "says", 3))
-    page = exposition("", {"model_name": 'a"b\\c'}, rows)
+    kinds = {"h": "histogram", "c_total": "counter"}
+    rows = [{"name": name, "kind": kind, "figure": name, "help": "says"} for name, kind in kinds.items()]
+    page = exposition("", {"model_name": 'a"b\\c'}, rows, {"h": values, "c_total": 3})
     found = {
         (sample.name, sample.labels.get("le")): sample.value
         for each in text_string_to_metric_families(page)
@@ -151,7 +155,7 @@ def test_metrics_text_is_read_back_by_an_independent_parser() -> None:
 def test_a_config_lists_every_mistake() -> None:
     """Somebody who got three things wrong reads of all three at once."""
     with pytest.raises(ConfigError) as caught:
-        SimulatedConfig(server="tgo", speed=0, port=70_000, faults=(FaultRule(Fault("explode")),))
+        SimulatedConfig(server="tgo", speed=0, port=70_000, faults=(FaultRule("explode"),))
     for word in ("tgo", "speed", "70000", "explode"):
         assert word in str(caught.value)
 

@@ -6,7 +6,6 @@ is read here. A cell is one server on one host with one model under one workload
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -16,11 +15,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from analysis.compare import LENGTHS_ALIKE
+from analysis.compare.figures import of_values
 from analysis.frame import Floats, Frame
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
-from analysis.resources import KvCache, Memory, MemoryLevels
-from analysis.stats import difference_of_means, percentile, student_quantile
+from analysis.resources import Memory, MemoryLevels
+from analysis.stats import percentile
 from analysis.summary import Summary
 
 FORMAT = 1
@@ -33,11 +34,6 @@ FIGURES = (
 """Those of a run by which cells are compared; the names are those of --assert."""
 COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 STATES = ("sent", "complete", "truncated", "failed", "dropped")
-CONFIDENCE = 0.95
-LENGTHS_ALIKE = 0.01
-"""Mean output lengths that differ by a larger share are unequal work."""
-MARGIN_MOST = 500.0
-"""Of a logarithm; beyond it the exponential is no float."""
 
 Verdict = Literal["different", "no difference seen", "cannot tell"]
 Key = tuple[str, str, str, str]
@@ -240,53 +236,50 @@ class CellRunData(NamedTuple):
     """Output tokens of each complete answer."""
 
 
-class MatrixRecord(NamedTuple):
-    """What is known beside the finished runs."""
-
-    begun: Mapping[str, Any]
-    """The first line of matrix.jsonl, with the resolved `plan`."""
-    cells: Sequence[Key]
-    """All that were to be measured, in the order of the plan."""
-    skipped: Mapping[str, str]
-    failures: Sequence[Mapping[str, Any]]
-    """The newest failure of each run that is not finished."""
-    starts: Sequence[Mapping[str, Any]]
-    """Each time a server came up."""
-    titles: Mapping[str, str]
-    """Of each kind of server, its own name in its usual spelling."""
-
-
 def samples_of(frame: Frame) -> tuple[dict[str, Floats], Floats]:
     """What CellRunData keeps of a run's Frame: samples of latencies, and lengths of complete answers."""
     reported = frame.output_reported[frame.measured & frame.complete]
     return {name: METRICS[name].values(frame) for name in SAMPLED}, reported[~np.isnan(reported)]
 
 
-def matrix(record: MatrixRecord, measured: Sequence[CellRunData]) -> MatrixSummary:
-    """matrix.json."""
-    plan: dict[str, Any] = dict(record.begun["plan"])
+def matrix(
+    begun: Mapping[str, Any],
+    measured: Sequence[CellRunData],
+    *,
+    order: Sequence[Key],
+    skipped: Mapping[str, str],
+    failed: Sequence[Mapping[str, Any]],
+    starts: Sequence[Mapping[str, Any]],
+    titles: Mapping[str, str],
+) -> MatrixSummary:
+    """matrix.json, from its finished runs and the lines of matrix.jsonl: the first one, with the resolved plan; the
+    newest failure of each run that is not finished; each time a server came up.
+
+    `order` names all cells that were to be measured; `titles` each kind of server in its usual spelling.
+    """
+    plan: dict[str, Any] = dict(begun["plan"])
     platforms = {name: host["platform"] or name for name, host in plan.pop("hosts_found").items()}
     shared = Counter(platforms.values())
     kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
-    failures = msgspec.convert(record.failures, list[RunFailure])
-    failed = Counter(each.cell.key for each in failures)
+    failures = msgspec.convert(failed, list[RunFailure])
+    failures_of = Counter(each.cell.key for each in failures)
     cells = [
-        _cell(key, kinds[key[0]], [run for run in measured if run.cell == key], plan["repeats"], failed[key])
-        for key in record.cells
+        _cell(key, kinds[key[0]], [run for run in measured if run.cell == key], plan["repeats"], failures_of[key])
+        for key in order
     ]
-    led = [key[1:] for key in record.cells if key[0] == plan.get("equal_work")]
+    led = [key[1:] for key in order if key[0] == plan.get("equal_work")]
     given = [
         dict(zip(("host", "model", "workload", "given"), (*key, f"equal-work/{'-'.join(key)}.txt"), strict=True))
         for key in led
     ]
     return MatrixSummary(
         name=plan["name"],
-        started_at=str(record.begun["at"]),
-        version=str(record.begun["version"]),
+        started_at=str(begun["at"]),
+        version=str(begun["version"]),
         interrupted=len(measured) + len(failures) < len(cells) * plan["repeats"],
         simulated=any(run.summary.server.simulated for run in measured),
         servers=[
-            {"name": name, "server": kind, "title": record.titles.get(kind, name) if name == kind else name}
+            {"name": name, "server": kind, "title": titles.get(kind, name) if name == kind else name}
             for name, kind in kinds.items()
         ],
         hosts=[
@@ -303,9 +296,9 @@ def matrix(record: MatrixRecord, measured: Sequence[CellRunData]) -> MatrixSumma
         plan=plan,
         cells=cells,
         differences=list(_differences([cell for cell in cells if cell.runs])),
-        skipped=[{"cell": cell, "reason": reason} for cell, reason in record.skipped.items()],
+        skipped=[{"cell": cell, "reason": reason} for cell, reason in skipped.items()],
         failures=failures,
-        server_starts=msgspec.convert(record.starts, list[ServerStart]),
+        server_starts=msgspec.convert(starts, list[ServerStart]),
     )
 
 
@@ -372,13 +365,18 @@ def cell_memory(found: Sequence[Memory]) -> CellMemory:
         return CellMemory()
     parts = [[*each.gpus, *each.processes, *([each.host] if each.host else [])] for each in found]
     places = range(max(map(len, parts)))
+    caches = [each.kv_cache for each in found if each.kv_cache]
+    cache = None
+    if caches:
+        peak = max((each.peak_share for each in caches if each.peak_share is not None), default=None)
+        cache = CellKvCache(_mean([each.mean_share for each in caches]), peak, caches[0].tokens)
     notes = []
     for each in found:
         notes += [f"{each.taken_at_start.note}."] if each.taken_at_start else []
         notes += [f"Not read, {source}: {reason}." for source, reason in each.not_measured.items()]
     return CellMemory(
         [_level([run[place] for run in parts if len(run) > place]) for place in places],
-        _kv_cache([each.kv_cache for each in found if each.kv_cache]),
+        cache,
         list(dict.fromkeys(notes)),
     )
 
@@ -395,13 +393,6 @@ def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
         _mean([each.loaded_bytes for each in seen]),
         max((each.peak_bytes for each in seen if each.peak_bytes is not None), default=None),
     )
-
-
-def _kv_cache(seen: Sequence[KvCache]) -> CellKvCache | None:
-    if not seen:
-        return None
-    peak = max((each.peak_share for each in seen if each.peak_share is not None), default=None)
-    return CellKvCache(_mean([each.mean_share for each in seen]), peak, seen[0].tokens)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -423,7 +414,8 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
         equal = len(means) == 2 and abs(means[0] - means[1]) <= LENGTHS_ALIKE * max(means)
         for name in COMPARED:
-            ratio, ends = ratio_of(a.figures[name].values, b.figures[name].values)
+            found = of_values(name, b.figures[name].values, a.figures[name].values)
+            ratio, ends = found.ratio, found.ratio_ci95 if found.count > 1 else None
             verdict: Verdict = "cannot tell"
             if ends:
                 verdict = "no difference seen" if ends[0] <= 1 <= ends[1] else "different"
@@ -437,16 +429,3 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
                 verdict,
                 equal,
             )
-
-
-def ratio_of(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float | None, tuple[float, float] | None]:
-    """The ratio of the geometric means of two figures over their runs, and its interval where both have two runs."""
-    logs = [[math.log(value) for value in values if value is not None and value > 0] for values in (a, b)]
-    if not all(logs) or any(len(kept) < len(values) for kept, values in zip(logs, (a, b), strict=True)):
-        return None, None
-    difference, error, freedom = difference_of_means(logs[1], logs[0])
-    if min(map(len, logs)) < 2:
-        return math.exp(difference), None
-    margin = student_quantile((1 + CONFIDENCE) / 2, freedom) * error
-    ends = None if margin > MARGIN_MOST else (math.exp(difference - margin), math.exp(difference + margin))
-    return math.exp(difference), ends

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
-from analysis.metrics import METRICS
+from analysis.metrics import BY_KEY, METRICS
 from analysis.report import document as doc
 from analysis.report import findings
 from analysis.report.charts import DASHES, PALETTE
@@ -28,7 +28,6 @@ SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.
 """Figures that the page's table of cells has columns for; matrix.json has all."""
 BRIEF = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 MAIN = "output_tokens_per_s"
-BY_KEY = {metric.key: metric for metric in METRICS.values()}
 BARS = "Bars are means over the repeats, dots the repeats themselves, lines the 95 % interval of the mean."
 CURVES = """Share of complete requests at or below each latency, all repeats of a cell together; thin lines are single
 repeats. Where they lie apart, runs differ more than requests do."""
@@ -57,16 +56,6 @@ def in_a_line(summary: Summary) -> str:
     return ", ".join([*parts, *([] if summary.client.ok else ["possible client bottleneck"])])
 
 
-def brief(found: MatrixSummary) -> Document:
-    """For the terminal: one table, what leads, what failed, and whether it is valid."""
-    return _Matrix(found).brief()
-
-
-def full(found: MatrixSummary, measured: Sequence[CellRunData]) -> Document:
-    """For the page; `measured` are the finished runs."""
-    return _Matrix(found).full(measured)
-
-
 def figure_title(name: str) -> str:
     """`TTFT, median`; a rate by its title."""
     key, _, statistic = name.partition(".")
@@ -74,7 +63,7 @@ def figure_title(name: str) -> str:
     return f"{BY_KEY[key].short}, {named}" if statistic else BY_KEY[key].title
 
 
-class _Matrix:
+class MatrixReport:
     """A matrix with the names and colours under which it is shown."""
 
     def __init__(self, found: MatrixSummary) -> None:
@@ -93,6 +82,7 @@ class _Matrix:
         self.mark = f"SIMULATED{at}" if found.simulated else ""
 
     def brief(self) -> Document:
+        """For the terminal: one table, what leads, what failed, and whether it is valid."""
         blocks: list[Block] = [self._figures(BRIEF)]
         for group in self.groups:
             of = f"{self._group_title(group)}, " if len(self.groups) > 1 else ""
@@ -104,6 +94,7 @@ class _Matrix:
         return self._document([Section("answer", "", [*blocks, doc.Findings([*failures, *self._findings()])])])
 
     def full(self, measured: Sequence[CellRunData]) -> Document:
+        """For the page; `measured` are the finished runs."""
         figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))

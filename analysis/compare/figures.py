@@ -1,0 +1,414 @@
+"""Each figure of A against that of B, from its difference and error to one of four verdicts, and `--fail-if`.
+
+One run against one run: from raw samples, with the sources of chance that a run shows (analysis.compare.noise). Groups
+of repeats: one figure per run, so that requests need not be independent.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from analysis import stats
+from analysis.compare import noise
+from analysis.compare.noise import ComparedRun, samples_of
+from analysis.metrics import BY_KEY, Metric
+from analysis.objectives import LATENCIES, RATES
+from analysis.repeats import completed, figures_of
+from analysis.stats import student_cdf, student_quantile
+from analysis.summary import Summary
+
+SEED = 20_030_711
+"""Of the bootstrap: the same runs give the same figures."""
+ERROR_MOST = 0.05
+"""The chance that a comparison of a server with itself calls any figure better or worse."""
+MARGIN = 0.05
+"""By how much a figure may differ before it matters, as a share of A's."""
+MORE_MOST = 1_000_000
+RUNS_MOST = 1000
+"""More requests, or runs, than these are no advice."""
+LOGARITHM_MOST = 500.0
+"""Beyond it the exponential is no float: runs that differ so much have no interval of a ratio."""
+STATISTICS = ("p50", "p90", "p95", "p99")
+SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
+SHORT = "the run is too short to show how the server varies; repeats would"
+WELCH = "Welch's t between runs"
+POOLED = "Student's t, with the other group's variation between runs"
+EXACT_FREEDOM = 1e6
+"""An exact interval needs no allowance for an error that was itself estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """One figure of A beside that of B. B is better or worse than A."""
+
+    figure: str
+    """As --assert names it, such as `ttft.p99`; `ttft.pairs` is the share of pairs in which B's request is slower."""
+    unit: Literal["s", "per second", "share"]
+    """What `a`, `b` and `difference` are in."""
+    direction: Literal["lower", "higher"]
+    """Which is better."""
+    a: float | None = None
+    b: float | None = None
+    difference: float | None = None
+    difference_ci95: tuple[float, float] | None = None
+    ratio: float | None = None
+    """B / A; None where either is 0 or less, and for shares."""
+    ratio_ci95: tuple[float, float] | None = None
+    p_value: float | None = None
+    """Two-sided, of no difference at all; None where nothing can be tested."""
+    test: str = ""
+    error: float = math.nan
+    """Standard error of the logarithm of the ratio, or of the difference for a share."""
+    freedom: float = math.nan
+    error_least: float = 0.0
+    """Below which no number of requests would take it."""
+    count: int = 0
+    """Of what more would help, in the smaller group: requests, or runs."""
+    more_of: str = "requests"
+    verdict: Literal["better", "worse", "no difference", "cannot tell"] = "cannot tell"
+    adjusted_p: float | None = None
+    """By Holm's method over all figures of the comparison that can be tested."""
+    no_larger_than: float | None = None
+    """The most that B may differ, by the interval: a share of A's, or a difference of shares."""
+    needs_more: int | None = None
+    """About how many more requests or runs in each of A and B it would take to tell; None: no practical number."""
+    why: str = ""
+    """Why nothing was tested."""
+
+    @property
+    def effect(self) -> float:
+        """What was tested: the logarithm of the ratio, or the difference of a share."""
+        return math.log(self.ratio) if self.ratio is not None else self.difference or 0.0
+
+    @property
+    def worse(self) -> bool:
+        """The side on which B lies."""
+        return (self.effect > 0) == (self.direction == "lower") and self.effect != 0
+
+    def relative(self, effect: float) -> float:
+        """An effect as a share of A's, or as a difference of shares."""
+        return math.expm1(effect) if self.ratio is not None else effect
+
+
+def of_single_runs(a: ComparedRun, b: ComparedRun, figures: Sequence[str]) -> Iterator[ComparedFigure]:
+    """One row per figure."""
+    piece = noise.piece_error(a, b)
+    for figure in figures:
+        name, _, statistic = figure.partition(".")
+        if figure == "complete":
+            yield shares_of_runs(completed(a.summary), completed(b.summary))
+        elif statistic == "pairs":
+            yield _pairs(figure, BY_KEY[name], a, b, piece)
+        elif statistic:
+            yield _quantile(figure, BY_KEY[name], statistic, a, b, piece)
+        else:
+            yield _rate(figure, BY_KEY[name], a, b, piece)
+
+
+def of_groups(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> Iterator[ComparedFigure]:
+    """One row per figure; samples of several runs are not thrown together, so there are no pairs. At least one of the
+    groups has two runs."""
+    values_a, values_b = ([figures_of(summary) for summary in group] for group in (a, b))
+    for figure in figures:
+        if figure == "complete":
+            yield shares_of_groups(*([completed(summary) for summary in group] for group in (a, b)))
+        elif not figure.endswith(".pairs"):
+            yield of_values(figure, [each.get(figure) for each in values_a], [each.get(figure) for each in values_b])
+
+
+def _blank(figure: str, why: str = "") -> ComparedFigure:
+    """A row that says what its figure is, and why there is nothing else to say."""
+    name, _, statistic = figure.partition(".")
+    if figure == "complete" or statistic == "pairs":
+        return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower", why=why)
+    metric = BY_KEY[name]
+    return ComparedFigure(figure, "per second" if metric.unit.endswith("/s") else "s", metric.direction, why=why)
+
+
+def _by_noise(figure: str, a: float, b: float, within: float, count: int) -> ComparedFigure:
+    """A ratio with this error of its logarithm, as single runs show it."""
+    effect, error = math.log(b / a), max(within, noise.RUNS_DIFFER)
+    low, high = (math.exp(end) for end in ends(effect, error, noise.FREEDOM))
+    return replace(
+        _blank(figure), a=a, b=b, difference=b - a, difference_ci95=(a * (low - 1), a * (high - 1)), ratio=b / a,
+        ratio_ci95=(low, high), p_value=p_value(effect, error, noise.FREEDOM), test=SINGLE, error=error,
+        freedom=noise.FREEDOM, error_least=noise.RUNS_DIFFER, count=count,
+    )  # fmt: skip
+
+
+def _quantile(
+    figure: str, metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, piece: float
+) -> ComparedFigure:
+    share = float(statistic.removeprefix("p")) / 100
+    samples = samples_of(a, metric), samples_of(b, metric)
+    few = min(len(each.values) for each in samples)
+    if few < (needed := stats.samples_needed(share)):
+        return _blank(figure, f"too few samples: {statistic} needs {needed:,}, there are {few:,}")
+    values = noise.quantile(samples[0], share), noise.quantile(samples[1], share)
+    worth = min(noise.worth(each, share, value) for each, value in zip(samples, values, strict=True))
+    if worth < needed:  # a stall is in the gaps of all requests: thousands of gaps may be a few events
+        return _blank(figure, f"the samples are worth {worth:,.0f} independent ones: {statistic} needs {needed:,}")
+    if min(values) <= 0:
+        return _blank(figure, "one of them is 0, which no ratio can be taken of")
+    random = np.random.default_rng(SEED)
+    within = math.sqrt(
+        noise.quantile_error(samples[0], share, random) ** 2
+        + noise.quantile_error(samples[1], share, random) ** 2
+        + noise.latency_error(metric, a, b, piece, values) ** 2
+        + noise.stamp_error(metric, a, b, values) ** 2
+    )
+    if not math.isfinite(within):
+        return _blank(figure, SHORT)
+    return _by_noise(figure, *values, within, min(a.requests, b.requests))
+
+
+def _rate(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+    """A rate is what was done by the time it took, so it varies as that time does."""
+    value_a, value_b = metric.figure(a.frame) or 0.0, metric.figure(b.frame) or 0.0
+    if min(value_a, value_b) <= 0 or not math.isfinite(piece):
+        return _blank(figure, SHORT)
+    within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(metric, a, b, (a.span_s, b.span_s)))
+    return _by_noise(figure, value_a, value_b, within, min(a.requests, b.requests))
+
+
+def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+    samples = samples_of(a, metric), samples_of(b, metric)
+    if min(len(each.values) for each in samples) < (needed := stats.samples_needed(0.5)):
+        return _blank(figure, f"too few samples: {needed} are needed")
+    medians = noise.quantile(samples[0], 0.5), noise.quantile(samples[1], 0.5)
+    seen = noise.latency_error(metric, a, b, piece, medians), noise.stamp_error(metric, a, b, medians)
+    together = max(math.hypot(*seen), noise.RUNS_DIFFER)
+    if not math.isfinite(together):
+        return _blank(figure, SHORT)
+    share, error, p = noise.superiority(*samples, together)
+    low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))
+    return replace(
+        _blank(figure), a=0.5, b=share, difference=share - 0.5, difference_ci95=(low, high), p_value=p,
+        test="Mann-Whitney", error=error, freedom=noise.FREEDOM, error_least=error * noise.RUNS_DIFFER / together,
+        count=min(a.requests, b.requests),
+    )  # fmt: skip
+
+
+def shares_of_runs(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
+    """Shares of requests that were complete, of (complete, all): Fisher's exact test, and Newcombe's interval."""
+    if not a[1] or not b[1]:
+        return _blank("complete", "nothing was sent")
+    share_a, share_b = a[0] / a[1], b[0] / b[1]
+    low, high = stats.shares_interval(a, b, share_b - share_a, stats.wilson_interval)
+    low, high = max(-1.0, low), min(1.0, high)
+    # Half its width as so many standard errors, so that sizes can be worked out as for the others.
+    return replace(
+        _blank("complete"), a=share_a, b=share_b, difference=share_b - share_a, difference_ci95=(low, high),
+        p_value=stats.fisher_exact(a, b), test="Fisher's exact test", error=(high - low) / 2 / 1.96,
+        freedom=EXACT_FREEDOM, count=min(a[1], b[1]),
+    )  # fmt: skip
+
+
+def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
+    """Compare shares of requests, given as (complete, all) of each run, with the larger of two errors.
+
+    Between runs as for any figure; and as if all requests of a group were of one run, by Fisher's exact test and the
+    exact interval of each share. Runs that are complete to the last request do not vary, and yet more of them might.
+    """
+    if not all(total for _, total in (*a, *b)):
+        return _blank("complete", "in a run nothing was sent")
+    (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
+    found = of_values("complete", [good / total for good, total in a], [good / total for good, total in b])
+    low, high = stats.shares_interval((good_a, all_a), (good_b, all_b), found.difference or 0.0, stats.share_interval)
+    between = found.difference_ci95 or (low, high)
+    low, high = min(low, between[0]), max(high, between[1])
+    error = max(found.effect - low, high - found.effect) / stats.student_quantile(0.975, EXACT_FREEDOM)
+    p = max(found.p_value or 0.0, stats.fisher_exact((good_a, all_a), (good_b, all_b)))
+    return replace(
+        found, difference_ci95=(max(-1.0, low), min(1.0, high)), p_value=p, test=f"{found.test}; Fisher's exact test",
+        error=error, freedom=EXACT_FREEDOM,
+    )  # fmt: skip
+
+
+def of_values(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> ComparedFigure:
+    """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
+    is one of the ratio; of a share the values themselves."""
+    known_a, known_b = ([value for value in group if value is not None] for group in (a, b))
+    if len(known_a) < len(a) or len(known_b) < len(b):
+        return _blank(figure, "not every run has it, or has samples enough for it")
+    mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
+    plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
+    found = replace(
+        _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=ends(*plain),
+        p_value=p_value(*plain), test=WELCH if few > 1 else POOLED, error=plain[1], freedom=plain[2], count=few,
+        more_of="runs",
+    )  # fmt: skip
+    if found.unit == "share" or min(*known_a, *known_b) <= 0:
+        return found
+    effect, error, freedom = stats.difference_of_means(
+        [math.log(value) for value in known_a], [math.log(value) for value in known_b]
+    )
+    low, high = ends(effect, error, freedom)
+    interval = None if high - effect > LOGARITHM_MOST else (math.exp(low), math.exp(high))
+    return replace(
+        found, ratio=math.exp(effect), ratio_ci95=interval, p_value=p_value(effect, error, freedom), error=error,
+        freedom=freedom,
+    )  # fmt: skip
+
+
+def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN) -> list[ComparedFigure]:
+    """Every row with its verdict. `margin` is by how much a figure may differ before it matters.
+
+    *No difference larger than X* when the 95 % interval lies within the margin; else *better* or *worse* when Holm's
+    adjusted p-value is below 5 %; else *cannot tell*.
+    """
+    adjusted = holm([row.p_value for row in rows])
+    return [row if p is None else _judged(row, margin, p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjusted p-values: whoever rejects those below 5 % errs anywhere with a chance of 5 %, however they depend on
+    each other (Holm, "A simple sequentially rejective multiple test procedure", 1979). None stays None."""
+    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    most = 0.0
+    for rank, (p, place) in enumerate(order):
+        most = max(most, min(1.0, (len(order) - rank) * p))
+        adjusted[place] = most
+    return adjusted
+
+
+def p_value(effect: float, error: float, freedom: float) -> float:
+    """Two-sided, by Student's t. Without any error only a difference of nothing is compatible with none."""
+    if error == 0:
+        return 1.0 if effect == 0 else 0.0
+    return 2 * student_cdf(-abs(effect / error), freedom)
+
+
+def ends(effect: float, error: float, freedom: float, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of an effect."""
+    margin = student_quantile((1 + confidence) / 2, freedom) * error
+    return effect - margin, effect + margin
+
+
+def _judged(row: ComparedFigure, margin: float, adjusted_p: float) -> ComparedFigure:
+    most = max(abs(row.relative(end)) for end in ends(row.effect, row.error, row.freedom))
+    row = replace(row, adjusted_p=adjusted_p, no_larger_than=most)
+    if most <= margin:
+        return replace(row, verdict="no difference")
+    if adjusted_p < ERROR_MOST:
+        return replace(row, verdict="worse" if row.worse else "better")
+    strictness = max(1.0, adjusted_p / row.p_value) if row.p_value else 1.0
+    return replace(row, needs_more=_needs_more(row, margin, strictness))
+
+
+def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | None:
+    """About how many more would tell, if the effect stayed as it is and its error fell with the root of their number:
+    so many that the interval lies within the margin, or that the p-value, which Holm's method multiplied by
+    `strictness`, is below 5 %. None where no practical number would."""
+    within = margin if row.ratio is None else math.log1p(margin)
+    aims = ((within - abs(row.effect), 1 - ERROR_MOST / 2), (abs(row.effect), 1 - ERROR_MOST / 2 / strictness))
+    found = [_number_for(row, aim, share) for aim, share in aims if aim > 0]
+    return min((number for number in found if number is not None), default=None)
+
+
+def _number_for(row: ComparedFigure, aim: float, share: float) -> int | None:
+    """How many more it takes until the error times Student's t of this share is no more than `aim`."""
+    if row.more_of == "runs":
+        for runs in range(row.count + 1, RUNS_MOST):
+            error = row.error * math.sqrt(row.count / runs)
+            if student_quantile(share, 2 * runs - 2) * error <= aim:
+                return runs - row.count
+        return None
+    allowed = aim / student_quantile(share, row.freedom)
+    if allowed < row.error_least:
+        return None
+    more = max(1, math.ceil(row.count * (row.error / allowed) ** 2) - row.count)
+    return None if more > MORE_MOST else int(float(f"{more:.1e}"))
+
+
+HINT = f"""A condition is a figure, and by how much B may not be worse than A: 'ttft.p99 worse by 5%'.
+  figures      LATENCY.STATISTIC, complete, {", ".join(RATES)}
+  latencies    {", ".join(LATENCIES)}
+  statistics   {", ".join(STATISTICS)}
+  bounds       a share of A's figure such as 5%; of `complete` a difference of shares; 'worse' alone is worse by 0%"""
+_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(STATISTICS)}))? worse(?: by (\d+(?:\.\d+)?) ?%)?")
+
+
+class GateError(Exception):
+    """Expressions that are no gates: one line for each, and a hint of what is allowed."""
+
+    hint = HINT
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What B must not be (`--fail-if`): `ttft.p99 worse by 5%`, `output_tokens_per_s worse`.
+
+    Like an objective, a gate speaks of the server, of which the runs are samples: it fails when the whole interval of
+    the difference is worse by more than the bound, passes when the whole interval is not, and otherwise cannot be told.
+    Each is a question asked before the runs were seen, so the figures of the table, which were not, do not count: with
+    k gates each interval is one of 1 - 5 % / k (Bonferroni), so that the chance of any false failure is 2.5 %. Not by
+    Holm's method as in the table, because then no interval would go with the verdict.
+    """
+
+    text: str
+    figure: str
+    bound: float
+    """A share of A's figure, or a difference of shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What became of one gate."""
+
+    condition: str
+    """The gate as it was written."""
+    verdict: Literal["pass", "fail", "cannot tell"]
+    said: str
+
+    @property
+    def sentence(self) -> str:
+        """All of it."""
+        return f"{self.verdict}: {self.condition}: {self.said}"
+
+
+def parse_gates(expressions: Iterable[str]) -> list[Gate]:
+    """Read expressions. Raises GateError, which names every mistake in all of them."""
+    gates, mistakes = [], []
+    for expression in expressions:
+        text = " ".join(expression.split())
+        match = _GATE.fullmatch(text)
+        if match and (match[1] in ("complete", *RATES) if match[2] is None else match[1] in LATENCIES):
+            figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
+            gates.append(Gate(text, figure, float(match[3] or 0) / 100))
+        else:
+            mistakes.append(f"--fail-if {expression!r}: is no condition")
+    if mistakes:
+        raise GateError("\n".join(mistakes))
+    return gates
+
+
+def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
+    """Hold each against its row."""
+    by_figure = {row.figure: row for row in rows}
+    return [_gate_result(each, by_figure[each.figure], ERROR_MOST / len(gates)) for each in gates]
+
+
+def _gate_result(gate: Gate, row: ComparedFigure, error: float) -> GateResult:
+    if row.p_value is None:
+        return GateResult(gate.text, "cannot tell", row.why)
+    sign = 1 if row.direction == "lower" else -1  # so that more is worse
+    low, high = sorted(sign * row.relative(end) for end in ends(row.effect, row.error, row.freedom, 1 - error))
+    said = (
+        f"{sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval {low * 100:+.1f} % to "
+        f"{high * 100:+.1f} % (+ is worse)"
+    )
+    if low > gate.bound:
+        return GateResult(gate.text, "fail", said)
+    if high <= gate.bound:
+        return GateResult(gate.text, "pass", said)
+    if row.needs_more:
+        said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
+    return GateResult(gate.text, "cannot tell", said)

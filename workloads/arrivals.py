@@ -26,6 +26,8 @@ from typing import ClassVar, Self
 
 from workloads import draws, traces
 from workloads.syntax import (
+    CV_HIGH,
+    CV_LOW,
     NS_PER_S,
     WorkloadError,
     duration_ns,
@@ -43,8 +45,6 @@ CLIENTS_LIMIT = 100_000
 BURST_LIMIT = 1_000_000
 STEPS_LIMIT = 1_000
 SPEED_LIMIT = 1_000_000
-CV_LOW, CV_HIGH = Fraction(1, 100), 100
-"""Below 0.01 gamma gaps are constant for every purpose; above 100 no run is long enough to show its mean."""
 ROOT_PRECISION = 10**30
 """Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
 
@@ -143,17 +143,28 @@ class Burst(Arrivals):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Arrivals):
-    """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
+class OneRate(Arrivals):
+    """What processes have in common whose rate stays the same."""
 
     rate: Fraction
 
-    SYNTAX = "constant:R, such as constant:20"
     steady = True
 
     @classmethod
     def parse(cls, rest: str) -> Self:
         return cls(rate(rest))
+
+    @property
+    def promised_rate_per_s(self) -> float:
+        return float(self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(OneRate):
+    """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
+
+    SYNTAX = "constant:R, such as constant:20"
+    promised_cv = 0.0
 
     def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
         step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
@@ -163,31 +174,17 @@ class Constant(Arrivals):
     def text(self) -> str:
         return f"{show(self.rate)} per second, evenly"
 
-    @property
-    def promised_rate_per_s(self) -> float:
-        return float(self.rate)
-
-    @property
-    def promised_cv(self) -> float:
-        return 0.0
-
     def __str__(self) -> str:
         return f"constant:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson(Arrivals):
+class Poisson(OneRate):
     """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
 
-    rate: Fraction
-
     SYNTAX = "poisson:R, such as poisson:20"
-    steady = True
     law = "gamma"  # an exponential is the gamma distribution of variation 1
-
-    @classmethod
-    def parse(cls, rest: str) -> Self:
-        return cls(rate(rest))
+    promised_cv = 1.0
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = draws.stream(seed, "arrivals")
@@ -197,30 +194,20 @@ class Poisson(Arrivals):
     def text(self) -> str:
         return f"{show(self.rate)} per second (Poisson)"
 
-    @property
-    def promised_rate_per_s(self) -> float:
-        return float(self.rate)
-
-    @property
-    def promised_cv(self) -> float:
-        return 1.0
-
     def __str__(self) -> str:
         return f"poisson:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma(Arrivals):
+class Gamma(OneRate):
     """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0.
 
     Shape 1 / cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps.
     """
 
-    rate: Fraction
     cv: Fraction
 
     SYNTAX = "gamma:R,cv=C, such as gamma:20,cv=2"
-    steady = True
     law = "gamma"
 
     @classmethod
@@ -239,10 +226,6 @@ class Gamma(Arrivals):
     @property
     def text(self) -> str:
         return f"{show(self.rate)} per second (gamma gaps, CV {show(self.cv)})"
-
-    @property
-    def promised_rate_per_s(self) -> float:
-        return float(self.rate)
 
     @property
     def promised_cv(self) -> float:

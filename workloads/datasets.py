@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from workloads.syntax import WorkloadError
+from workloads.syntax import TOKENS_LIMIT, WorkloadError, opened, reason
 
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26
 """Characters of one array element or line; the longest ShareGPT conversation has about a million."""
-OUTPUT_LIMIT = 10_000_000
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
-
 
 Made = TypeVar("Made")
 
@@ -43,11 +40,8 @@ class Sample:
     """As the file says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialogue:
-    """What a human asked, turn after turn, with the recorded answers."""
-
-    turns: tuple[Sample, ...]
+Dialogue = tuple[Sample, ...]
+"""What a human asked, turn after turn, with the recorded answers; never empty."""
 
 
 def sharegpt(path: Path) -> Iterator[Dialogue]:
@@ -58,11 +52,6 @@ def sharegpt(path: Path) -> Iterator[Dialogue]:
     return _fitting(path, lambda item: _dialogue(item["conversations"]))
 
 
-def first_turns(dialogues: Iterator[Dialogue]) -> Iterator[Sample]:
-    """The first question of each dialogue and its answer, which is what vLLM's serving benchmark takes."""
-    return (dialogue.turns[0] for dialogue in dialogues)
-
-
 def alpaca(path: Path) -> Iterator[Sample]:
     """Instructions of an Alpaca-format file, each with its input below it. Raises WorkloadError as `sharegpt` does."""
     return _fitting(path, _instruction)
@@ -70,7 +59,7 @@ def alpaca(path: Path) -> Iterator[Sample]:
 
 def jsonl(path: Path) -> Iterator[Sample]:
     """Prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
-    with _opened(path) as file:
+    with opened(path, "the dataset") as file:
         for line, text in enumerate(iter(lambda: file.readline(ELEMENT_LIMIT), ""), 1):
             if text.strip():
                 yield _made(path, f"line {line}", _prompt, text)
@@ -86,12 +75,10 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
 def _made(path: Path, place: str, make: Callable[[Any], Made], item: Any) -> Made:
     try:
         return make(item)
-    except KeyError as error:
-        raise WorkloadError(f"{path}, {place}: has no {error.args[0]!r}", "is this the format you named?") from None
-    except json.JSONDecodeError as error:
-        raise WorkloadError(f"{path}, {place}: is not JSON: {error.msg}", "mend or remove it") from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise WorkloadError(f"{path}, {place}: {str(error)[:200]}", "is this the format you named?") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        damaged = isinstance(error, json.JSONDecodeError)
+        hint = "mend or remove it" if damaged else "is this the format you named?"
+        raise WorkloadError(f"{path}, {place}: {reason(error)}", hint) from None
 
 
 def _dialogue(messages: Any) -> Dialogue | None:
@@ -100,12 +87,12 @@ def _dialogue(messages: Any) -> Dialogue | None:
         raise TypeError("its conversations are not a list")
     spoken = [(message["from"], _text(message["value"])) for message in messages]
     spoken = [(who, text) for who, text in spoken if who in (*ASKING, *ANSWERING)]
-    turns = [
+    turns = (
         Sample(question, answer)
         for (asker, question), (answerer, answer) in pairwise(spoken)
         if asker in ASKING and answerer in ANSWERING and question and answer
-    ]
-    return Dialogue(tuple(turns)) if turns else None
+    )
+    return tuple(turns) or None
 
 
 def _instruction(item: Any) -> Sample | None:
@@ -120,7 +107,7 @@ def _prompt(line: str) -> Sample:
     prompt, output_tokens = _text(item["prompt"]), item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
-    if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= OUTPUT_LIMIT):
+    if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
         raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
     return Sample(prompt, output_tokens=output_tokens)
 
@@ -134,7 +121,7 @@ def _text(value: Any) -> str:
 def _elements(path: Path) -> Iterator[Any]:
     """The elements of a JSON array, decoded as the file is read."""
     decoder = json.JSONDecoder()
-    with _opened(path) as file:
+    with opened(path, "the dataset") as file:
         ahead = _not_blank(file, "")
         if not ahead.startswith("["):
             raise WorkloadError(f"{path}: is not a JSON array", "is this the format you named?")
@@ -175,13 +162,3 @@ def _not_blank(file: TextIO, ahead: str) -> str:
     while not (ahead := ahead.lstrip()) and (more := file.read(READ_CHARACTERS)):
         ahead = more
     return ahead
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    try:
-        file = path.open(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise WorkloadError(f"cannot read the dataset {path}: {error.strerror}") from error
-    with file:
-        yield file

@@ -23,17 +23,37 @@ from fractions import Fraction
 from itertools import repeat
 from pathlib import Path
 from statistics import NormalDist
-from typing import TypeAlias, TypeVar
+from typing import Protocol
 
 from workloads import draws
-from workloads.syntax import WorkloadError, number, options, path_and_options, show, whole
+from workloads.syntax import (
+    CV_HIGH,
+    CV_LOW,
+    TOKENS_LIMIT,
+    WorkloadError,
+    number,
+    opened,
+    options,
+    path_and_options,
+    show,
+    whole,
+)
 
-TOKENS_LIMIT = 10_000_000
 VALUES_LIMIT = 20_000_000
 """Numbers in one file: 80 MB."""
 CAP_SHARE = 0.01
 """A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
-CV_LOW, CV_HIGH = Fraction(1, 100), 100
+
+
+class Lengths(Protocol):
+    """What every kind can do; `str()` of it is its canonical text."""
+
+    def tokens(self, seed: int, what: str) -> Iterator[int]:
+        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from.
+
+        Raises WorkloadError when a file is damaged, empty or cannot be read.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,6 @@ class Fixed:
     length: int
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:  # noqa: ARG002 - all lengths are called alike
-        """Lengths in tokens, without end."""
         return repeat(self.length)
 
     def __str__(self) -> str:
@@ -58,7 +77,6 @@ class Uniform:
     high: int
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from."""
         draw = draws.stream(seed, what)
         span = self.high - self.low + 1
         while True:
@@ -78,7 +96,6 @@ class Lognormal:
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from."""
         draw = draws.stream(seed, what)
         normal = self._exponent()
         mu, sigma = normal.mean, normal.stdev
@@ -105,7 +122,6 @@ class Exponential:
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from."""
         draw = draws.stream(seed, what)
         mean = float(self.mean)
         return _bounded(lambda: mean * draws.exponential(draw), self.low, self.high)
@@ -126,17 +142,12 @@ class Empirical:
     column: str | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        """Lengths in tokens, without end. Raises WorkloadError when the file is damaged, empty or cannot be read."""
         values = _values(self.path, self.column)
         draw = draws.stream(seed, what)
         return (values[int(draw() * len(values))] for _ in repeat(None))
 
     def __str__(self) -> str:
         return f"empirical:{self.path}" + (f",column={self.column}" if self.column else "")
-
-
-Lengths: TypeAlias = Fixed | Uniform | Lognormal | Exponential | Empirical
-Capped = TypeVar("Capped", Lognormal, Exponential)
 
 
 def parse(text: str) -> Lengths:
@@ -172,13 +183,14 @@ def _show_bounds(low: int, high: int | None) -> str:
 def _values(path: Path, column: str | None) -> array[int]:
     values = array("I")
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with opened(path, "the lengths in") as file:
             for line, text in _numbers(file, path, column):
-                values.append(_value(path, line, text))
+                try:
+                    values.append(whole(text, "length", 1, TOKENS_LIMIT))
+                except WorkloadError as error:
+                    raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
                 if len(values) > VALUES_LIMIT:
                     raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
-    except OSError as error:
-        raise WorkloadError(f"cannot read the lengths in {path}: {error.strerror}") from error
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV: {error}") from error
     if not values:
@@ -199,13 +211,6 @@ def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tu
     yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
 
 
-def _value(path: Path, line: int, text: str) -> int:
-    try:
-        return whole(text, "length", 1, TOKENS_LIMIT)
-    except WorkloadError as error:
-        raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
-
-
 def _uniform(rest: str) -> Uniform:
     low, dots, high = rest.partition("..")
     if not dots:
@@ -214,37 +219,17 @@ def _uniform(rest: str) -> Uniform:
     return Uniform(lowest, whole(high, "longest length", lowest, TOKENS_LIMIT))
 
 
-def _lognormal(rest: str) -> Lognormal:
-    found = _given(rest, ("mean", "cv"))
-    cv = number(found["cv"], "cv", CV_LOW, CV_HIGH)
-    return _checked(Lognormal(_mean(found), cv, *_bounds(found)))
-
-
-def _exponential(rest: str) -> Exponential:
-    found = _given(rest, ("mean",))
-    return _checked(Exponential(_mean(found), *_bounds(found)))
-
-
-def _given(rest: str, needed: tuple[str, ...]) -> dict[str, str]:
-    found = options(rest.split(","), (*needed, "min", "max"))
-    missing = [f"{key}=" for key in needed if key not in found]
-    if missing:
+def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
+    """Of a distribution with these parameters, between `min` and `max`."""
+    found = options(rest.split(","), (*parameters, "min", "max"))
+    if missing := [f"{key}=" for key in parameters if key not in found]:
         raise WorkloadError(f"{' and '.join(missing)} missing")
-    return found
-
-
-def _mean(found: dict[str, str]) -> Fraction:
-    return number(found["mean"], "mean", 1, TOKENS_LIMIT)
-
-
-def _bounds(found: dict[str, str]) -> tuple[int, int | None]:
+    values = [number(found[key], key, *PARAMETERS[key]) for key in parameters]
     low = whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
-    return low, whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
-
-
-def _checked(lengths: Capped) -> Capped:
-    if lengths.high is not None and lengths.share_below(lengths.high) < CAP_SHARE:
-        raise WorkloadError(f"max={lengths.high} is so far below the mean that almost every draw would exceed it")
+    high = whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
+    lengths = make(*values, low, high)
+    if high is not None and lengths.share_below(high) < CAP_SHARE:
+        raise WorkloadError(f"max={high} is so far below the mean that almost every draw would exceed it")
     return lengths
 
 
@@ -253,11 +238,19 @@ def _empirical(rest: str) -> Empirical:
     return Empirical(Path(path), found.get("column"))
 
 
+PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (CV_LOW, CV_HIGH)}
+"""The least and the largest that each may be."""
 KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
     "fixed": (lambda rest: Fixed(whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
     "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),
-    "lognormal": (_lognormal, "lognormal:mean=M,cv=C[,min=K][,max=K], such as lognormal:mean=161,cv=1.5,max=2048"),
-    "exponential": (_exponential, "exponential:mean=M[,min=K][,max=K], such as exponential:mean=128,max=512"),
+    "lognormal": (
+        lambda rest: _capped(Lognormal, rest, "mean", "cv"),
+        "lognormal:mean=M,cv=C[,min=K][,max=K], such as lognormal:mean=161,cv=1.5,max=2048",
+    ),
+    "exponential": (
+        lambda rest: _capped(Exponential, rest, "mean"),
+        "exponential:mean=M[,min=K][,max=K], such as exponential:mean=128,max=512",
+    ),
     "empirical": (_empirical, "empirical:FILE or empirical:FILE,column=NAME"),
 }
 """What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from workloads.datasets import Dialogue
+from workloads.datasets import Dialogue, Sample
 from workloads.request import Request
 
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024
@@ -98,16 +98,11 @@ def conversations(sessions: Iterable[tuple[Turn, ...]], think_ns: int, *, chat: 
 
 
 def recorded(
-    dialogues: Iterable[Dialogue], count: Callable[[str], int], lengths: Iterator[int] | None = None
+    dialogues: Iterable[Dialogue], count: Callable[[str], int], answer_tokens: Callable[[Sample], int]
 ) -> Iterator[tuple[Turn, ...]]:
-    """Sessions that ask what a dataset's humans asked, each for as many tokens as `lengths` says or the recorded
-    answer has."""
+    """Sessions that ask what a dataset's humans asked."""
     for dialogue in dialogues:
         yield tuple(
-            Turn(
-                sample.prompt,
-                0 if place else count(sample.prompt),
-                max(1, count(sample.answer)) if lengths is None else next(lengths),
-            )
-            for place, sample in enumerate(dialogue.turns)
+            Turn(sample.prompt, 0 if place else count(sample.prompt), answer_tokens(sample))
+            for place, sample in enumerate(dialogue)
         )

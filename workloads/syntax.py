@@ -6,25 +6,26 @@ it back changes nothing.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
+from pathlib import Path
+from typing import TextIO
 
 NS_PER_S = 1_000_000_000
 DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month: the longest public trace is a week per file
 RATE_LIMIT = 1_000_000
+TOKENS_LIMIT = 10_000_000
+"""Of one prompt or answer."""
+CV_LOW, CV_HIGH = Fraction(1, 100), 100
+"""Below 0.01 gamma gaps are constant for every purpose; above 100 no run is long enough to show its mean."""
 
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
-_UNIT_NS = {
-    "ns": 1,
-    "us": 1_000,
-    "ms": 1_000_000,
-    "s": NS_PER_S,
-    "m": 60 * NS_PER_S,
-    "min": 60 * NS_PER_S,
-    "h": 3_600 * NS_PER_S,
-}
+_MINUTE_NS = 60 * NS_PER_S
+_UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": NS_PER_S, "m": _MINUTE_NS, "min": _MINUTE_NS, "h": 60 * _MINUTE_NS}
 
 
 class WorkloadError(ValueError):
@@ -96,6 +97,27 @@ def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, 
     if not path:
         raise WorkloadError("the file's name is missing")
     return path, options(parts[first:], known)
+
+
+@contextmanager
+def opened(path: Path, what: str) -> Iterator[TextIO]:
+    """A file of somebody's as text, its line ends as they are. Raises WorkloadError that calls it `what`."""
+    try:
+        # A byte that is not UTF-8 becomes a mark that no field accepts, and so an error with its line.
+        file = path.open(encoding="utf-8-sig", errors="replace", newline="")
+    except OSError as error:
+        raise WorkloadError(f"cannot read {what} {path}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def reason(error: Exception) -> str:
+    """What an error of json, csv or our own readers says about a line or element, at most 200 characters."""
+    if isinstance(error, KeyError):
+        return f"has no {error.args[0]!r}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg}"
+    return str(error)[:200]
 
 
 def show(value: Fraction) -> str:

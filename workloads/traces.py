@@ -17,20 +17,19 @@ from __future__ import annotations
 import csv
 import json
 import re
+from calendar import timegm
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
 
-from workloads.syntax import NS_PER_S, WorkloadError, nearest
+from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, nearest, opened, reason
 
 BLOCK_TOKENS = 512
 """Tokens that one Mooncake hash id stands for (its README)."""
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
-TOKENS_LIMIT = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Entry:
 
 def read(path: Path) -> Iterator[Entry]:
     """Every row, in order of time. Raises WorkloadError for a file that is no trace, and on a damaged line."""
-    with _opened(path) as file:
+    with opened(path, "the trace") as file:
         rows = _layout(file, path)
         first_ns = last_ns = None
         for line, at_ns, entry_of in rows(file, path):
@@ -62,17 +61,6 @@ def read(path: Path) -> Iterator[Entry]:
 Row = tuple[int, int, Callable[[int], Entry]]
 """(line number, instant in ns by the file's own clock, what makes the Entry from the offset)."""
 Rows = Callable[[TextIO, Path], Iterator[Row]]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    try:
-        # A byte that is not UTF-8 becomes a mark that no field accepts, and so an error with its line.
-        file = path.open(encoding="utf-8-sig", errors="replace", newline="")
-    except OSError as error:
-        raise WorkloadError(f"cannot read the trace {path}: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def _layout(file: TextIO, path: Path) -> Rows:
@@ -97,10 +85,10 @@ def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
         try:
             item = json.loads(text)
             at_ns = _milliseconds(item["timestamp"])
-            tokens = _tokens(_count(item["input_length"])), _tokens(_count(item["output_length"]))
+            tokens = _count(item["input_length"], TOKENS_LIMIT), _count(item["output_length"], TOKENS_LIMIT)
             blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise _damaged(path, line, _reason(error)) from None
+            raise _damaged(path, line, reason(error)) from None
         yield line, at_ns, _maker(*tokens, blocks)
 
 
@@ -116,7 +104,7 @@ def _table(file: TextIO, path: Path, columns: tuple[str, str, str], instant_ns: 
                 raise ValueError(f"has {len(fields)} fields, not {len(header)}")
             yield reader.line_num, instant_ns(fields[at]), _maker(_digits(fields[asked]), _digits(fields[answered]))
     except (ValueError, csv.Error) as error:
-        raise _damaged(path, reader.line_num, _reason(error)) from None
+        raise _damaged(path, reader.line_num, reason(error)) from None
 
 
 def _maker(input_tokens: int, output_tokens: int, blocks: tuple[int, ...] = ()) -> Callable[[int], Entry]:
@@ -139,48 +127,29 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})
 
 
 def _date(text: str) -> int:
-    """A date and time, in UTC where it names no zone, in ns since some fixed day: only differences are used.
-
-    Days by the civil calendar: years counted from March, so that the leap day is a year's last.
-    """
+    """A date and time, in UTC where it names no zone, in ns since 1970."""
     match = _DATE.fullmatch(text)
     if not match:
         raise ValueError(f"has no date and time: {text[:40]!r}")
     year, month, day, hour, minute, second = map(int, match.groups()[:6])
     if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):
         raise ValueError(f"has no date and time: {text[:40]!r}")
-    shifted_year, shifted_month = (year, month - 3) if month > 2 else (year - 1, month + 9)
-    leap_days = shifted_year // 4 - shifted_year // 100 + shifted_year // 400
-    days = 365 * shifted_year + leap_days + (153 * shifted_month + 2) // 5 + day
     east_of_utc_s = int(f"{match[9]}1") * (int(match[10]) * 3_600 + int(match[11]) * 60) if match[9] else 0
-    seconds = ((days * 24 + hour) * 60 + minute) * 60 + second - east_of_utc_s
-    return seconds * NS_PER_S + int((match[7] or "").ljust(9, "0"))
+    return (timegm((year, month, day, hour, minute, second)) - east_of_utc_s) * NS_PER_S + int(
+        (match[7] or "").ljust(9, "0")
+    )
 
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+def _count(value: Any, limit: int | None = None) -> int:
+    if type(value) is not int or value < 0:
         raise ValueError(f"has {value!r} where a count belongs"[:120])
+    if limit is not None and value > limit:
+        raise ValueError(f"has {value} tokens, more than {limit}")
     return value
 
 
 def _digits(text: str) -> int:
-    if not re.fullmatch(r"\d{1,12}", text.strip()):
-        raise ValueError(f"has {text[:40]!r} where a count belongs")
-    return _tokens(int(text))
-
-
-def _tokens(count: int) -> int:
-    if count > TOKENS_LIMIT:
-        raise ValueError(f"has {count} tokens, more than {TOKENS_LIMIT}")
-    return count
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"has no {error.args[0]}"
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg}"
-    return str(error)[:200]
+    return _count(int(text) if re.fullmatch(r"\d{1,12}", text.strip()) else text[:40], TOKENS_LIMIT)
 
 
 def _damaged(path: Path, line: int, problem: str, hint: str = "mend or remove the line") -> WorkloadError:

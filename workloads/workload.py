@@ -42,11 +42,10 @@ from workloads.prompts import (
 )
 from workloads.request import Request
 from workloads.sessions import Conversation, Turn
-from workloads.syntax import WorkloadError, duration_ns, options, path_and_options, show_duration, whole
+from workloads.syntax import TOKENS_LIMIT, WorkloadError, duration_ns, options, path_and_options, show_duration, whole
 from workloads.traces import BLOCK_TOKENS as TRACE_BLOCK_TOKENS
 from workloads.traces import Entry
 
-TOKENS_LIMIT = 10_000_000
 TURNS_LIMIT = 1_000
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
@@ -73,15 +72,29 @@ class PromptSource:
     how: str = ""
     """How the lengths of prompts were made exact."""
 
-    def input_tokens(self) -> Iterator[int]:
-        """The stream of prompt lengths."""
-        return self.input.tokens(self.seed, "input")
-
-    def output_tokens(self) -> Iterator[int]:
-        """The stream of output lengths. Raises WorkloadError when none was named."""
+    def lengths(self) -> Iterator[tuple[int, int, int]]:
+        """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""
         if self.output is None:
             raise WorkloadError("this workload has no answers of its own to take output lengths from", "name them")
-        return self.output.tokens(self.seed, "output")
+        inputs, outputs = self.input.tokens(self.seed, "input"), self.output.tokens(self.seed, "output")
+        return zip(count(), inputs, outputs, strict=False)
+
+    def answer_tokens(self) -> Callable[[Sample], int]:
+        """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
+        named = None if self.output is None else self.output.tokens(self.seed, "output")
+
+        def tokens(sample: Sample) -> int:
+            if named is not None:
+                return next(named)
+            if sample.output_tokens is not None:
+                return sample.output_tokens
+            if not sample.answer:
+                raise WorkloadError(
+                    f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths"
+                )
+            return max(1, self.count(sample.answer))
+
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +103,7 @@ class Synthetic:
 
     def requests(self, source: PromptSource) -> Iterator[Request]:
         """The Requests, in order of id."""
-        for number, input_tokens, output_tokens in zip(
-            count(), source.input_tokens(), source.output_tokens(), strict=False
-        ):
+        for number, input_tokens, output_tokens in source.lengths():
             yield Request(number, source.prompt(number, input_tokens), input_tokens, output_tokens)
 
     def __str__(self) -> str:
@@ -111,9 +122,7 @@ class SharedPrefix:
 
     def requests(self, source: PromptSource) -> Iterator[Request]:
         """The Requests, in order of id. Raises WorkloadError for prompts that are not longer than `tokens`."""
-        for number, input_tokens, output_tokens in zip(
-            count(), source.input_tokens(), source.output_tokens(), strict=False
-        ):
+        for number, input_tokens, output_tokens in source.lengths():
             if input_tokens <= self.tokens:
                 raise WorkloadError(
                     f"request {number} has {input_tokens} tokens, no more than the shared prefix's {self.tokens}",
@@ -135,10 +144,9 @@ class Dataset:
 
     def requests(self, source: PromptSource) -> Iterator[Request]:
         """The Requests, in order of id. Raises WorkloadError on damage, or when an output length cannot be known."""
-        lengths = None if source.output is None else source.output_tokens()
+        answer_tokens = source.answer_tokens()
         for number, sample in enumerate(SAMPLES[self.kind](self.path)):
-            output_tokens = _answer_tokens(sample, source) if lengths is None else next(lengths)
-            yield Request(number, sample.prompt, source.count(sample.prompt), output_tokens)
+            yield Request(number, sample.prompt, source.count(sample.prompt), answer_tokens(sample))
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
@@ -154,13 +162,11 @@ class MultiTurn:
 
     def conversations(self, source: PromptSource, *, chat: bool) -> Iterator[Conversation]:
         """The sessions, each at its first turn. Raises WorkloadError as Dataset does, or for prompts of token ids."""
-        return sessions.conversations(self._sessions(source), self.think_ns, chat=chat)
-
-    def _sessions(self, source: PromptSource) -> Iterator[tuple[Turn, ...]]:
-        if self.path is not None:
-            lengths = None if source.output is None else source.output_tokens()
-            return sessions.recorded(datasets.sharegpt(self.path), source.count, lengths)
-        return _synthetic_sessions(self.turns or 1, source)
+        if self.path is None:
+            asked = _synthetic_sessions(self.turns or 1, source)
+        else:
+            asked = sessions.recorded(datasets.sharegpt(self.path), source.count, source.answer_tokens())
+        return sessions.conversations(asked, self.think_ns, chat=chat)
 
     def __str__(self) -> str:
         which = f"turns={self.turns}" if self.path is None else str(self.path)
@@ -280,22 +286,24 @@ def prompts_for(
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     ruler = _ruler(local, server, words)
-    raw = PromptSource(_Lookup({}), lambda text: ruler.count([text])[0], spec.input, spec.output, spec.seed, ruler.how)
+    built: dict[int, str] = {}
+
+    def lookup(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:  # noqa: ARG001 - as a Prompt
+        if number not in built:
+            raise WorkloadError(f"no text was prepared for prompt {number}", "prepare as many as are asked for")
+        return built[number]
+
+    raw = PromptSource(lookup, lambda text: ruler.count([text])[0], spec.input, spec.output, spec.seed, ruler.how)
     wants_ids = token_ids and isinstance(spec.workload, Synthetic | SharedPrefix)
     if wants_ids and source and (alphabet := sorted(set(source.ids(" ".join(words))))):
         return Prompts(spec, replace(raw, prompt=_ids(spec, alphabet), how="token ids"), chat)
     wanted, counts = _rehearsed(spec, raw)
-    texts: list[str] = []
     if wanted:
-        built = text_prompts(lambda asked: ruler.count(ruler.framed(asked, words)), words, wanted, spec.seed)
-        texts = ruler.framed(built, words)
-    if local and server and texts and not server.generates:
-        _check_first(texts[0], wanted[0].tokens, server)
-    known = {want.number: text for want, text in zip(wanted, texts, strict=True)}
-    counted = replace(
-        raw, prompt=_Lookup(known), count=lambda text: counts[text] if text in counts else raw.count(text)
-    )
-    return Prompts(spec, counted, chat)
+        texts = text_prompts(lambda asked: ruler.count(ruler.framed(asked, words)), words, wanted, spec.seed)
+        built |= zip((want.number for want in wanted), ruler.framed(texts, words), strict=True)
+    if local and server and wanted and not server.generates:
+        _check_first(built[wanted[0].number], wanted[0].tokens, server)
+    return Prompts(spec, replace(raw, count=lambda text: counts[text] if text in counts else raw.count(text)), chat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,18 +321,6 @@ class _Ruler:
         """A template touches the first and the last word, and may change what they cost: `[user]` and a blank before
         a word make another token than the word alone. Hence texts begin and end as the measured samples do."""
         return [_framed(text, words) for text in texts] if self.shift else list(texts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    """Texts built beforehand, by number."""
-
-    texts: dict[int, str]
-
-    def __call__(self, number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:  # noqa: ARG002
-        if number not in self.texts:
-            raise WorkloadError(f"no text was prepared for prompt {number}", "prepare as many as are asked for")
-        return self.texts[number]
 
 
 def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) -> _Ruler:
@@ -404,37 +400,25 @@ def _check_first(text: str, tokens: int, server: Judge) -> None:
         )
 
 
-def _text(prompt: str | tuple[int, ...]) -> str:
-    if not isinstance(prompt, str):
-        raise WorkloadError("sessions are text, and the prompts are token ids", "build the prompts as text")
-    return prompt
-
-
-def _answer_tokens(sample: Sample, source: PromptSource) -> int:
-    if sample.output_tokens is not None:
-        return sample.output_tokens
-    if not sample.answer:
-        raise WorkloadError(f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths")
-    return max(1, source.count(sample.answer))
-
-
 def _synthetic_sessions(turns: int, source: PromptSource) -> Iterator[tuple[Turn, ...]]:
     """`turns` questions each, of the lengths asked for; a turn's whole prompt is longer by all that was said before."""
-    numbered = zip(count(), source.input_tokens(), source.output_tokens(), strict=False)
-    while True:
-        yield tuple(
-            Turn(_text(source.prompt(number, input_tokens)), input_tokens, output_tokens)
-            for number, input_tokens, output_tokens in islice(numbered, turns)
-        )
+    asked = []
+    for number, input_tokens, output_tokens in source.lengths():
+        prompt = source.prompt(number, input_tokens)
+        if not isinstance(prompt, str):
+            raise WorkloadError("sessions are text, and the prompts are token ids", "build the prompts as text")
+        asked.append(Turn(prompt, input_tokens, output_tokens))
+        if len(asked) == turns:
+            yield tuple(asked)
+            asked = []
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:
     found = options(rest.split(","), ("groups", "tokens"))
     if len(found) < 2:
         raise WorkloadError("both groups= and tokens= are needed")
-    return SharedPrefix(
-        whole(found["groups"], "groups", 1, GROUPS_LIMIT), whole(found["tokens"], "tokens", 1, TOKENS_LIMIT)
-    )
+    groups = whole(found["groups"], "groups", 1, GROUPS_LIMIT)
+    return SharedPrefix(groups, whole(found["tokens"], "tokens", 1, TOKENS_LIMIT))
 
 
 def _multi_turn(rest: str) -> MultiTurn:
@@ -452,7 +436,7 @@ def _dataset(kind: str) -> Callable[[str], Dataset]:
 
 
 SAMPLES: dict[str, Callable[[Path], Iterator[Sample]]] = {
-    "sharegpt": lambda path: datasets.first_turns(datasets.sharegpt(path)),
+    "sharegpt": lambda path: (dialogue[0] for dialogue in datasets.sharegpt(path)),
     "alpaca": datasets.alpaca,
     "jsonl": datasets.jsonl,
 }

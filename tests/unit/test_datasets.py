@@ -9,27 +9,20 @@ from pathlib import Path
 import pytest
 
 from workloads import datasets
-from workloads.datasets import Dialogue, Sample
+from workloads.datasets import Sample
 from workloads.syntax import WorkloadError
 
 SAMPLES = Path(__file__).parent.parent / "data/datasets"
-RIVERS = Dialogue(
-    (
-        Sample('Name a river, "quoted" [and] {braced}.', "The Elbe."),
-        Sample("And another one?", "The Oder, it flows east."),
-    )
+RIVERS = (
+    Sample('Name a river, "quoted" [and] {braced}.', "The Elbe."),
+    Sample("And another one?", "The Oder, it flows east."),
 )
-SEA = Dialogue((Sample("At the sea.", "Which sea?"),))
+SEA = (Sample("At the sea.", "Which sea?"),)
 
 
 def test_sharegpt_dialogues_are_read() -> None:
     """Each human turn goes with the answer right after it; dialogues without such a pair are passed over."""
     assert list(datasets.sharegpt(SAMPLES / "sharegpt.json")) == [RIVERS, SEA]
-
-
-def test_single_requests_take_the_first_turn() -> None:
-    """A dialogue stands for its first question."""
-    assert list(datasets.first_turns(iter([RIVERS, SEA]))) == [RIVERS.turns[0], SEA.turns[0]]
 
 
 def test_alpaca_instructions_are_read() -> None:

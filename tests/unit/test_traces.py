@@ -90,7 +90,7 @@ BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     [
         ("", "its first line '' is that of no known trace"),
         ("time,tokens\n1,2\n", "its first line 'time,tokens' is that of no known trace"),
-        ('{"timestamp": 1, "input_length": 2}\n', "line 1: has no output_length"),
+        ('{"timestamp": 1, "input_length": 2}\n', "line 1: has no 'output_length'"),
         ('{"timestamp": 1, "input_length": 2, "output_length": 3\n', "line 1: is not JSON"),
         ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n\n[]\n', "line 3: "),
         ('{"timestamp": -1, "input_length": 2, "output_length": 3}\n', "line 1: has no timestamp in ms: -1"),

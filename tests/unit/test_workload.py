@@ -87,9 +87,9 @@ def test_synthetic_requests_have_the_lengths_drawn() -> None:
     """Request i has prompt i, of the i-th input length, and the i-th output length."""
     varied = material(output="uniform:1..50", input_tokens="uniform:1..50")
     requests = list(islice(Synthetic().requests(varied), 20))
-    inputs, outputs = list(islice(varied.input_tokens(), 20)), list(islice(varied.output_tokens(), 20))
-    assert requests == [Request(i, ids(i, inputs[i]), inputs[i], outputs[i]) for i in range(20)]
-    assert inputs != outputs
+    drawn = list(islice(varied.lengths(), 20))
+    assert requests == [Request(i, ids(i, tokens), tokens, output_tokens) for i, tokens, output_tokens in drawn]
+    assert [tokens for _, tokens, _ in drawn] != [tokens for _, _, tokens in drawn]
 
 
 def test_requests_are_made_one_at_a_time() -> None:

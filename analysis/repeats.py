@@ -16,10 +16,9 @@ from analysis.report import findings
 from analysis.report.document import Block, Document, Findings, Kind, Paragraph, Section
 from analysis.report.format import UNKNOWN, asked, count, share, significant, simulated, unit_of, who
 from analysis.report.tables import objectives, table
-from analysis.stats import DECIMALS, mean_and_deviation, share_interval, student_quantile
+from analysis.stats import CONFIDENCE, DECIMALS, mean_and_deviation, share_interval, student_quantile
 from analysis.summary import Summary
 
-CONFIDENCE = 0.95
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
 SHARES = ("complete", "attainment", "tail_share")
@@ -62,12 +61,20 @@ class BetweenRuns(msgspec.Struct, frozen=True):
 def between(summaries: Sequence[Summary]) -> BetweenRuns:
     """From their summaries in the order in which they ran."""
     states, values = state(summaries), [figures_of(summary) for summary in summaries]
+    cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
+    if not cold:
+        said = "All runs started warm: requests had been sent to the server before each."
+    elif len(cold) == len(states):
+        said = "All runs started cold."
+    else:
+        which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
+        said = f"{which} cold, the others warm; --warmup N makes all alike."
     names = list(values[0]) if values else []
     return BetweenRuns(
         len(summaries),
         ORDER,
         states,
-        _state_said(states),
+        said,
         [summary.run.seed for summary in summaries],
         CONFIDENCE,
         {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in names},
@@ -130,17 +137,6 @@ def state(summaries: Sequence[Summary]) -> list[str]:
         "warm" if summary.requests.warmup or (last and last.server.url == summary.server.url) else "cold"
         for summary, last in zip(summaries, before, strict=True)
     ]
-
-
-def _state_said(states: Sequence[str]) -> str:
-    """Which runs met a cold server, in a sentence."""
-    cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
-    if not cold:
-        return "All runs started warm: requests had been sent to the server before each."
-    if len(cold) == len(states):
-        return "All runs started cold."
-    which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
-    return f"{which} cold, the others warm; --warmup N makes all alike."
 
 
 def section(found: BetweenRuns, name: str = "between-runs", title: str = "Between runs") -> Section:

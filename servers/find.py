@@ -43,17 +43,16 @@ def resolve(
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
         return probe(given, server, api_key=api_key, verify=verify)
-    if kind.port:
-        # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
-            try:
-                return probe(f"http://127.0.0.1:{kind.port}", server, api_key=api_key, verify=verify)
-            except (UnreachableError, WrongServerError):
-                if real:
-                    raise
     if not kind.port:
         raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
+    # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
+        try:
+            return probe(f"http://127.0.0.1:{kind.port}", server, api_key=api_key, verify=verify)
+        except (UnreachableError, WrongServerError):
+            if real:
+                raise
     if real or not kind.simulated:
         raise UnreachableError(
             f"no {kind.title} answers on port {kind.port} of this machine",

@@ -359,13 +359,16 @@ class Gate:
     """A share of A's figure, or a difference of shares."""
 
 
+GateVerdict = Literal["pass", "fail", "cannot tell"]
+
+
 @dataclass(frozen=True, slots=True)
 class GateResult:
     """What became of one gate."""
 
     condition: str
     """The gate as it was written."""
-    verdict: Literal["pass", "fail", "cannot tell"]
+    verdict: GateVerdict
     said: str
 
     @property
@@ -393,22 +396,20 @@ def parse_gates(expressions: Iterable[str]) -> list[Gate]:
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
     """Hold each against its row."""
     by_figure = {row.figure: row for row in rows}
-    return [_gate_result(each, by_figure[each.figure], ERROR_MOST / len(gates)) for each in gates]
-
-
-def _gate_result(gate: Gate, row: ComparedFigure, error: float) -> GateResult:
-    if row.p_value is None:
-        return GateResult(gate.text, "cannot tell", row.why)
-    sign = 1 if row.direction == "lower" else -1  # so that more is worse
-    low, high = sorted(sign * row.relative(end) for end in ends(row.effect, row.error, row.freedom, 1 - error))
-    said = (
-        f"{sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval {low * 100:+.1f} % to "
-        f"{high * 100:+.1f} % (+ is worse)"
-    )
-    if low > gate.bound:
-        return GateResult(gate.text, "fail", said)
-    if high <= gate.bound:
-        return GateResult(gate.text, "pass", said)
-    if row.needs_more:
-        said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
-    return GateResult(gate.text, "cannot tell", said)
+    found = []
+    for gate in gates:
+        row, error = by_figure[gate.figure], ERROR_MOST / len(gates)
+        if row.p_value is None:
+            found.append(GateResult(gate.text, "cannot tell", row.why))
+            continue
+        sign = 1 if row.direction == "lower" else -1  # so that more is worse
+        low, high = sorted(sign * row.relative(end) for end in ends(row.effect, row.error, row.freedom, 1 - error))
+        said = (
+            f"{sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval {low * 100:+.1f} % to "
+            f"{high * 100:+.1f} % (+ is worse)"
+        )
+        verdict: GateVerdict = "fail" if low > gate.bound else "pass" if high <= gate.bound else "cannot tell"
+        if verdict == "cannot tell" and row.needs_more:
+            said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
+        found.append(GateResult(gate.text, verdict, said))
+    return found

@@ -71,9 +71,8 @@ class MatrixReport:
         self.servers = {each["name"]: each["title"] for each in found.servers}
         self.platforms = {each["name"]: each["title"] for each in found.hosts}
         kinds = list(dict.fromkeys(each["server"] for each in found.servers))
-        self.colours = {
-            each["name"]: list(PALETTE)[kinds.index(each["server"]) % len(PALETTE)] for each in found.servers
-        }
+        colours = list(PALETTE)
+        self.colours = {each["name"]: colours[kinds.index(each["server"]) % len(colours)] for each in found.servers}
         self.cells = [cell for cell in found.cells if cell.runs]
         self.groups = list(dict.fromkeys((cell.model, cell.workload) for cell in self.cells))
         """Every model and workload of which a cell was measured: what is drawn together."""

@@ -15,8 +15,7 @@ from loadgen.cli.output import part_of, runs_in, screen, write_text
 from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare import ComparedRun, Comparison
-    from analysis.compare.figures import Gate
+    from analysis.compare import Comparison
 
 SEPARATOR = "--"
 
@@ -48,11 +47,15 @@ def compare(
     Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do.
     Unequal work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
     """
-    gates = _gates(fail_if or ())
-    paths_a, paths_b = sides(runs, sys.argv)
-    group_a, group_b = _read(paths_a), _read(paths_b)
     from analysis.compare import compare as compared
+    from analysis.compare import read
+    from analysis.compare.figures import GateError, parse_gates
 
+    try:
+        gates = parse_gates(fail_if or ())
+    except GateError as error:
+        raise PlanError(str(error), error.hint) from None
+    group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in sides(runs, sys.argv))
     found = compared(group_a, group_b, margin=margin, gates=gates)
     if found.unequal and not anyway:
         lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
@@ -81,30 +84,6 @@ def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list
             f"{len(paths)} runs, and nothing says where B begins", "Write: loadgen compare A... -- B... (options first)"
         )
     return paths[:1], paths[1:]
-
-
-def _gates(expressions: Sequence[str]) -> list[Gate]:
-    if not expressions:
-        return []
-    from analysis.compare.figures import GateError, parse_gates
-
-    try:
-        return parse_gates(expressions)
-    except GateError as error:
-        raise PlanError(str(error), error.hint) from None
-
-
-def _read(paths: Sequence[Path]) -> list[ComparedRun]:
-    from analysis.compare import read
-    from loadgen.runfile import RunFileError
-
-    found = []
-    for path in paths:
-        try:
-            found += [read(run) for run in runs_in(path)]
-        except OSError as error:
-            raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    return found
 
 
 def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:

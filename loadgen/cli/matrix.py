@@ -126,20 +126,18 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         with output.progress(requests, plain=False) as display:
             yield display.show
 
+    def after_run(folder: Path) -> str:
+        from analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
+
+        return in_a_line(_summarised(folder, anew=True)[1])
+
     with journal(wanted.folder, wanted.resolved, resume=resume) as book:
         done = wanted.done()
         left_s = estimate.total_s(wanted.plan, wanted.starts, book.lines, done)
         output.say(estimate.heading(wanted.plan, wanted.starts))
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
         output.say(f"{over} {estimate.in_words(left_s)}. {wanted.folder}")
-        return run(wanted, book, Watcher(output.say, progress, _after_run))
-
-
-def _after_run(folder: Path) -> str:
-    """Write summary.json beside a run that has ended; what came back, in a few words."""
-    from analysis.matrix.document import in_a_line
-
-    return in_a_line(_summarised(folder, anew=True)[1])
+        return run(wanted, book, Watcher(output.say, progress, after_run))
 
 
 def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:

@@ -234,12 +234,8 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bou
     from analysis.gather import load
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
-    from loadgen.runfile import RunFileError
 
-    try:
-        run, frame = load(path)
-    except OSError as error:
-        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    run, frame = load(path)
     summary = summarise(run, frame)
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)

@@ -183,8 +183,7 @@ def _mean_length(tokens: int | str) -> int:
             return (named.low + named.high) // 2
         case Lognormal() | Exponential():
             return max(1, round(float(named.mean)))
-        case _:
-            return LENGTH_UNKNOWN
+    return LENGTH_UNKNOWN
 
 
 def _count(number: int, noun: str) -> str:

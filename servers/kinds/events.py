@@ -12,7 +12,7 @@ plain text, HTML                                 axum, uvicorn, proxies
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,7 +80,10 @@ def error_text(status: int, body: bytes) -> str:
     try:
         said = _said(msgspec.json.decode(body))
     except NOT_READABLE:
-        said = _plain(body[:_LIMIT_BYTES].decode("utf-8", "replace"))
+        said = body[:_LIMIT_BYTES].decode("utf-8", "replace")
+        title = _TITLE.search(said)
+        if title or "<html" in said.lower():
+            said = (f"{title[1]}: " if title else "") + _HIDDEN.sub(" ", said)
     return one_line(said) or f"HTTP {status} with nothing readable in the body"
 
 
@@ -103,36 +106,20 @@ def one_line(text: str) -> str:
 
 
 def _said(answer: Any) -> str:
-    if isinstance(answer, dict):
-        return _said_in(answer)
     if isinstance(answer, list):
         return "; ".join(_said(item) for item in answer[:3])
-    return str(answer)
-
-
-def _said_in(answer: dict[str, Any]) -> str:
+    if not isinstance(answer, dict):
+        return str(answer)
     inner = answer.get("error")
     if isinstance(inner, dict):
-        return _said_in(inner)
+        return _said(inner)
     if isinstance(inner, str):
-        return _with(inner, [answer.get("error_type")])
-    if "message" in answer:
-        return _with(str(answer["message"]), [answer.get("type"), answer.get("code")])
-    if "msg" in answer:  # one mistake of a FastAPI schema check
-        return _with(str(answer["msg"]), [".".join(map(str, answer.get("loc") or []))])
-    if "detail" in answer:
-        return _said(answer["detail"])
-    return msgspec.json.encode(answer).decode()
-
-
-def _with(message: str, kinds: Iterable[object]) -> str:
+        message, kinds = inner, [answer.get("error_type")]
+    elif "message" in answer:
+        message, kinds = answer["message"], [answer.get("type"), answer.get("code")]
+    elif "msg" in answer:  # one mistake of a FastAPI schema check
+        message, kinds = answer["msg"], [".".join(map(str, answer.get("loc") or []))]
+    else:
+        return _said(answer["detail"]) if "detail" in answer else msgspec.json.encode(answer).decode()
     known = ", ".join(str(kind) for kind in kinds if kind)
-    return f"{message} ({known})" if known else message
-
-
-def _plain(text: str) -> str:
-    title = _TITLE.search(text)
-    if not title and "<html" not in text.lower():
-        return text
-    shown = _HIDDEN.sub(" ", text)
-    return f"{title[1]}: {shown}" if title else shown
+    return f"{message} ({known})" if known else str(message)

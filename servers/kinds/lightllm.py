@@ -116,16 +116,11 @@ def _recognise(ask: Ask, url: str) -> ServerFacts | None:
     routes = ("/tokens",) if "model_name" in name else ()
     model = str(card.get("id") or name.get("model_name", ""))
     limits = stated(LIGHTLLM.limits, as_dict(ask("/get_server_info")[1]) | card)
-    return ServerFacts("lightllm", url, _version(ask, bool(card), bool(routes)), model, limits, routes)
-
-
-def _version(ask: Ask, lists_models: bool, names_model: bool) -> str:
-    """It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models."""
-    if lists_models:
-        return "1.2.0 or later"
-    if exists(ask, "/v1/completions"):
-        return "1.1.0"
-    return "1.0" if names_model else "before 1.0"
+    # It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models.
+    version = "1.2.0 or later" if card else "1.1.0" if exists(ask, "/v1/completions") else "1.0"
+    if version == "1.0" and not routes:
+        version = "before 1.0"
+    return ServerFacts("lightllm", url, version, model, limits, routes)
 
 
 def _token_load(answer: Any) -> float:
@@ -144,15 +139,15 @@ _WITHOUT_DONE = VersionRule(
     "short cannot be told from a whole one",
 )
 
+
 # Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
-_COUNT_GENERATE = Route(
-    "/tokens", lambda text, _: {"text": text, "parameters": {}}, lambda answer: int(answer["ntokens"])
-)
-_COUNT_TEXT = Route(
-    "/tokens",
-    lambda text, _: {"text": text, "parameters": {"add_special_tokens": False}},
-    lambda answer: int(answer["ntokens"]),
-)
+def _count(parameters: dict[str, Any]) -> Route[int]:
+    return Route(
+        "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: int(answer["ntokens"])
+    )
+
+
+_COUNT_TEXT = _count({"add_special_tokens": False})
 
 LIGHTLLM = ServerKind(
     name="lightllm",
@@ -164,7 +159,7 @@ LIGHTLLM = ServerKind(
             encode=_encode_generate,
             decode=_decode_generate,
             text=_text,
-            count=_COUNT_GENERATE,
+            count=_count({}),
             count_by_running=Route(  # before 1.0 only the details of a token tell the length of the prompt
                 "/generate",
                 lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},

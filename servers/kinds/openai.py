@@ -196,7 +196,10 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
     for place, (index, choice) in enumerate(held):
         if choice.token_ids is not None:
             answer.tokens[index] = len(choice.token_ids)
-        elif choice.text or (choice.delta is not None and _has_text(choice.delta)):
+        elif choice.text or (
+            (delta := choice.delta) is not None
+            and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
+        ):
             answer.tokens[index] = 1
         else:
             without_text.append(place)
@@ -204,10 +207,6 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
             answer.end_event = index
             note_finish(answer, choice.finish_reason, payloads[index])
     return without_text
-
-
-def _has_text(delta: Delta) -> bool:
-    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
 
 
 def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int, Usage], tokens: list[int]) -> bool:

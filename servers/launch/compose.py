@@ -78,7 +78,12 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
         known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
         return RunningServer(facts.url, kept | known | container_facts(host, status(spec).get("ID", "")))
     except BaseException as problem:
-        _keep_log(spec, problem)
+        with suppress(LaunchError, OSError):  # the whole log is kept before the container goes
+            if text := logs(spec, lines=0):
+                file = log_file(server, host.name)
+                file.write_text(text, "utf-8")
+                if isinstance(problem, LaunchError):
+                    problem.hint += f"; the whole log is in {file}"
         with suppress(LaunchError):
             down(spec)
         raise
@@ -152,24 +157,20 @@ def _words(spec: LaunchSpec) -> tuple[str, ...]:
 
 def _env(spec: LaunchSpec) -> dict[str, str]:
     """What docker-compose.yml is told about this host, and what the hosts file says beside."""
+    try:
+        found = str(socket.getaddrinfo(spec.host.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as problem:
+        raise LaunchError(f"{spec.host.address}: no such host", "check `address` in the hosts file") from problem
     told = {
         "MODELS_VOLUME": spec.host.model_volume,
-        "BIND": _bind(spec.host.address),
+        # Ports are published on the address under which the host is reached, and on no other.
+        "BIND": f"[{found}]" if ":" in found else found,
         "MODEL_NAME": spec.model,
         "TENSOR_PARALLEL": str(spec.tensor_parallel),
         f"{spec.server.upper()}_GPU": spec.gpus,
     }
     more = {name: str(value) for name, value in spec.options.get("env", {}).items()}
     return {name: value for name, value in told.items() if value} | dict(spec.host.env) | more
-
-
-def _bind(address: str) -> str:
-    """The address that ports are published on: the one under which the host is reached, and no other."""
-    try:
-        found = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as problem:
-        raise LaunchError(f"{address}: no such host", "check `address` in the hosts file") from problem
-    return f"[{found}]" if ":" in found else found
 
 
 def _make_volume(host: Host) -> None:
@@ -229,13 +230,3 @@ def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
             otherwise = "it was killed for using too much memory of the host", "free some, or choose a smaller model"
     log = logs(spec, lines=200) if row else ""
     return why_ended(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
-
-
-def _keep_log(spec: LaunchSpec, problem: BaseException) -> None:
-    """The whole log in a file, before the container goes; the hint says where."""
-    with suppress(LaunchError, OSError):
-        if text := logs(spec, lines=0):
-            file = log_file(spec.server, spec.host.name)
-            file.write_text(text, "utf-8")
-            if isinstance(problem, LaunchError):
-                problem.hint = f"{problem.hint}; the whole log is in {file}"

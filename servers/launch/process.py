@@ -122,7 +122,7 @@ def down(left: LeftServer) -> None:
     """End a server that `up` started, and forget it. One that has ended by itself is forgotten too."""
     if left.alive:
         end(left.pid)
-    _state_file(left.server).unlink(missing_ok=True)
+    (_state_folder() / f"{left.server}.json").unlink(missing_ok=True)
 
 
 def logs(left: LeftServer, *, lines: int) -> str:
@@ -243,10 +243,6 @@ def _state_folder() -> Path:
     return made
 
 
-def _state_file(server: str) -> Path:
-    return _state_folder() / f"{server}.json"
-
-
 def log_file(server: str, host: str) -> Path:
     """Where the log of a server goes; the one before is overwritten."""
     return _state_folder() / f"{host}-{server}.log"
@@ -255,14 +251,14 @@ def log_file(server: str, host: str) -> Path:
 def read_left(server: str) -> LeftServer | None:
     """What was kept of this server; None when nothing, or nothing that can be read, was."""
     try:
-        return msgspec.json.decode(_state_file(server).read_bytes(), type=LeftServer)
+        return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=LeftServer)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def write_left(left: LeftServer) -> None:
     """Keep it, in place of what was there."""
-    file = _state_file(left.server)
+    file = _state_folder() / f"{left.server}.json"
     beside = file.with_suffix(".new")
     beside.write_bytes(msgspec.json.encode(left))
     beside.replace(file)

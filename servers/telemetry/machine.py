@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from servers.calls import Caller
 from servers.telemetry import EXTRA, GapError, NotMeasuredError
-from servers.telemetry.prometheus import Labels, Page, fetch, load_parser
+from servers.telemetry.prometheus import Labels, fetch, load_parser
 
 MIB = 1 << 20
 DCGM: Mapping[str, tuple[str, float]] = {
@@ -153,7 +153,20 @@ class Dcgm:
         if not found:
             raise GapError(f"{self._path} has none of the DCGM exporter's names")
         if "gpus" not in self.facts:
-            self.facts |= _constant(page, found)
+            labelled = {_index(labels): labels for labels, _ in page.samples.get(DCGM["memory_used_bytes"][0], [])}
+            drivers = {driver for labels in labelled.values() if (driver := labels.get("DCGM_FI_DRIVER_VERSION"))}
+            self.facts["driver"] = ", ".join(sorted(drivers))
+            self.facts["gpus"] = [
+                {
+                    "index": index,
+                    "name": labelled.get(index, {}).get("modelName", ""),
+                    "uuid": labelled.get(index, {}).get("UUID", ""),
+                    "memory_total_bytes": sum(
+                        gpu.get(f"memory_{part}_bytes", 0.0) for part in ("used", "free", "reserved")
+                    ),
+                }
+                for index, gpu in found.items()
+            ]
         return {"gpus": list(found.values())}
 
     def close(self) -> None:
@@ -164,27 +177,6 @@ def _index(labels: Labels) -> str:
     """`0`; of a MIG instance `0:3`, because each has its own memory."""
     instance = labels.get("GPU_I_ID")
     return labels.get("gpu", "?") + (f":{instance}" if instance else "")
-
-
-def _constant(page: Page, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Names, and the size of each memory, which is what is used, free and reserved together."""
-    used = page.samples.get(DCGM["memory_used_bytes"][0], [])
-    labelled = {_index(labels): labels for labels, _ in used}
-    drivers = {driver for labels in labelled.values() if (driver := labels.get("DCGM_FI_DRIVER_VERSION"))}
-    return {
-        "driver": ", ".join(sorted(drivers)),
-        "gpus": [
-            {
-                "index": index,
-                "name": labelled.get(index, {}).get("modelName", ""),
-                "uuid": labelled.get(index, {}).get("UUID", ""),
-                "memory_total_bytes": sum(
-                    gpu.get(f"memory_{part}_bytes", 0.0) for part in ("used", "free", "reserved")
-                ),
-            }
-            for index, gpu in found.items()
-        ],
-    }
 
 
 def on_this_machine(url: str) -> bool:

@@ -177,15 +177,11 @@ def _present(page: Page, names: Sequence[str]) -> str | None:
 
     Declared must do: between two readings a counter may get its first sample, and must not change its meaning then.
     """
-    bare = {each: each.partition("{")[0] for each in names}
-    return next(
-        (
-            each
-            for each, name in bare.items()
-            if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared
-        ),
-        None,
-    )
+    for each in names:
+        name = each.partition("{")[0]
+        if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared:
+            return each
+    return None
 
 
 def _samples(page: Page, name: str) -> list[tuple[Labels, float]]:

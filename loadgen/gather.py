@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.engine.clock import ClockPairs
 from loadgen.errors import OutputError
 from loadgen.record import record_for
 from loadgen.runfile import Footer, Header, stamp_facts
@@ -101,10 +100,10 @@ def gather(
     return footer
 
 
-def open_run(folder: Path, header: Header, stamps: str, start_ns: int) -> None:
-    """Write the header of a run that starts then, on the monotonic clock, with this source of stamps. Raises
+def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
+    """Write the header of a run that starts at this instant, on either clock, with this source of stamps. Raises
     OutputError."""
-    header.start_ns, header.start_realtime_ns = start_ns, ClockPairs().to_realtime(start_ns)
+    header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
     append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
 

@@ -18,6 +18,7 @@ from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, offset_of
 from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
 from loadgen.distributed.protocol import Event, Frames, write_down
+from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler, sampler_of
@@ -382,7 +383,7 @@ class Master:
             for machine in machines
         ]
         stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
-        open_run(self._folder, self._header, stamps, start_ns)
+        open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         self._machines.started = True
         for machine in machines:
             at_ns = start_ns + machine.offset(start_ns).before.offset_ns

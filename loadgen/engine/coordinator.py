@@ -15,6 +15,7 @@ from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from types import FrameType
 
+from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, work
@@ -81,7 +82,8 @@ def run(
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
         readings.start()
         header.telemetry = readings.facts
-        open_run(folder, header, stamps, time.monotonic_ns() + START_LEAD_NS)
+        start_ns = time.monotonic_ns() + START_LEAD_NS
+        open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         readings.begin(header.start_ns, folder, lambda: total(worker.counts for worker in workers))
         return header.start_ns
 

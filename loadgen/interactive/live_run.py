@@ -189,7 +189,7 @@ class LiveRun:
         header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
         header.client["calibration"] = calibration.recall(header.host, lambda _: None)
-        open_run(folder, header, stamps.name, self.start_ns)
+        open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
         self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
 

@@ -13,7 +13,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from flask import Flask, Response, jsonify, request, send_file
 
@@ -73,9 +72,14 @@ def _refused(bound: str) -> Response | None:
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return Response("requests from other pages are refused", 403)
-    if is_loopback(bound) and not is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+    if is_loopback(bound) and not is_loopback(_name(request.host)):
         return Response("this page answers to loopback names only", 403)
     return None
+
+
+def _name(host: str) -> str:
+    """A Host field without its port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:

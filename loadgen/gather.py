@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen.errors import OutputError
 from loadgen.record import record_for
-from loadgen.runfile import Footer, Header
+from loadgen.runfile import Footer, Header, stamp_facts
 
 if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
@@ -86,6 +86,14 @@ def gather(
     for path in (*(path for each in outcomes for path in (each.task.part, each.rescued) if path), *beside):
         path.unlink(missing_ok=True)
     return footer
+
+
+def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
+    """Write the header of a run that starts at this instant, on either clock, with this source of stamps. Raises
+    OutputError."""
+    header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
+    header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
+    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
 
 
 def append(file: Path, lines: Iterable[bytes]) -> None:

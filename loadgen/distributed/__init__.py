@@ -8,8 +8,7 @@
 
 LoadgenError
 └── DistributedError    the machines could not begin, or one of them cannot do its part
-    ├── TokenError      the shared token is missing, too short or wrong
-    └── LocustError     Locust is not installed, or its process ended on its own
+    └── TokenError      the shared token is missing, too short or wrong
 """
 
 from loadgen.errors import LoadgenError
@@ -21,7 +20,3 @@ class DistributedError(LoadgenError):
 
 class TokenError(DistributedError):
     """The shared token is missing, too short or wrong."""
-
-
-class LocustError(DistributedError):
-    """Locust is not installed, or its process ended on its own."""

@@ -14,8 +14,9 @@ after it, and instants between them get what lies between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -68,14 +69,13 @@ class ClockOffset:
         return self.before.offset_ns - self.at(start_ns + instant_ns)
 
 
-def offset_of(samples: Iterable[ClockSample], start_ns: int) -> ClockOffset:
+def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
     """The best exchange before the start and the best after it. Raises ValueError when there is none before."""
-    before: list[ClockSample] = []
-    after: list[ClockSample] = []
-    for sample in samples:
-        (before if sample.at_ns <= start_ns else after).append(sample)
-    best = min(before, key=lambda sample: sample.round_trip_ns)
-    return ClockOffset(best, min(after, key=lambda sample: sample.round_trip_ns, default=best))
+    round_trip = attrgetter("round_trip_ns")
+    best = min((sample for sample in samples if sample.at_ns <= start_ns), key=round_trip)
+    return ClockOffset(
+        best, min((sample for sample in samples if sample.at_ns > start_ns), key=round_trip, default=best)
+    )
 
 
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
@@ -89,8 +89,7 @@ def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool =
     except msgspec.DecodeError:
         return line
     at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
-    by_ns = offset.correction(start_ns, at_ns)
-    moved = shifted(record, by_ns)
+    moved = shifted(record, offset.correction(start_ns, at_ns))
     if not closed:
         moved.due_ns = record.due_ns
     return msgspec.json.encode(moved) + b"\n"

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -20,7 +22,7 @@ from typing import Any, NoReturn
 import gevent
 import locust.runners as locust_runners
 import msgspec
-from gevent.event import AsyncResult
+from gevent.event import Event
 from gevent.lock import RLock
 from locust.env import Environment
 from locust.rpc import Message
@@ -39,6 +41,7 @@ back. At this count nobody waits for it any more: about eight seconds after its 
 MASTER_SILENCE_S = 20
 """Without a heartbeat of the master for so long, it is gone. Locust's own limit is a minute."""
 HANDSHAKE_LIMIT_S = 15.0
+NONCE_BYTES = 16
 SERIES = 20
 SERIES_GAP_S = 0.01
 EXCHANGE_EVERY_S = 1.0
@@ -81,26 +84,24 @@ class Peer:
         self.channels: dict[str, peers.SealedChannel] = {}
         """By node, of those that have proven themselves; a worker has the master's only, whose name is empty."""
         self.sealed: dict[str, Callable[[str, bytes, int], None]] = {
-            "words": lambda node, body, _: frames.post(protocol.Heard(node, body))
+            "words": lambda node, body, _: frames.post(protocol.Sealed(node, body))
         }
         """By step, what takes a message that was opened: its node, its body and when it came."""
-        self.orders: dict[type, Callable[[str], None]] = {}
-        """What carries out orders besides Tell, for a node."""
         self._handshake = handshake
         self._sending = RLock()
         runner.register_message(CHANNEL, self._on_message)
 
-    def obey(self) -> None:
-        """Carry out the command's orders until it goes away."""
+    def obey(self, series: Callable[[str], None] | None = None) -> None:
+        """Carry out the command's orders until it goes away; at the master also that of a series of exchanges."""
         while True:
             try:
                 order = self.frames.receive()
             except EOFError:
                 return
-            if isinstance(order, protocol.Tell):
+            if isinstance(order, protocol.Sealed):
                 self.send(order.node, "words", partial(bytes, order.body))
-            elif order is not None:
-                self.orders[type(order)](order.node)
+            elif order is not None and series is not None:
+                gevent.spawn(series, order.node)
 
     def enter(self, node: str, handshake: peers.Handshake) -> None:
         """The other side has proven itself."""
@@ -140,12 +141,10 @@ class Admission:
 
     def __init__(self, runner: GuardedRunner, frames: Frames[Order], token: str) -> None:
         self.peer = Peer(peers.MASTER, runner, frames, {"hello": self._challenge, "proof": self._judge})
-        self.peer.sealed["pong"] = self._answered
-        self.peer.orders[protocol.MeasureClock] = lambda node: gevent.spawn(self._series, node)
+        self.peer.sealed["pong"] = self._take
         self._token = token
         self._strangers: dict[str, peers.Handshake] = {}
-        self._waiting: dict[int, AsyncResult] = {}
-        self._exchanges = 0
+        self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
         """Tell of machines that left and of those that Locust has missed for too long."""
@@ -153,14 +152,10 @@ class Admission:
             gevent.sleep(WATCH_EVERY_S)
             for node in list(self.peer.channels):
                 seen = self.peer.runner.clients.get(node)
-                if seen is None:
-                    self._lose(node, "it left")
-                elif seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS:
-                    self._lose(node, "no heartbeat came any more")
-
-    def _lose(self, node: str, reason: str) -> None:
-        del self.peer.channels[node]
-        self.peer.frames.post(protocol.Gone(node, reason))
+                missed = seen and seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS
+                if seen is None or missed:
+                    del self.peer.channels[node]
+                    self.peer.frames.post(protocol.Gone(node, "no heartbeat came any more" if missed else "it left"))
 
     def _challenge(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
@@ -168,8 +163,9 @@ class Admission:
             return
         while len(self._strangers) >= STRANGERS_MOST:
             del self._strangers[next(iter(self._strangers))]
-        self._strangers[node] = peers.Handshake(self._token, node, theirs, peers.nonce())
-        self.peer.say(node, step="challenge", nonce=self._strangers[node].master_nonce)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._strangers[node] = peers.Handshake(self._token, node, theirs, nonce)
+        self.peer.say(node, step="challenge", nonce=nonce)
 
     def _judge(self, node: str, said: Said) -> None:
         handshake = self._strangers.pop(node, None)
@@ -177,7 +173,7 @@ class Admission:
             return
         if not handshake.proves(peers.WORKER, said.get("proof")):
             self.peer.say(node, step="refused", reason=f"its {peers.VARIABLE} is not the master's")
-            self.peer.frames.post(protocol.Rejected(node, f"its {peers.VARIABLE} is not ours"))
+            self.peer.frames.post(protocol.Gone(node, f"its {peers.VARIABLE} is not ours"))
             return
         self.peer.enter(node, handshake)  # first: the machine may answer at once
         self.peer.say(node, step="welcome", proof=handshake.proof(peers.MASTER))
@@ -189,31 +185,24 @@ class Admission:
             self._exchange(node)
             gevent.sleep(EXCHANGE_EVERY_S)
 
-    def _series(self, node: str) -> None:
+    def series(self, node: str) -> None:
+        """Many exchanges, now: the quickest of them tells the most."""
         for _ in range(SERIES):
             if node in self.peer.channels:
                 self._exchange(node)
                 gevent.sleep(SERIES_GAP_S)
-        self.peer.frames.post(protocol.ClockMeasured(node))
+        self.peer.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str) -> None:
-        number = self._exchanges = self._exchanges + 1
-        waiting = self._waiting[number] = AsyncResult()
-        body = msgspec.msgpack.encode(number)
-        t1 = time.monotonic_ns()
-        self.peer.send(node, "ping", lambda: body)
-        try:
-            t2, t3, t4 = waiting.get(timeout=EXCHANGE_LIMIT_S)
-        except gevent.Timeout:
-            return
-        finally:
-            del self._waiting[number]
-        self.peer.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, t4)))
+        """Send a stamp, which comes back with the machine's own. Until then no other follows, or until the limit."""
+        self._answered[node].clear()
+        self.peer.send(node, "ping", lambda: msgspec.msgpack.encode(time.monotonic_ns()))
+        self._answered[node].wait(EXCHANGE_LIMIT_S)
 
-    def _answered(self, node: str, body: bytes, arrived_ns: int) -> None:  # noqa: ARG002 - the number is enough
-        number, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
-        if (waiting := self._waiting.get(number)) is not None:
-            waiting.set((t2, t3, arrived_ns))
+    def _take(self, node: str, body: bytes, arrived_ns: int) -> None:
+        t1, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
+        self.peer.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, arrived_ns)))
+        self._answered[node].set()
 
 
 class Joining:
@@ -224,23 +213,15 @@ class Joining:
         self.peer = Peer(peers.WORKER, runner, frames, steps)
         self.peer.sealed["ping"] = self._answer
         self._token = token
-        self._nonce = peers.nonce()
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._handshake: peers.Handshake | None = None
-
-    def begin(self) -> None:
-        """Ask to be let in."""
         self.peer.say("", step="hello", nonce=self._nonce)
-        gevent.spawn_later(HANDSHAKE_LIMIT_S, self._give_up)
-
-    def _give_up(self) -> None:
-        if not self.peer.channels:
-            self._reject("a Locust master answers there, but not as loadgen's does")
-
-    def _reject(self, reason: str) -> None:
-        self.peer.frames.post(protocol.Rejected(self.peer.runner.client_id, reason))
+        silent = {"reason": "a Locust master answers there, but not as loadgen's does"}
+        gevent.spawn_later(HANDSHAKE_LIMIT_S, self._refused, "", silent)
 
     def _refused(self, _node: str, said: Said) -> None:
-        self._reject(str(said.get("reason")))
+        if not self.peer.channels:
+            self.peer.frames.post(protocol.Gone(self.peer.runner.client_id, str(said.get("reason"))))
 
     def _prove(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
@@ -250,13 +231,13 @@ class Joining:
 
     def _enter(self, node: str, said: Said) -> None:
         if self._handshake is None or not self._handshake.proves(peers.MASTER, said.get("proof")):
-            self._reject(f"what answers there has another {peers.VARIABLE}")
-            return
-        self.peer.enter(node, self._handshake)
+            self._refused(node, {"reason": f"what answers there has another {peers.VARIABLE}"})
+        else:
+            self.peer.enter(node, self._handshake)
 
     def _answer(self, node: str, body: bytes, arrived_ns: int) -> None:
-        number = msgspec.msgpack.decode(body, type=int)
-        self.peer.send(node, "pong", lambda: msgspec.msgpack.encode((number, arrived_ns, time.monotonic_ns())))
+        sent_ns = msgspec.msgpack.decode(body, type=int)
+        self.peer.send(node, "pong", lambda: msgspec.msgpack.encode((sent_ns, arrived_ns, time.monotonic_ns())))
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
@@ -270,37 +251,34 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     except (Exception, SystemExit) as error:
         taken = at_master and isinstance(error, SystemExit)
         reason = "something else listens there" if taken else str(error) or "no master answers there"
-        frames.post(protocol.Rejected("", reason))
+        frames.post(protocol.Gone("", reason))
         return
     environment.runner = runner
-    (_master if at_master else _worker)(environment, runner, frames)
+    (_master if at_master else _worker)(runner, frames)
 
 
-def _master(_environment: Environment, runner: GuardedRunner, frames: Frames[Order]) -> None:
+def _master(runner: GuardedRunner, frames: Frames[Order]) -> None:
     admission = Admission(runner, frames, peers.token_of(os.environ))
     frames.post(protocol.Listening(runner.server.port))
     gevent.spawn(admission.watch)
-    admission.peer.obey()
+    admission.peer.obey(admission.series)
     runner.quit()
     runner.server.close(linger=500)
 
 
-def _worker(environment: Environment, runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
-    joining = Joining(runner, frames, peers.token_of(os.environ))
-    joining.begin()
-    obeying = gevent.spawn(joining.peer.obey)
-    gevent.spawn(_until_left, runner, frames, obeying)
+def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
+    obeying = gevent.spawn(Joining(runner, frames, peers.token_of(os.environ)).peer.obey)
+
+    def until_left() -> None:
+        runner.greenlet.join()  # Locust's own greenlets end when the master has said so, or is silent
+        frames.post(protocol.Gone("", "the master is gone"))
+        obeying.kill()
+
+    gevent.spawn(until_left)
     obeying.join()
-    environment.events.quitting.fire(environment=environment)  # tells the master
+    runner.environment.events.quitting.fire(environment=runner.environment)  # tells the master
     runner.greenlet.kill(block=True)  # or it would read from a closed socket for ever
     runner.client.close(linger=1000)
-
-
-def _until_left(runner: locust_runners.WorkerRunner, frames: Frames[Order], obeying: gevent.Greenlet) -> None:
-    """Locust's own greenlets end when the master has said so, or is silent."""
-    runner.greenlet.join()
-    frames.post(protocol.Gone("", "the master is gone"))
-    obeying.kill()
 
 
 if __name__ == "__main__":

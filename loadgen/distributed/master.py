@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -17,15 +17,15 @@ from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, offset_of
 from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
-from loadgen.distributed.protocol import Event, Frames, Incoming
+from loadgen.distributed.protocol import Event, Frames, write_down
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
-from loadgen.gather import Outcome, append, gather
+from loadgen.gather import Outcome, append, gather, open_run
 from loadgen.plan import Plan
-from loadgen.runfile import Footer, Telemetry, stamp_facts
+from loadgen.runfile import Footer, Header, Telemetry
 from servers.wire.stamps import common
 
 LISTEN_S = 0.1
@@ -96,22 +96,15 @@ class Machines:
     """Takes events from Locust and keeps the machines' states; as many have a part in the run as there are places."""
 
     def __init__(
-        self,
-        link: Frames[Event],
-        places: Sequence[Sequence[WorkerTask]],
-        say: prepare.Say,
-        *,
-        on_place: Callable[[Machine], None],
-        on_piece: Callable[[Machine, protocol.Piece], None],
+        self, link: Frames[Event], places: Sequence[Sequence[WorkerTask]], plan: Mapping[str, Any], say: prepare.Say
     ) -> None:
-        """`places` are the tasks that each machine gets. `on_place` gets a machine with a place of its own."""
+        """`places` are the tasks that each machine gets, of this plan."""
         self.link = link
         self.port: int | None = None
         self.places: list[Machine | None] = [None] * len(places)
         self.started = False
         self._tasks = places
-        self._on_place = on_place
-        self._on_piece = on_piece
+        self._plan = plan
         self._known: dict[str, Machine] = {}
         self._joined: set[str] = set()
         """Let in and not gone, also those that have not said anything yet."""
@@ -151,21 +144,15 @@ class Machines:
     def _take(self, event: Event) -> None:
         if isinstance(event, protocol.Listening):
             self.port = event.port
-        elif isinstance(event, protocol.Rejected):
-            if self.port is None:
-                raise DistributedError(f"cannot listen: {event.reason}", "Name another address with --bind HOST:PORT.")
-            self._say(f"refused {_host_of(event.node)}: {event.reason}")
         elif isinstance(event, protocol.Joined):
             self._joined.add(event.node)
-        elif isinstance(event, protocol.Heard):
+        elif isinstance(event, protocol.Sealed):
             self._heard(event.node, protocol.WORKER_WORD.decode(event.body))
-        elif (machine := self._known.get(event.node)) is not None:
-            self._happened(machine, event)
-
-    def _happened(self, machine: Machine, event: protocol.Gone | protocol.ClockMeasured | protocol.Exchanged) -> None:
-        if isinstance(event, protocol.Gone):
-            self._gone(machine, event.reason)
-        elif isinstance(event, protocol.ClockMeasured):
+        elif isinstance(event, protocol.Gone):
+            self._gone(event)
+        elif (machine := self._known.get(event.node)) is None:
+            pass
+        elif isinstance(event, protocol.ClockSeries):
             machine.measured = True
         else:
             machine.samples.append(event.sample)
@@ -187,11 +174,17 @@ class Machines:
         elif isinstance(word, protocol.Progress):
             machine.counts, machine.due = word.counts, word.due
         elif isinstance(word, protocol.Piece):
-            self._on_piece(machine, word)
+            self._write(machine, word)
         elif isinstance(word, protocol.Ended):
             machine.ended, machine.due = word, word.due
         elif isinstance(word, protocol.Started) and word.ahead_ns < 0:
             self._say(f"{machine.name} got the order to start {-word.ahead_ns / 1e6:.1f} ms after the start")
+
+    def _write(self, machine: Machine, piece: protocol.Piece) -> None:
+        part = next((task.part for task in machine.tasks if task.worker == piece.worker), None)
+        if part is None:
+            raise DistributedError(f"{machine.name} sent the part of worker {piece.worker}, which is not its own")
+        self.link.tell(write_down(piece, part), machine.node)
 
     def _greet(self, node: str, hello: protocol.Hello) -> None:
         if hello.version != (ours := version("llm-loadgen")):
@@ -214,22 +207,29 @@ class Machines:
         place = self.places.index(None)
         self.places[place], machine.tasks = machine, self._tasks[place]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self.places)} machines")
-        self._on_place(machine)
+        self.link.tell(protocol.Assign(dict(self._plan), machine.workers[0], len(machine.tasks)), machine.node)
 
-    def _gone(self, machine: Machine, reason: str) -> None:
-        self._joined.discard(machine.node)
-        machine.lost = reason
+    def _gone(self, gone: protocol.Gone) -> None:
+        if self.port is None:
+            raise DistributedError(f"cannot listen: {gone.reason}", "Name another address with --bind HOST:PORT.")
+        if gone.node not in self._joined:
+            self._say(f"refused {_host_of(gone.node)}: {gone.reason}")
+        self._joined.discard(gone.node)
+        machine = self._known.get(gone.node)
+        if machine is None:
+            return
+        machine.lost = gone.reason
         if machine not in self.present:
-            del self._known[machine.node]
+            del self._known[gone.node]
         elif not self.started:
             self.places[self.places.index(machine)] = None
-            del self._known[machine.node]
-            self._say(f"{machine.name} is gone before the start ({reason}); waiting for another")
+            del self._known[gone.node]
+            self._say(f"{machine.name} is gone before the start ({gone.reason}); waiting for another")
             waiting = next((each for each in self._known.values() if each not in self.present), None)
             if waiting is not None:
                 self._place(waiting)
         elif machine.ended is None:
-            self._say(f"{machine.name} is lost: {reason}. {machine.kept_there}")
+            self._say(f"{machine.name} is lost: {gone.reason}. {machine.kept_there}")
 
     def _name(self, hostname: str) -> str:
         names = {machine.name for machine in self._known.values()}
@@ -257,7 +257,7 @@ def run(
     """
     protocol.require_locust()
     bind = spread.bind.numeric
-    if not token_of(os.environ) and not bind.loopback:  # strangers could reach the master
+    if not token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master
         raise TokenError(
             f"--bind {bind}: without a token the master listens on this machine only",
             f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
@@ -269,35 +269,25 @@ def run(
     ):
         host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
         prepared.header.command = command
-        master = Master(link, spread, prepared, folder, say=say, on_progress=on_progress)
+        places = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
+        told = {**prepared.header.plan, "url": prepared.header.server["url"]}
+        machines = Machines(link, places, told, say)
+        master = Master(machines, spread, prepared.header, folder, say, on_progress)
         with master.interrupts.watched():
             return master.run(sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
 
 
+@dataclass(slots=True)
 class Master:
     """One run over several machines."""
 
-    def __init__(
-        self,
-        link: Frames[Event],
-        spread: MachinePlan,
-        prepared: prepare.Prepared,
-        folder: Path,
-        *,
-        say: prepare.Say,
-        on_progress: prepare.OnProgress,
-    ) -> None:
-        self.interrupts = Interrupts()
-        self._spread = spread
-        self._header = prepared.header
-        self._folder = folder
-        self._say = say
-        self._on_progress = on_progress
-        tasks = prepared.tasks
-        self._incoming = Incoming({task.worker: task.part for task in tasks})
-        each = len(tasks) // spread.machines
-        places = [tasks[first : first + each] for first in range(0, len(tasks), each)]
-        self._machines = Machines(link, places, say, on_place=self._assign, on_piece=self._write)
+    _machines: Machines
+    _spread: MachinePlan
+    _header: Header
+    _folder: Path
+    _say: prepare.Say
+    _on_progress: prepare.OnProgress
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self, sampler: Sampler) -> Footer:
         """From the first machine to the footer. However it ends, each machine is told. `sampler` reads the server from
@@ -323,7 +313,6 @@ class Master:
         finally:
             sampler.stop()
             self._machines.dismiss(ended, kept=kept)
-            self._incoming.close()
 
     def _assemble(self) -> None:
         """Until every place is taken by a machine that is ready and whose clock is known."""
@@ -336,17 +325,15 @@ class Master:
         while not (machines.full and all(machine.ready for machine in machines.present)):
             self._until(lambda: machines.full and all(machine.drawn for machine in machines.present), deadline, late)
             self._measure()
-            if machines.full:
-                self._connect()
-                self._until(lambda: not machines.full or all(each.ready for each in machines.present), deadline, late)
-
-    def _connect(self) -> None:
-        """Only now, and all at the same time, so that no connection idles for long before the start."""
-        for machine in self._machines.present:
-            if not machine.connecting:
-                self._check(machine)
-                machine.connecting = True
-                self._machines.link.tell(protocol.Connect(), machine.node)
+            if not machines.full:
+                continue
+            # Only now, and all at the same time, so that no connection idles for long before the start.
+            for machine in machines.present:
+                if not machine.connecting:
+                    self._check(machine)
+                    machine.connecting = True
+                    machines.link.tell(protocol.Connect(), machine.node)
+            self._until(lambda: not machines.full or all(each.ready for each in machines.present), deadline, late)
 
     def _until(self, reached: Callable[[], bool], deadline: float, late: str) -> None:
         while not reached():
@@ -357,10 +344,6 @@ class Master:
                 raise DistributedError(late, f"Present: {there}. --join-timeout waits longer.")
             self._machines.listen()
             self._on_progress("connecting", self._machines.counts())
-
-    def _assign(self, machine: Machine) -> None:
-        plan = {**self._header.plan, "url": self._header.server["url"]}
-        self._machines.link.tell(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)
 
     def _check(self, machine: Machine) -> None:
         """The same server and the same bytes everywhere, or the run would be of something else."""
@@ -384,7 +367,7 @@ class Master:
         there = [machine for machine in self._machines.present if not machine.lost]
         for machine in there:
             machine.measured = False
-            self._machines.link.post(protocol.MeasureClock(machine.node))
+            self._machines.link.post(protocol.ClockSeries(machine.node))
         deadline = time.monotonic() + MEASURE_LIMIT_S
         while time.monotonic() < deadline and not all(machine.measured or machine.lost for machine in there):
             self._machines.listen()
@@ -392,18 +375,15 @@ class Master:
     def _start(self) -> None:
         machines = self._machines.present
         longest = max(sample.round_trip_ns for machine in machines for sample in machine.samples)
-        clocks = ClockPairs()
-        start_ns = self._header.start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
-        self._header.start_realtime_ns = clocks.to_realtime(start_ns)
-        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
-        self._header.client["stamps"], self._header.stamps = stamps, stamp_facts(stamps)
+        start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
         self._header.client["machines"] = [
             {"name": machine.name, "workers": machine.workers, "host": machine.host}
             | _known_to(machine.offset(start_ns).before)
             | {"exchanges": len(machine.samples)}
             for machine in machines
         ]
-        append(self._folder / "run.jsonl", [msgspec.json.encode(self._header) + b"\n"])
+        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
+        open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         self._machines.started = True
         for machine in machines:
             at_ns = start_ns + machine.offset(start_ns).before.offset_ns
@@ -425,11 +405,6 @@ class Master:
                         self._say(f"{machine.name}: {machine.lost}. {machine.kept_there}")
             self._on_progress("running", self._machines.counts())
         self._on_progress("ended", self._machines.counts())
-
-    def _write(self, machine: Machine, piece: protocol.Piece) -> None:
-        if piece.worker not in machine.workers:
-            raise DistributedError(f"{machine.name} sent the part of worker {piece.worker}, which is not its own")
-        self._machines.link.tell(self._incoming.take(piece), machine.node)
 
     def _gather(self, beside: Sequence[Path]) -> Footer:
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+
+import msgspec
 
 from loadgen.distributed import DistributedError, TokenError
 from servers.kinds.base import Dialect
@@ -33,7 +33,6 @@ PORT = 5557
 VARIABLE = "LOADGEN_TOKEN"
 LENGTH_LEAST = 16
 """Characters. Whoever hears a handshake can try tokens against it at leisure, so a short one protects nothing."""
-NONCE_BYTES = 16
 WORKER, MASTER = "worker", "master"
 FINGERPRINT_REQUESTS = 2
 
@@ -47,14 +46,6 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
     @property
     def numeric(self) -> Address:
@@ -82,10 +73,8 @@ def address_of(text: str, option: str) -> Address:
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
     """A digest of the first bodies that a worker sends: equal where prompts, model and dialect are, so that no prompt
     has to be shipped."""
-    made = hashlib.sha256()
-    for request in islice(requests, FINGERPRINT_REQUESTS):
-        made.update(dialect.encode(request, model))
-    return made.digest()
+    bodies = (dialect.encode(request, model) for request in islice(requests, FINGERPRINT_REQUESTS))
+    return hashlib.sha256(b"".join(bodies)).digest()
 
 
 def token_of(environ: Mapping[str, str]) -> str:
@@ -97,11 +86,6 @@ def token_of(environ: Mapping[str, str]) -> str:
             f"Make one, and give the same one to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
         )
     return token
-
-
-def nonce() -> bytes:
-    """A number used once."""
-    return secrets.token_bytes(NONCE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +100,7 @@ class Handshake:
 
     def proof(self, role: str) -> bytes:
         """What only a holder of the token can say, in this handshake and this role."""
-        return self._code(b"proof", role.encode())
+        return self._code("proof", role)
 
     def proves(self, role: str, proof: object) -> bool:
         """Whether this is that proof."""
@@ -124,47 +108,40 @@ class Handshake:
 
     def channel(self, role: str) -> SealedChannel:
         """The sealed messages that follow, from this role's side."""
-        return SealedChannel(self._code(b"session"), role, MASTER if role == WORKER else WORKER)
+        return SealedChannel(self._code("session"), role, MASTER if role == WORKER else WORKER)
 
-    def _code(self, *parts: bytes) -> bytes:
-        return _code(self.token.encode(), *parts, self.node.encode(), self.worker_nonce, self.master_nonce)
+    def _code(self, *parts: str) -> bytes:
+        return _code(self.token.encode(), *parts, self.node, self.worker_nonce, self.master_nonce)
 
 
+@dataclass(slots=True)
 class SealedChannel:
     """Seals messages to the other side and opens those that come from it."""
 
-    def __init__(self, key: bytes, role: str, other: str) -> None:
-        self._key = key
-        self._role = role.encode()
-        self._other = other.encode()
-        self._sent = 0
-        self._opened = 0
+    _key: bytes
+    _role: str
+    _other: str
+    _sent: int = 0
+    _opened: int = 0
 
     def seal(self, body: bytes) -> dict[str, object]:
         """The message to send. Numbered, so that none counts twice."""
         self._sent += 1
-        return {"number": self._sent, "body": body, "code": self._made(self._role, self._sent, body)}
+        return {"number": self._sent, "body": body, "code": _code(self._key, "message", self._role, self._sent, body)}
 
     def open(self, message: Mapping[str, object]) -> bytes:
         """What was sealed. Raises TokenError for anything that the other side did not seal, or that came before."""
         number, body, code = message.get("number"), message.get("body"), message.get("code")
         if not (isinstance(number, int) and isinstance(body, bytes) and isinstance(code, bytes)):
             raise TokenError("a message without its code")
-        if not hmac.compare_digest(code, self._made(self._other, number, body)):
+        if not hmac.compare_digest(code, _code(self._key, "message", self._other, number, body)):
             raise TokenError("a message with a wrong code")
         if number <= self._opened:
             raise TokenError("a message that came before")
         self._opened = number
         return body
 
-    def _made(self, role: bytes, number: int, body: bytes) -> bytes:
-        return _code(self._key, b"message", role, b"%d" % number, body)
 
-
-def _code(key: bytes, *parts: bytes) -> bytes:
-    """HMAC over the parts, each with its length before it, so that no two lists of parts give the same bytes."""
-    made = hmac.new(key, digestmod="sha256")
-    for part in parts:
-        made.update(b"%d:" % len(part))
-        made.update(part)
-    return made.digest()
+def _code(key: bytes, *parts: object) -> bytes:
+    """HMAC over the parts as msgpack, of which no two lists give the same bytes."""
+    return hmac.digest(key, msgspec.msgpack.encode(parts), "sha256")

@@ -17,16 +17,14 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from loadgen.distributed import LocustError
+from loadgen.distributed import DistributedError
 from loadgen.distributed.clocks import ClockSample
 from loadgen.errors import OutputError
 
@@ -182,15 +180,9 @@ class Joined(Message, frozen=True):
     node: str
 
 
-class Rejected(Message, frozen=True):
-    """Event: somebody has not proven itself; at the worker: this machine was not let in."""
-
-    node: str
-    reason: str
-
-
 class Gone(Message, frozen=True):
-    """Event: the other side left, or was not heard of for too long."""
+    """Event: the other side was not let in, left, or was not heard of for too long. At a worker machine, `node` is set
+    where it is this machine that was not let in."""
 
     node: str
     reason: str
@@ -203,35 +195,22 @@ class Exchanged(Message, frozen=True):
     sample: ClockSample
 
 
-class ClockMeasured(Message, frozen=True):
-    """Event at the master: the series of exchanges that was ordered is over."""
+class ClockSeries(Message, frozen=True):
+    """Order at the master: a series of exchanges with this machine. Event: it is over."""
 
     node: str
 
 
-class Heard(Message, frozen=True):
-    """Event: a sealed message was opened."""
+class Sealed(Message, frozen=True):
+    """Order: seal this and send it. Event: it was opened."""
 
     node: str
     body: bytes
     """A word. Only a holder of the token gets here, so anything else is a bug of ours."""
 
 
-class Tell(Message, frozen=True):
-    """Order: seal this and send it."""
-
-    node: str
-    body: bytes
-
-
-class MeasureClock(Message, frozen=True):
-    """Order at the master: a series of exchanges with this machine."""
-
-    node: str
-
-
-Event = Listening | Joined | Rejected | Gone | Exchanged | ClockMeasured | Heard
-Order = Tell | MeasureClock
+Event = Listening | Joined | Gone | Exchanged | ClockSeries | Sealed
+Order = ClockSeries | Sealed
 
 
 class Frames(Generic[T]):
@@ -240,7 +219,6 @@ class Frames(Generic[T]):
     def __init__(self, sock: socket.socket, kind: object) -> None:
         self._socket = sock
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
-        self._read = bytearray()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._sending = threading.Lock()  # of greenlets in a Locust process: what is long goes out in several pieces
@@ -253,24 +231,15 @@ class Frames(Generic[T]):
 
     def tell(self, word: WorkerWord | MasterWord, node: str = "") -> None:
         """Order the Locust process to send a word to the other side; at the master, to this machine."""
-        self.post(Tell(node, msgspec.msgpack.encode(word)))
+        self.post(Sealed(node, msgspec.msgpack.encode(word)))
 
     def receive(self, timeout_s: float | None = None) -> T | None:
         """The next message, or None when none came in time. Raises EOFError when the other end is gone."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (end := self._end()) is None:
-            if deadline is not None and not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return None
-            try:
-                piece = self._socket.recv(1 << 18)
-            except ConnectionError:
-                piece = b""
-            if not piece:
-                raise EOFError
-            self._read += piece
-        body = bytes(self._read[_LENGTH.size : end])
-        del self._read[:end]
-        return self._decoder.decode(body)
+        if timeout_s is not None and not self._poll.poll(timeout_s * 1000):
+            return None
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        assert length <= FRAME_BYTES_MOST
+        return self._decoder.decode(self._read(length))
 
     def available(self, timeout_s: float) -> Iterator[T]:
         """What has come; waits so long at most for the first of it. Raises EOFError when the other end is gone."""
@@ -279,20 +248,20 @@ class Frames(Generic[T]):
             yield message
             message = self.receive(0)
 
-    def _end(self) -> int | None:
-        """Of the first message in what was read, once all of it is there."""
-        if len(self._read) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._read)
-        assert length <= FRAME_BYTES_MOST
-        end: int = _LENGTH.size + length
-        return end if len(self._read) >= end else None
+    def _read(self, size: int) -> bytes:
+        """So many bytes: what has begun to come comes whole, or its sender is gone."""
+        found = bytearray()
+        with contextlib.suppress(ConnectionError):
+            while len(found) < size and (piece := self._socket.recv(size - len(found))):
+                found += piece
+        if len(found) < size:
+            raise EOFError
+        return bytes(found)
 
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start a command's own Locust process, and end it. Raises LocustError when Locust is not installed."""
-    require_locust()
+    """Start a command's own Locust process, and end it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno())]
     with ours, theirs:
@@ -317,9 +286,9 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
 
 
 def require_locust() -> None:
-    """Raises LocustError unless Locust is installed. Nothing of it is imported here: it would patch this process."""
+    """Raises DistributedError unless Locust is installed. Nothing of it is imported: it would patch this process."""
     if find_spec("locust") is None:
-        raise LocustError(
+        raise DistributedError(
             "several machines are joined by Locust, which is not installed", "pip install 'llm-loadgen[ui]'"
         )
 
@@ -332,78 +301,52 @@ class Outgoing:
         self._files = {worker: [path] for worker, path in parts.items()}
         self._send = send
         self._sent = dict.fromkeys(parts, 0)
-        self._read = dict.fromkeys(parts, 0)
-        self._untaken: deque[Taken] = deque()
+        self._untaken: set[Taken] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
-        """A worker wrote the end of its part elsewhere, because its own disk was full."""
+        """A worker has ended, and wrote the end of its part elsewhere, because its own disk was full."""
         self._files[worker].append(rescued)
 
     def taken(self, word: Taken) -> None:
         """The master has written down a piece."""
-        if word in self._untaken:
-            self._untaken.remove(word)
+        self._untaken.discard(word)
 
-    def pump(self, *, ended: bool = False) -> bool:
-        """Send what has come and may go. Whether everything that there is has been taken.
-
-        As long as the run has not `ended`, only pieces that are whole or a worker's flush; a file that follows waits.
-        """
+    def pump(self) -> bool:
+        """Send what has come and may go. Whether everything that there is has been taken."""
         more = True
-        while more and len(self._untaken) < PIECES_UNTAKEN:
+        while more:
             more = False
             for worker in self._files:  # in turn, so that no part waits for the others to end
-                more |= len(self._untaken) < PIECES_UNTAKEN and self._send_one(worker, ended=ended)
-        return not more and not self._untaken
-
-    def _send_one(self, worker: int, *, ended: bool) -> bool:
-        files = self._files[worker]
-        data = _read(files[0], self._read[worker])
-        while not data and ended and len(files) > 1:
-            del files[0]
-            self._read[worker] = 0
-            data = _read(files[0], 0)
-        if not data:
-            return False
-        self._send(Piece(worker, self._sent[worker], data))
-        self._read[worker] += len(data)
-        self._sent[worker] += len(data)
-        self._untaken.append(Taken(worker, self._sent[worker]))
-        return True
+                if len(self._untaken) == PIECES_UNTAKEN:
+                    return False
+                if data := _read_from(self._files[worker], self._sent[worker]):
+                    more = True
+                    self._send(Piece(worker, self._sent[worker], data))
+                    self._sent[worker] += len(data)
+                    self._untaken.add(Taken(worker, self._sent[worker]))
+        return not self._untaken
 
 
-class Incoming:
-    """Writes down the pieces of every machine, in the run's folder, and says so of each."""
-
-    def __init__(self, parts: dict[int, Path]) -> None:
-        self._files = {worker: path.open("ab", buffering=0) for worker, path in parts.items()}
-        self._paths = parts
-
-    def take(self, piece: Piece) -> Taken:
-        """Write it down. Raises OutputError when the disk does not take it."""
-        file = self._files[piece.worker]
-        assert file.tell() == piece.offset, "pieces of one worker come in their order"
-        rest = memoryview(piece.data)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError as error:
-            path = self._paths[piece.worker]
-            raise OutputError(
-                f"cannot write {path}: {error.strerror}",
-                "Free some space. The worker machines keep their parts and say where: copy them into the run's folder.",
-            ) from error
-        return Taken(piece.worker, file.tell())
-
-    def close(self) -> None:
-        """After the last piece."""
-        for file in self._files.values():
-            file.close()
+def _read_from(files: Sequence[Path], offset: int) -> bytes:
+    """A piece, from this offset on, of files of which each goes on in the next one."""
+    for path in files:
+        size = path.stat().st_size if path.exists() else 0
+        if offset < size:
+            with path.open("rb") as file:
+                return os.pread(file.fileno(), PIECE_BYTES, offset)
+        offset -= size
+    return b""
 
 
-def _read(path: Path, offset: int) -> bytes:
+def write_down(piece: Piece, path: Path) -> Taken:
+    """Append what came to the worker's part. Raises OutputError when the disk does not take it."""
     try:
-        with path.open("rb") as file:
-            return os.pread(file.fileno(), PIECE_BYTES, offset)
-    except FileNotFoundError:
-        return b""
+        with path.open("ab") as file:
+            assert file.tell() == piece.offset, "pieces of one worker come in their order"
+            file.write(piece.data)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror}",
+            "Free some space. The worker machines keep their parts and say where: copy them into the run's folder.",
+        ) from error
+    return Taken(piece.worker, piece.offset + len(piece.data))

@@ -33,21 +33,31 @@ Word = TypeVar("Word", bound=protocol.MasterWord)
 
 
 class MasterSession:
-    """What the master has said so far."""
+    """What the master has said so far, and this machine's part of the run: the measuring engine at its orders."""
 
-    def __init__(self, link: Frames[Event], interrupts: Interrupts) -> None:
+    def __init__(self, link: Frames[Event], interrupts: Interrupts, on_progress: prepare.OnProgress) -> None:
         self.link = link
         self.joined = False
         self.gone = ""
         """Why the master says nothing more."""
-        self.outgoing: Outgoing | None = None
+        self.began = False
+        """Whether this machine has been given the start."""
         self.interrupts = interrupts
+        self._on_progress = on_progress
         self._words: dict[type, protocol.MasterWord] = {}
         self._stops = 0
+        self._outgoing = Outgoing({}, link.tell)
+        self._told_s = 0.0
+        self._ended_ns = 0
 
     def word(self, kind: type[Word]) -> Word | None:
         """The last word of this kind; None when there was none."""
         return cast("Word | None", self._words.get(kind))
+
+    @property
+    def bye(self) -> protocol.Bye | None:
+        """The master's last word."""
+        return self.word(protocol.Bye)
 
     @property
     def interrupted_here(self) -> bool:
@@ -57,7 +67,7 @@ class MasterSession:
     @property
     def over(self) -> bool:
         """Whether the master has nothing more to say."""
-        return bool(self.gone) or protocol.Bye in self._words
+        return bool(self.gone or self.bye)
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
@@ -68,7 +78,7 @@ class MasterSession:
             for event in self.link.available(timeout_s):
                 self._take(event)
         except EOFError:
-            self._ends("the Locust process here ended on its own")
+            self._take(protocol.Gone("", "the Locust process here ended on its own"))
 
     def until(self, reached: Callable[[], object]) -> None:
         """Listen until then, or until there is nothing more to wait for, or an interrupt here."""
@@ -78,27 +88,70 @@ class MasterSession:
     def _take(self, event: Event) -> None:
         if isinstance(event, protocol.Joined):
             self.joined = True
-        elif isinstance(event, protocol.Rejected) and event.node:
-            raise TokenError(f"not let in: {event.reason}", f"Set the master's {VARIABLE} here, and check the address.")
-        elif isinstance(event, protocol.Rejected | protocol.Gone):
-            self._ends(event.reason)
-        elif isinstance(event, protocol.Heard):
+        elif isinstance(event, protocol.Gone):
+            if event.node:
+                hint = f"Set the master's {VARIABLE} here, and check the address."
+                raise TokenError(f"not let in: {event.reason}", hint)
+            self.gone = self.gone or event.reason
+            self._stop()
+        elif isinstance(event, protocol.Sealed):
             word = protocol.MASTER_WORD.decode(event.body)
             self._words[type(word)] = word
             if isinstance(word, protocol.Stop | protocol.Bye):
                 self._stop()
-            elif isinstance(word, protocol.Taken) and self.outgoing is not None:
-                self.outgoing.taken(word)
-
-    def _ends(self, reason: str) -> None:
-        self.gone = self.gone or reason
-        self._stop()
+            elif isinstance(word, protocol.Taken):
+                self._outgoing.taken(word)
 
     def _stop(self) -> None:
         """As if it had been interrupted here, once: a second interrupt would kill the workers."""
         if not self.interrupts.count:
             self._stops += 1
             self.interrupts.count += 1
+
+    def drive(self, tasks: Sequence[WorkerTask]) -> list[Outcome]:
+        """Connect, wait for the start, and drive to the end."""
+        self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.tell)
+        return coordinator.drive(tasks, self._begin, self.interrupts, self._look, self._end)
+
+    def deliver(self, outcomes: Sequence[Outcome]) -> None:
+        """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
+        for outcome in outcomes:
+            if outcome.rescued is not None:
+                self._outgoing.append(outcome.task.worker, outcome.rescued)
+        while not self.over and not self._outgoing.pump():
+            self.listen(LISTEN_S)
+        due, exits = [outcome.due for outcome in outcomes], [outcome.exit for outcome in outcomes]
+        self.link.tell(protocol.Ended(self._ended_ns, due, exits, self.interrupted_here))
+        while not self.over and self.interrupts.count < INTERRUPTS_MOST:
+            self.listen(LISTEN_S)
+
+    def _begin(self, stamps: str, _workers: Sequence[Worker]) -> int | None:
+        """The agreed instant, once everybody is ready."""
+        self.link.tell(protocol.Ready(stamps))
+        self.until(lambda: self.word(protocol.StartAt))
+        start = self.word(protocol.StartAt)
+        if start is None:
+            return None
+        self.link.tell(protocol.Started(start.at_ns - time.monotonic_ns()))
+        self.began = True
+        return start.at_ns
+
+    def _end(self) -> None:
+        self._ended_ns = time.monotonic_ns()
+
+    def _look(self, phase: str, workers: Sequence[Worker]) -> None:
+        """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""
+        self.listen(0)
+        counts = total(worker.counts for worker in workers)
+        self._on_progress(phase, counts)
+        if not self.began:
+            return
+        self._outgoing.pump()
+        now_s = time.monotonic()
+        if now_s - self._told_s >= PROGRESS_EVERY_S or phase == "ended":
+            self._told_s = now_s
+            values = [getattr(counts, name) for name in COUNTED]
+            self.link.tell(protocol.Progress(values, [worker.counts.due for worker in workers]))
 
 
 def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_progress: prepare.OnProgress) -> int:
@@ -112,20 +165,19 @@ def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_pro
     while True:
         interrupts = Interrupts()
         with interrupts.watched(), protocol.locust_process("worker", master.host, master.port) as link:
-            session = MasterSession(link, interrupts)
+            session = MasterSession(link, interrupts, on_progress)
             say(f"looking for the master at {master}")
             parts = folder / f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
             _join(session, parts, say, stay=stay)
             if (assign := session.word(protocol.Assign)) is not None:
-                _take_part(session, assign, parts, say, on_progress)
+                _take_part(session, assign, parts, say)
             if session.interrupted_here:
                 return EXIT_INTERRUPTED
             if stay:
                 continue
-            bye = session.word(protocol.Bye)
-            if (bye is not None and bye.kept) or session.word(protocol.Wait) is not None:
+            if (session.bye and session.bye.kept) or session.word(protocol.Wait):
                 return EXIT_OK
-            raise DistributedError(session.gone if bye is None else bye.reason)
+            raise DistributedError(session.bye.reason if session.bye else session.gone)
 
 
 def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
@@ -143,31 +195,27 @@ def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) 
             session.until(lambda: session.word(protocol.Assign))
 
 
-def _take_part(
-    session: MasterSession, assign: protocol.Assign, parts: Path, say: prepare.Say, on_progress: prepare.OnProgress
-) -> None:
+def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: prepare.Say) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
-    part = None
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
         with prepare.prepare(plan, parts, say) as prepared:
             host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]
-            part = _Part(session, mine, on_progress)
             prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
             session.link.tell(protocol.Drawn(prints, prepared.header.server))
             session.until(lambda: session.word(protocol.Connect))
-            outcomes = part.drive() if session.word(protocol.Connect) else []
+            outcomes = session.drive(mine) if session.word(protocol.Connect) else []
     except Exception as error:
-        if part is None or not part.began:
+        if not session.began:
             session.link.tell(protocol.Unable(str(error), str(getattr(error, "hint", ""))))
             deadline = time.monotonic() + GOODBYE_LIMIT_S
             session.until(lambda: time.monotonic() > deadline)
         raise
-    if part.began:
-        part.deliver(outcomes)
-    bye = session.word(protocol.Bye)
-    if part.began and (bye is None or not bye.kept):
+    if session.began:
+        session.deliver(outcomes)
+    bye = session.bye
+    if session.began and not (bye and bye.kept):
         reason = session.gone or (bye.reason if bye else "interrupted twice")
         raise DistributedError(
             f"{reason}: what this machine recorded is in {parts}",
@@ -178,63 +226,4 @@ def _take_part(
             if path is not None:
                 path.unlink(missing_ok=True)
     parts.rmdir()
-    say(bye.reason if bye is not None else session.gone or "interrupted")
-
-
-class _Part:
-    """This machine's part of the run: the measuring engine, ordered about by the master."""
-
-    def __init__(self, session: MasterSession, tasks: Sequence[WorkerTask], on_progress: prepare.OnProgress) -> None:
-        self.began = False
-        self._session = session
-        self._tasks = tasks
-        self._on_progress = on_progress
-        self._told_s = 0.0
-        self._ended_ns = 0
-        self._outgoing = session.outgoing = Outgoing({task.worker: task.part for task in tasks}, session.link.tell)
-
-    def drive(self) -> list[Outcome]:
-        """Connect, wait for the start, and drive to the end."""
-        return coordinator.drive(self._tasks, self._begin, self._session.interrupts, self._look, self._end)
-
-    def deliver(self, outcomes: Sequence[Outcome]) -> None:
-        """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
-        session = self._session
-        for outcome in outcomes:
-            if outcome.rescued is not None:
-                self._outgoing.append(outcome.task.worker, outcome.rescued)
-        while not session.over and not self._outgoing.pump(ended=True):
-            session.listen(LISTEN_S)
-        due, exits = [outcome.due for outcome in outcomes], [outcome.exit for outcome in outcomes]
-        session.link.tell(protocol.Ended(self._ended_ns, due, exits, session.interrupted_here))
-        while not session.over and session.interrupts.count < INTERRUPTS_MOST:
-            session.listen(LISTEN_S)
-
-    def _begin(self, stamps: str, _workers: Sequence[Worker]) -> int | None:
-        """The agreed instant, once everybody is ready."""
-        session = self._session
-        session.link.tell(protocol.Ready(stamps))
-        session.until(lambda: session.word(protocol.StartAt))
-        start = session.word(protocol.StartAt)
-        if start is None:
-            return None
-        session.link.tell(protocol.Started(start.at_ns - time.monotonic_ns()))
-        self.began = True
-        return start.at_ns
-
-    def _end(self) -> None:
-        self._ended_ns = time.monotonic_ns()
-
-    def _look(self, phase: str, workers: Sequence[Worker]) -> None:
-        """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""
-        self._session.listen(0)
-        counts = total(worker.counts for worker in workers)
-        self._on_progress(phase, counts)
-        if not self.began:
-            return
-        self._outgoing.pump()
-        now_s = time.monotonic()
-        if now_s - self._told_s >= PROGRESS_EVERY_S or phase == "ended":
-            self._told_s = now_s
-            values = [getattr(counts, name) for name in COUNTED]
-            self._session.link.tell(protocol.Progress(values, [worker.counts.due for worker in workers]))
+    say(bye.reason if bye else session.gone or "interrupted")

@@ -15,14 +15,12 @@ from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, work
-from loadgen.gather import Outcome, append, gather
-from loadgen.runfile import Footer, Header, stamp_facts
+from loadgen.gather import Outcome, gather, open_run
+from loadgen.runfile import Footer, Header
 from servers.wire.stamps import common
 
 START_LEAD_NS = 100_000_000
@@ -84,12 +82,8 @@ def run(
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
         readings.start()
         header.telemetry = readings.facts
-        clocks = ClockPairs()
-        header.start_ns = time.monotonic_ns() + START_LEAD_NS
-        header.start_realtime_ns = clocks.to_realtime(header.start_ns)
-        header.client["stamps"] = stamps
-        header.stamps = stamp_facts(stamps)
-        append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+        start_ns = time.monotonic_ns() + START_LEAD_NS
+        open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         readings.begin(header.start_ns, folder, lambda: total(worker.counts for worker in workers))
         return header.start_ns
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import gevent
 import msgspec
@@ -31,9 +31,9 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
 from loadgen.engine.health import Health
 from loadgen.engine.sampler import SamplerProcess
-from loadgen.gather import append, whole_lines
+from loadgen.gather import open_run, whole_lines
 from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
-from loadgen.record import ErrorKind, Record, unsent
+from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, stamp_facts
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource
@@ -61,6 +61,7 @@ LOOKED_AT_BYTES = 8_192
 ROOM_BYTES = 10_000_000
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 
 class NewestSamples:
@@ -75,14 +76,9 @@ class NewestSamples:
         self._values[(self.seen + np.arange(len(values))) % len(self._values)] = values
         self.seen += len(values)
 
-    @property
-    def kept(self) -> int:
-        """How many figures are of."""
-        return min(self.seen, len(self._values))
-
     def copy(self) -> Floats:
         """The samples, in no order, safe to work on in another thread."""
-        return self._values[: self.kept].copy()
+        return self._values[: self.seen].copy()
 
 
 def described(values: Floats) -> dict[str, float | int | None]:
@@ -107,10 +103,8 @@ class LiveFigures:
         self.states = Counter[str]()
         self.failures = Counter[tuple[str, str]]()
         self.tokens = 0
-        self.reads = self.coalesced_reads = 0
         self.send_late = NewestSamples(REQUEST_SAMPLES)
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
-        self.points_seen = 0
         self.metrics = {name: each for name, each in METRICS.items() if each.per != "run" and name not in NOT_SHOWN}
         self.samples = {
             name: NewestSamples(REQUEST_SAMPLES if metric.per == "request" else TOKEN_SAMPLES)
@@ -125,8 +119,6 @@ class LiveFigures:
         """Take the Record of a request that has ended; its latencies are worked out by `digest`."""
         self.states[record.state] += 1
         self.tokens += sum(record.chunk_tokens)
-        self.reads += record.reads
-        self.coalesced_reads += record.coalesced_reads
         self._pending.append(record)
         if record.state != "complete":
             key = (record.error_kind, detail_of(record))
@@ -158,8 +150,7 @@ class LiveFigures:
             for name, values in recent.items()
             for share in ("p50", "p99")
         }
-        self.points.append({"at": self.points_seen, **percentiles, **beside})
-        self.points_seen += 1
+        self.points.append({"at": self.points[-1]["at"] + 1 if self.points else 0, **percentiles, **beside})
 
 
 def warm_up() -> None:
@@ -191,16 +182,14 @@ class LiveRun:
         self._clocks = ClockPairs()
         self._health = Health()
         self._arrived = 0
-        self._cache: dict[str, tuple[float, Any]] = {}
+        self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._making = RLock()
-        self.start_ns = header.start_ns = time.monotonic_ns()
-        header.start_realtime_ns = self._clocks.to_realtime(self.start_ns)
+        self.start_ns = time.monotonic_ns()
         header.command = list(command)
         header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
-        header.stamps = stamp_facts(stamps.name)
-        header.client |= {"stamps": stamps.name, "calibration": calibration.recall(header.host, lambda _: None)}
-        append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+        header.client["calibration"] = calibration.recall(header.host, lambda _: None)
+        open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
         self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
 
@@ -211,9 +200,9 @@ class LiveRun:
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 
-    def give_up(self, request: Request, due_ns: int, kind: ErrorKind, detail: str) -> Record:
-        """A request of which nothing was sent."""
-        return self._add(unsent(request, kind, detail), due_ns)
+    def give_up(self, request: Request, due_ns: int, detail: str) -> Record:
+        """A request that got no connection, so that nothing was sent."""
+        return self._add(unsent(request, "connect", detail), due_ns)
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns
@@ -232,17 +221,16 @@ class LiveRun:
         values = self._health.sample() | self._stamps.counts()
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._fold(values)
-        self._part.add(
-            Telemetry(source="client", at_ns=time.monotonic_ns() - self.start_ns, values={**values, "users": users})
-        )
+        at_ns = time.monotonic_ns() - self.start_ns
+        self._part.add(Telemetry(source="client", at_ns=at_ns, values={**values, "users": users}))
         self._part.flush()
-        arriving = [len(exchange.sizes) for exchange in self.in_flight if begun(exchange)]
-        arrived = self.figures.tokens + sum(arriving)
+        # Once an answer's first event has come: some servers send the head at once and the first token much later.
+        begun = [each for each in self.in_flight if each.raw.find(b"data:", 0, LOOKED_AT_BYTES) >= 0]
+        arrived = self.figures.tokens + sum(len(exchange.sizes) for exchange in begun)
         rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
         self._arrived = max(arrived, self._arrived)
-        self.figures.point(
-            tokens_per_s=rate, streams=len(arriving), waiting=len(self.in_flight) - len(arriving), users=users
-        )
+        waiting = len(self.in_flight) - len(begun)
+        self.figures.point(tokens_per_s=rate, streams=len(begun), waiting=waiting, users=users)
 
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
         """Write the footer. Where the rest is when the disk refused it, else None. A second call does nothing."""
@@ -250,24 +238,14 @@ class LiveRun:
             return None
         self.ended = True
         self.sample(users)
-        with self._making:
-            self._cache.clear()  # what comes now is final
         ended_ns = time.monotonic_ns() - self.start_ns
         read = self._sampler.end(patient=not interrupted)
         notes: list[str] = []
         for line in whole_lines(read, notes, "telemetry"):
             self._part.add_line(line)
         states: Mapping[str, int] = self.figures.states
-        footer = Footer(
-            ended_ns=ended_ns,
-            sent=sum(states.values()),
-            complete=states["complete"],
-            truncated=states["truncated"],
-            failed=states["failed"],
-            dropped=0,
-            interrupted=interrupted,
-            notes=notes,
-        )
+        counts = {state: states[state] for state in ("complete", "truncated", "failed", "dropped")}
+        footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
         self._part.add(footer)  # type: ignore[arg-type]
         rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
         if rescued is None:
@@ -277,32 +255,31 @@ class LiveRun:
 
     def latency(self) -> list[dict[str, Any]]:
         """Of each metric its name, title and exact figures. Sorted in another thread: the loop goes on meanwhile."""
-        found: list[dict[str, Any]] = self._cached("latency", self._described)
-        return found
+        return self._cached("latency", self._described)
 
     def client(self) -> dict[str, Any]:
         """Whether the client was a bottleneck so far: named and judged as `client` of summary.json, whose limits and
         formulas these are. The first second is left out of `cpu_share`, as there is no whole second to speak of."""
         latency = {row["name"]: row for row in self.latency()}
-        found: dict[str, Any] = self._cached("client", lambda: self._judged(latency))
-        return found
+        return self._cached("client", lambda: self._judged(latency))
 
-    def _cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` gave within the last second; several pages may ask, and it is not made twice at a time."""
+    def _cached(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gave within the last second, and since the end; several pages may ask, and it is not made twice
+        at a time."""
         with self._making:
-            now_s = time.monotonic()
-            if name not in self._cache or now_s - self._cache[name][0] >= CACHED_S:
-                self._cache[name] = (now_s, make())
-            return self._cache[name][1]
+            now_s, key = time.monotonic(), (name, self.ended)
+            if key not in self._cache or now_s - self._cache[key][0] >= CACHED_S:
+                self._cache[key] = (now_s, make())
+            return cast("T", self._cache[key][1])
 
     def _described(self) -> list[dict[str, Any]]:
         self.figures.digest()  # also of users that were cut off as the run ended
         pool = gevent.get_hub().threadpool
         rows = []
         for name, samples in self.figures.samples.items():
-            left_out, values = samples.seen - samples.kept, samples.copy()
-            title = self.figures.metrics[name].title
-            rows.append({"name": name, "title": title, "left_out": left_out, **pool.apply(described, (values,))})
+            values, seen = samples.copy(), samples.seen
+            about = {"name": name, "title": self.figures.metrics[name].title, "left_out": seen - len(values)}
+            rows.append({**about, **pool.apply(described, (values,))})
         return rows
 
     def _fold(self, values: Mapping[str, Any]) -> None:
@@ -324,8 +301,8 @@ class LiveRun:
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
             stamp_facts(self._stamps.name),
             np.sort(figures.send_late.copy()),
-            reads=figures.reads,
-            coalesced=figures.coalesced_reads,
+            reads=self._total["reads"],
+            coalesced=self._total["coalesced_reads"],
             last_s=passed_ns / 1e9,
         )
         if (own := own_error(found)) is not None:
@@ -335,8 +312,3 @@ class LiveRun:
         found.reasons = reasons(found, latency["ttft_s"]["p50"], latency["e2e_s"]["p50"])
         shown: dict[str, Any] = msgspec.to_builtins(found)
         return shown
-
-
-def begun(exchange: Exchange) -> bool:
-    """Whether an answer's first event has come: some servers send the head at once and the first token much later."""
-    return exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES) >= 0

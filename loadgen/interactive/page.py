@@ -7,7 +7,6 @@ requests of other origins, and on loopback of other host names (DNS rebinding), 
 
 from __future__ import annotations
 
-import ipaddress
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request, send_file
 
+from loadgen.host import is_loopback
 from loadgen.interactive.live_run import POINTS, SHARES, LiveRun
 from loadgen.interactive.session import EXPECTED, LocustSession
 from loadgen.plan import Plan
@@ -72,7 +72,7 @@ def _refused(bound: str) -> Response | None:
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return Response("requests from other pages are refused", 403)
-    if _loopback(bound) and not _loopback(_name(request.host)):
+    if is_loopback(bound) and not is_loopback(_name(request.host)):
         return Response("this page answers to loopback names only", 403)
     return None
 
@@ -80,13 +80,6 @@ def _refused(bound: str) -> Response | None:
 def _name(host: str) -> str:
     """A Host field without its port."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-
-
-def _loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
@@ -98,7 +91,7 @@ def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
         if session.running:
             kept = session.same_workload(plan)
             return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
-        if not _loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
+        if not is_loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
             return _mistake(
                 "Files can be named here only while the page is on loopback: name them when starting.", web_ui
             )
@@ -143,19 +136,14 @@ def _row(figure: dict[str, Any]) -> dict[str, Any]:
 
 
 def _live(session: LocustSession) -> Response:
-    target, run = session.target, session.run
-    if target is None:
-        return jsonify({"server": None, "run": None})
-    facts = target.facts
-    server = {"name": facts.name, "version": facts.version, "model": facts.model, "url": facts.url}
-    about = {"server": {**server, "simulated": facts.simulated, "speed": facts.speed}}
-    return jsonify(about | {"run": None if run is None else _shown(session, run)})
+    shown = ("name", "version", "model", "url", "simulated", "speed")
+    server = {name: getattr(session.target.facts, name) for name in shown} if session.target else None
+    return jsonify({"server": server, "run": _shown(session, session.run) if session.run else None})
 
 
 def _shown(session: LocustSession, run: LiveRun) -> dict[str, Any]:
     since = request.args.get("since", 0, type=int)
     figures = run.figures
-    points = [] if since >= figures.points_seen else [point for point in figures.points if point["at"] >= since]
     return {
         "folder": str(run.folder),
         "ended": run.ended,
@@ -166,7 +154,7 @@ def _shown(session: LocustSession, run: LiveRun) -> dict[str, Any]:
             {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
         ],
         "client": run.client(),
-        "points": points,
+        "points": [point for point in figures.points if point["at"] >= since],
         "point_limit": POINTS,
     }
 
@@ -188,7 +176,5 @@ def _report(session: LocustSession) -> Response:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False)  # noqa: S603
         if done.returncode:
             return Response(done.stderr, 500, mimetype="text/plain")
-        name = f"{folder.name}.html"
-        return Response(
-            page.read_bytes(), mimetype="text/html", headers={"Content-Disposition": f'attachment; filename="{name}"'}
-        )
+        named = {"Content-Disposition": f'attachment; filename="{folder.name}.html"'}
+        return Response(page.read_bytes(), mimetype="text/html", headers=named)

@@ -13,12 +13,13 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.lock import BoundedSemaphore
 from locust import events
 
 from loadgen import host
@@ -26,7 +27,7 @@ from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import LiveRun, warm_up
-from loadgen.interactive.target import HubPoller, LiveTarget, Turns, find_target
+from loadgen.interactive.target import ONE_LOOK_S, HubPoller, LiveTarget, find_target
 from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
@@ -60,9 +61,9 @@ class LocustSession:
         """What the Run says it was made with."""
         self.stamps: StampSource = PLAIN
         self.poller = HubPoller()
-        self.turns = Turns()
         self._environment: Any = None
         self._extend: Callable[[Any, LocustSession], None] | None = None
+        self._turns = BoundedSemaphore(1)
         self._stack = ExitStack()
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
@@ -90,6 +91,15 @@ class LocustSession:
         """Whether a run goes on."""
         return self.run is not None and not self.run.ended
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The longer work of users, such as decoding an answer and building the next request: one at a time, and the
+        hub reads what has come before each. gevent would run fifty greenlets before it looks at the sockets again, and
+        streams that began together end together: tokens would share a stamp."""
+        with self._turns:
+            gevent.sleep(ONE_LOOK_S)
+            yield
+
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
         """The Plan of the command line, or of these fields of the start form. Raises PlanError."""
         given = vars(self._environment.parsed_options)
@@ -103,10 +113,8 @@ class LocustSession:
 
     def choose(self, plan: Plan) -> None:
         """Ask this from the next start on, and build its prompts now. Raises what LiveTarget.prompts raises."""
-        target = self.target
-        assert target is not None
-        if plan != target.plan:
-            target = target.changed(plan)
+        assert self.target is not None
+        target = self.target if plan == self.target.plan else self.target.changed(plan)
         target.prompts(target.dialect(None))
         self.target = target
         self.output_tokens = longest_of(plan.output_tokens)
@@ -167,10 +175,10 @@ class LocustSession:
             self.fail(error)
 
     def _begin(self, target: LiveTarget) -> None:
-        named, number = self._environment.parsed_options.out, len(self.folders) + 1
+        named = self._environment.parsed_options.out
         folder = Path(named) if named else default_folder(target.plan)
-        if named and number > 1:
-            folder = folder.with_name(f"{folder.name}-{number}")
+        if named and self.folders:
+            folder = folder.with_name(f"{folder.name}-{len(self.folders) + 1}")
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
             self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
@@ -220,24 +228,14 @@ def _add_options(parser: Any, **_: Any) -> None:
     for name, option in run_options().items():
         if option.interactive is None:
             continue
-        field = Plan.model_fields[name]
-        flag = locust_option(name)
-        text = option.help.replace("%", "%%")
-        if field.annotation is bool:
-            parser.add_argument(flag, action="store_true", help=text, include_in_web_ui=False)
-            continue
-        default = DEFAULTS.get(name, field.default)
-        parser.add_argument(
-            flag,
-            default=None if default is None else str(default),
-            help=text,
-            include_in_web_ui=option.interactive == "form",
-        )
-    parser.add_argument(
-        "--out",
-        help="Folder of the first run; the next ones get a number behind it.",
-        include_in_web_ui=False,
-    )
+        default = DEFAULTS.get(name, Plan.model_fields[name].default)
+        how: dict[str, Any] = {"default": None if default is None else str(default)}
+        if Plan.model_fields[name].annotation is bool:
+            how = {"action": "store_true"}
+        text, shown = option.help.replace("%", "%%"), option.interactive == "form"
+        parser.add_argument(locust_option(name), help=text, include_in_web_ui=shown, **how)
+    text = "Folder of the first run; the next ones get a number behind it."
+    parser.add_argument("--out", help=text, include_in_web_ui=False)
 
 
 SESSION = LocustSession()

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, partialmethod
 from itertools import count
 from time import monotonic_ns
 from typing import Any, cast
@@ -23,7 +23,6 @@ import gevent
 from gevent import get_hub
 from gevent import socket as gevent_socket
 from gevent.event import Event
-from gevent.lock import BoundedSemaphore
 
 from loadgen import prepare
 from loadgen.errors import PlanError
@@ -89,8 +88,7 @@ class LiveTarget:
         """Built at first use, which asks the server to count. Raises PromptError, PlanError, WorkloadError."""
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_of(self.plan)
-            texts = not dialect.token_ids and not isinstance(workload.parse(plan.workload), workload.Dataset)
-            if texts:
+            if not (dialect.token_ids or self._of_file):
                 plan = plan.model_copy(update={"n": TEXTS})
             with tokenizer_of(self.facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
@@ -99,8 +97,12 @@ class LiveTarget:
     def how(self, dialect: Dialect) -> str:
         """How the length of prompts is made exact, and whether they come again."""
         how = self.prompts(dialect).how
-        endless = dialect.token_ids and not isinstance(workload.parse(self.plan.workload), workload.Dataset)
+        endless = dialect.token_ids and not self._of_file
         return how if endless else f"{how}; repeated from the first after the last"
+
+    @property
+    def _of_file(self) -> bool:
+        return isinstance(workload.parse(self.plan.workload), workload.Dataset)
 
     def changed(self, plan: Plan) -> LiveTarget:
         """The same server, asked something else."""
@@ -123,83 +125,33 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
 
 
 def _endless(prompts: Prompts) -> Iterator[Request]:
+    if next(iter(prompts.requests()), None) is None:
+        raise PlanError("the workload holds no prompt", "Name another file.")
     while True:
-        empty = True
-        for request in prompts.requests():
-            empty = False
-            yield request
-        if empty:
-            raise PlanError("the workload holds no prompt", "Name another file.")
+        yield from prompts.requests()
 
 
 class HubPoller:
     """What an Exchange asks of servers.wire.poller.Poller and its event loop, from gevent's hub."""
 
     def __init__(self) -> None:
+        self.loop = self  # both parts are one here
         self._watchers: dict[tuple[int, int], Any] = {}
 
-    @property
-    def loop(self) -> HubPoller:
-        """Itself: both parts are one here."""
-        return self
-
-    def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back in the hub whenever `sock` can be read, which includes that it has been closed or reset."""
-        self._watch(sock, READ, callback)
-
-    def remove(self, sock: socket.socket) -> None:
-        """No more calls for `sock`. Before the socket is closed."""
-        self._forget(sock, READ)
-
-    def add_writer(self, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back in the hub whenever `sock` has room."""
-        self._watch(sock, WRITE, callback)
-
-    def remove_writer(self, sock: socket.socket) -> None:
-        """See `add_writer`; a socket that is not watched is ignored."""
-        self._forget(sock, WRITE)
-
-    def _watch(self, sock: socket.socket, event: int, callback: Callable[[], None]) -> None:
-        watcher = get_hub().loop.io(sock.fileno(), event)
-        self._watchers[sock.fileno(), event] = watcher
+    def _watch(self, event: int, sock: socket.socket, callback: Callable[[], None]) -> None:
+        """Call back in the hub whenever `sock` can be read, which includes that it has been closed, or has room."""
+        watcher = self._watchers[sock.fileno(), event] = get_hub().loop.io(sock.fileno(), event)
         watcher.start(callback)
 
-    def _forget(self, sock: socket.socket, event: int) -> None:
+    def _forget(self, event: int, sock: socket.socket) -> None:
+        """No more calls, before the socket is closed; one that is not watched is ignored."""
         watcher = self._watchers.pop((sock.fileno(), event), None)
         if watcher is not None:
             watcher.stop()
             watcher.close()
 
-
-class Turns:
-    """The longer work of users, such as decoding an answer and building the next request: one at a time, and the hub
-    reads what has come before each. gevent would run fifty greenlets before it looks at the sockets again, and streams
-    that began together end together: tokens would share a stamp.
-    """
-
-    def __init__(self) -> None:
-        self._turn = BoundedSemaphore(1)
-
-    def begin(self) -> None:
-        """Wait for one's turn."""
-        self._turn.acquire()
-        try:
-            gevent.sleep(ONE_LOOK_S)
-        except BaseException:
-            self._turn.release()
-            raise
-
-    def end(self) -> None:
-        """The next one, please."""
-        self._turn.release()
-
-    def __enter__(self) -> None:
-        """See begin."""
-        self.begin()
-
-    def __exit__(self, *_: object) -> None:
-        """See end."""
-        self.end()
+    add, remove = partialmethod(_watch, READ), partialmethod(_forget, READ)
+    add_writer, remove_writer = partialmethod(_watch, WRITE), partialmethod(_forget, WRITE)
 
 
 class UserConnection:
@@ -210,6 +162,7 @@ class UserConnection:
         self._timeout_s = target.plan.timeout_s
         self._connect = partial(connect, target.address, self._timeout_s, stamps)
         self._idle: Connection | None = None
+        self._ended = Event()
 
     def open(self) -> None:
         """Have a connection ready before the first request. One that fails is tried again by the request itself."""
@@ -225,27 +178,28 @@ class UserConnection:
             idle.close()
         return self._connect()
 
-    def exchange(self, connection: Connection, request: bytes, started: Callable[[Exchange], None]) -> Exchange:
-        """Send and wait for the end, the time limit or the end of this greenlet; the Exchange says which it was.
-
-        `started` is called after the send. A greenlet that is killed here leaves an Exchange that was cancelled, and
-        goes on being killed.
-        """
-        ended = Event()
+    def send(self, connection: Connection, request: bytes) -> Exchange:
+        """Send a request; `wait` follows."""
+        ended = self._ended = Event()
         exchange = Exchange(cast("Poller", self._poller), lambda _: ended.set())
         exchange.prepare(connection, connection.seal(request))
         exchange.send()
         exchange.listen()
-        started(exchange)
+        return exchange
+
+    def wait(self, exchange: Exchange) -> None:
+        """Wait for the end, the time limit or the end of this greenlet; the Exchange says which it was.
+
+        A greenlet that is killed here leaves an Exchange that was cancelled, and goes on being killed.
+        """
         try:
-            if not ended.wait(self._timeout_s):
+            if not self._ended.wait(self._timeout_s):
                 exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
         except gevent.GreenletExit:
             exchange.fail("cancelled", "cut off, because its user was stopped")
             raise
         finally:
             self._idle, exchange.free = exchange.free, None
-        return exchange
 
     def close(self) -> None:
         """Close what is idle."""

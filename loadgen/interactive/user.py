@@ -17,22 +17,20 @@ from __future__ import annotations
 
 import logging
 import ssl
+from contextlib import ExitStack
 from time import monotonic_ns
 from typing import Any
 
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
-from loadgen.interactive.live_run import LiveRun, detail_of
+from loadgen.interactive.live_run import detail_of
 from loadgen.interactive.page import extend
 from loadgen.interactive.session import EXPECTED, SESSION
-from loadgen.interactive.target import LiveTarget, UserConnection
+from loadgen.interactive.target import UserConnection
 from loadgen.record import Record
 from servers.kinds.base import Dialect
-from servers.wire.connection import Connection
 from servers.wire.http1 import post
-from servers.wire.transport import Exchange
-from workloads.request import Request
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
 
@@ -89,7 +87,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             dialect = target.dialect(endpoint)
             if prompt is None:
                 target.prompts(dialect)  # built at an endpoint's first use, which takes its time
-            with SESSION.turns:  # a user who is stopped just as its wait ends is killed here, and has sent nothing
+            # A user who is stopped just as its wait ends is killed as it waits for its turn, and has sent nothing.
+            with SESSION.turn():
                 request = target.request(dialect, prompt, output_tokens or SESSION.output_tokens)
                 body = dialect.encode(request, target.facts.model)
         except EXPECTED as error:
@@ -98,47 +97,24 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         due_ns = monotonic_ns()
         try:
             connection = self._connection.take()
-        except (OSError, TimeoutError) as error:
-            record = run.give_up(target.numbered(request), due_ns, "connect", _reason(error))
+        except OSError as error:
+            record = run.give_up(target.numbered(request), due_ns, _reason(error))
             self._report(record, dialect)
             return record
         # A user who is stopped while connecting has sent nothing: only from here on is there a request.
         request = target.numbered(request)
-        return self._exchange(run, target, connection, dialect, request, body, due_ns)
-
-    def _exchange(
-        self,
-        run: LiveRun,
-        target: LiveTarget,
-        connection: Connection,
-        dialect: Dialect,
-        request: Request,
-        body: bytes,
-        due_ns: int,
-    ) -> Record:
         headers = {**target.headers, "X-Request-Id": str(request.id)}
         payload = post(target.address.path + dialect.path, target.address.host_field, headers, body)
-        begun: list[Exchange] = []
-
-        def started(exchange: Exchange) -> None:
-            begun.append(exchange)
-            run.in_flight.add(exchange)
-
-        def recorded() -> Record:
-            record = run.take(begun[0], request, dialect, due_ns, connection.opened_ns)
-            self._report(record, dialect)
-            return record
-
-        try:
-            self._connection.exchange(connection, payload, started)
-            SESSION.turns.begin()
-        except BaseException:  # the user is being stopped: what came until now is kept, and the stop goes on
-            recorded()
-            raise
-        try:
-            return recorded()
-        finally:
-            SESSION.turns.end()
+        exchange = self._connection.send(connection, payload)
+        run.in_flight.add(exchange)
+        with ExitStack() as stack:
+            try:
+                self._connection.wait(exchange)
+                stack.enter_context(SESSION.turn())
+            finally:  # also of a user who is being stopped: what came until now is kept, and the stop goes on
+                record = run.take(exchange, request, dialect, due_ns, connection.opened_ns)
+                self._report(record, dialect)
+        return record
 
     def _report(self, record: Record, dialect: Dialect) -> None:
         """Locust's own table, history and CSV; its times are milliseconds from the send to the end."""

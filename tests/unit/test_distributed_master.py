@@ -15,7 +15,7 @@ from loadgen.distributed import DistributedError, TokenError, master, protocol
 from loadgen.distributed.clocks import ClockSample
 from loadgen.distributed.master import MachinePlan, Machines, Master, planned
 from loadgen.distributed.peers import Address, address_of
-from loadgen.distributed.protocol import Bye, Drawn, Gone, Heard, Hello, Joined, Listening, Unable, Wait
+from loadgen.distributed.protocol import Assign, Bye, Drawn, Gone, Hello, Joined, Listening, Sealed, Unable, Wait
 from loadgen.engine.sampler import Sampler
 from loadgen.plan import Plan
 from loadgen.runfile import Header
@@ -42,16 +42,15 @@ class Script:
     def tell(self, word: Any, node: str = "") -> None:
         self.told.append((node, word))
 
-    def post(self, order: protocol.MeasureClock) -> None:
-        sample = ClockSample(0, 0, 1)
-        self.events += [protocol.Exchanged(order.node, sample), protocol.ClockMeasured(order.node)]
+    def post(self, order: protocol.ClockSeries) -> None:
+        self.events += [protocol.Exchanged(order.node, ClockSample(0, 0, 1)), order]
 
 
-def heard(node: str, word: protocol.Message) -> Heard:
-    return Heard(node, msgspec.msgpack.encode(word))
+def heard(node: str, word: protocol.Message) -> Sealed:
+    return Sealed(node, msgspec.msgpack.encode(word))
 
 
-def hello(node: str, name: str = "bench", version: str = VERSION) -> tuple[Joined, Heard]:
+def hello(node: str, name: str = "bench", version: str = VERSION) -> tuple[Joined, Sealed]:
     return Joined(node), heard(node, Hello(version, {"hostname": name}, f"/parts/{node}"))
 
 
@@ -67,13 +66,7 @@ def machines_of(*events: protocol.Event) -> tuple[Machines, Script, list[str]]:
     """Two places, and what was said after these events."""
     said: list[str] = []
     script = Script(*events)
-    machines = Machines(
-        script,  # type: ignore[arg-type]
-        [[task(0)], [task(1)]],
-        said.append,
-        on_place=lambda machine: script.tell("assigned", machine.node),
-        on_piece=unheard,
-    )
+    machines = Machines(script, [[task(0)], [task(1)]], {}, said.append)  # type: ignore[arg-type]
     machines.listen()
     return machines, script, said
 
@@ -86,7 +79,8 @@ def test_a_machine_that_leaves_before_the_start_is_replaced() -> None:
     assert [machine.name for machine in machines.present] == ["bench (3)", "bench (2)"]
     assert machines.present[0].workers == [0]
     assert ("c", Wait("2 machines are there already")) in script.told
-    assert [node for node, word in script.told if word == "assigned"] == ["a", "b", "c"]
+    assigned = [(node, word.first) for node, word in script.told if isinstance(word, Assign)]
+    assert assigned == [("a", 0), ("b", 1), ("c", 0)]
     assert "bench is gone before the start (it left); waiting for another" in said
 
 
@@ -108,7 +102,7 @@ def test_who_cannot_take_part_calls_the_run_off() -> None:
 def test_a_port_that_is_taken_is_said() -> None:
     """Before anybody could come."""
     with pytest.raises(DistributedError, match="cannot listen: something else"):
-        machines_of(protocol.Rejected("", "something else listens there"))
+        machines_of(Gone("", "something else listens there"))
 
 
 @pytest.mark.parametrize(
@@ -124,16 +118,8 @@ def test_machines_have_to_ask_the_same(drawn: Drawn | None, said: str, tmp_path:
     events = [Listening(1), *hello("a"), *([] if drawn is None else [heard("a", drawn)])]
     script = Script(*events)
     header = Header(version="", started_at="", start_ns=0, plan={}, server=SERVER)
-    prepared = SimpleNamespace(tasks=[task(0)], header=header)
-    spread = MachinePlan(1, Address("127.0.0.1"), 0.1)
-    run = Master(
-        script,  # type: ignore[arg-type]
-        spread,
-        prepared,  # type: ignore[arg-type]
-        tmp_path,
-        say=unheard,
-        on_progress=unheard,
-    )
+    machines = Machines(script, [[task(0)]], {}, unheard)  # type: ignore[arg-type]
+    run = Master(machines, MachinePlan(1, Address("127.0.0.1"), 0.1), header, tmp_path, unheard, unheard)
     with pytest.raises(DistributedError, match=said):
         run.run(Sampler({}))
     node, bye = script.told[-1]

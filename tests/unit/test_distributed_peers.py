@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from loadgen.distributed import TokenError
-from loadgen.distributed.peers import MASTER, WORKER, Handshake, nonce, token_of
+from loadgen.distributed.peers import MASTER, WORKER, Handshake, token_of
 
 TOKEN = "a token of the tests"
 
@@ -73,11 +73,6 @@ def test_a_changed_message_does_not_open(changed: Mapping[str, object]) -> None:
     sealed = handshake().channel(WORKER).seal(b"one")
     with pytest.raises(TokenError):
         handshake().channel(MASTER).open({**sealed, **changed})
-
-
-def test_nonces_differ() -> None:
-    """Each is used once."""
-    assert len({nonce() for _ in range(100)}) == 100
 
 
 def test_a_short_token_is_none() -> None:

@@ -10,14 +10,14 @@ import pytest
 from loadgen.distributed.protocol import (
     PIECE_BYTES,
     PIECES_UNTAKEN,
+    ClockSeries,
     Frames,
-    Incoming,
-    MeasureClock,
     Order,
     Outgoing,
     Piece,
+    Sealed,
     Taken,
-    Tell,
+    write_down,
 )
 from loadgen.errors import OutputError
 
@@ -28,7 +28,7 @@ def test_parts_arrive_whole_and_little_at_a_time(tmp_path: Path) -> None:
     there = {worker: tmp_path / f"there-{worker}.jsonl" for worker in here}
     here[3].write_bytes(b"a" * (6 * PIECE_BYTES + 17))
     way: list[Piece] = []
-    outgoing, incoming = Outgoing(here, way.append), Incoming(there)
+    outgoing = Outgoing(here, way.append)
     assert not outgoing.pump()
     assert len(way) == PIECES_UNTAKEN
     here[4].write_bytes(b"b" * 100)
@@ -36,10 +36,10 @@ def test_parts_arrive_whole_and_little_at_a_time(tmp_path: Path) -> None:
     rescued.write_bytes(b"c" * (PIECE_BYTES + 1))
     outgoing.append(4, rescued)
     most = 0
-    while not outgoing.pump(ended=True):
+    while not outgoing.pump():
         most = max(most, len(way))
-        outgoing.taken(incoming.take(way.pop(0)))
-    incoming.close()
+        piece = way.pop(0)
+        outgoing.taken(write_down(piece, there[piece.worker]))
     assert most == PIECES_UNTAKEN
     assert there[3].read_bytes() == here[3].read_bytes()
     assert there[4].read_bytes() == here[4].read_bytes() + rescued.read_bytes()
@@ -50,19 +50,17 @@ def test_nothing_is_over_before_it_is_taken(tmp_path: Path) -> None:
     part = tmp_path / "part-0.jsonl"
     part.write_bytes(b"line\n")
     outgoing = Outgoing({0: part}, lambda _: None)
-    assert not outgoing.pump(ended=True)
+    assert not outgoing.pump()
     outgoing.taken(Taken(0, 77))
-    assert not outgoing.pump(ended=True)
+    assert not outgoing.pump()
     outgoing.taken(Taken(0, 5))
-    assert outgoing.pump(ended=True)
+    assert outgoing.pump()
 
 
 def test_a_disk_that_is_full_is_said() -> None:
     """The master's disk refuses: a typed error that names the file."""
-    incoming = Incoming({0: Path("/dev/full")})
     with pytest.raises(OutputError, match="cannot write /dev/full: No space left"):
-        incoming.take(Piece(0, 0, b"line\n"))
-    incoming.close()
+        write_down(Piece(0, 0, b"line\n"), Path("/dev/full"))
 
 
 def test_frames_keep_messages_whole() -> None:
@@ -70,7 +68,7 @@ def test_frames_keep_messages_whole() -> None:
     left, right = socket.socketpair()
     ours: Frames[Order] = Frames(left, Order)
     theirs: Frames[Order] = Frames(right, Order)
-    said = [Tell("a", b"x" * 70_000), MeasureClock("b"), Tell("", b"")]
+    said = [Sealed("a", b"x" * 70_000), ClockSeries("b"), Sealed("", b"")]
     for each in said:
         ours.post(each)
     assert [theirs.receive(1) for _ in said] == said

@@ -31,7 +31,8 @@ from analysis.summary import ClientHealth, Distribution
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
 SLEW_MAX = 500e-6
-"""Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step."""
+"""Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step, while slewing
+itself is converted away."""
 BUCKETS_PER_OCTAVE = 4
 """Of lateness (engine.health)."""
 SAMPLE_S_MIN = 0.5
@@ -81,7 +82,19 @@ LIMITS = (
 def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> ClientHealth:
     """The `client` part of the summary, given its `latency` part."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
-    found = _figures(run, frame, samples)
+    measured = frame.measured
+    found = of_samples(
+        samples,
+        _stamps(run, frame),
+        np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9,
+        reads=int(frame.reads[measured].sum()),
+        coalesced=int(frame.coalesced_reads[measured].sum()),
+        last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
+    )
+    found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.source.exact else None
+    found.first_token_merged = int(frame.first_token_merged[measured].sum())
+    found.reopened = int(frame.reopened[measured].sum())
+    found.worker_lost = _ended(frame, "worker_lost")
     found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
     if (own := own_error(found)) is not None:
         for name, bar in error_bars(frame, own).items():
@@ -141,6 +154,7 @@ def of_samples(
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
     disagreement_s = _most(samples, "clock_disagreement_ns")
+    step_s = None if disagreement_s is None else max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
         stamps=stamps.name,
@@ -150,7 +164,7 @@ def of_samples(
         coalesced_share=rounded(coalesced / reads) if reads else None,
         send_late_p99_s=rounded(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
         clock_disagreement_s=disagreement_s,
-        clock_step_s=clock_step_s(disagreement_s, last_s),
+        clock_step_s=None if step_s is None else rounded(step_s),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
         full_reads=_total(samples, "full_reads"),
         retransmit_share=_ratio(_total(samples, "retransmits"), len(sends_late_s)),
@@ -159,24 +173,6 @@ def of_samples(
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )
-
-
-def _figures(run: Run, frame: Frame, samples: Sequence[Telemetry]) -> ClientHealth:
-    """Without error bars and verdict."""
-    measured = frame.measured
-    found = of_samples(
-        samples,
-        _stamps(run, frame),
-        np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9,
-        reads=int(frame.reads[measured].sum()),
-        coalesced=int(frame.coalesced_reads[measured].sum()),
-        last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
-    )
-    found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.source.exact else None
-    found.first_token_merged = int(frame.first_token_merged[measured].sum())
-    found.reopened = int(frame.reopened[measured].sum())
-    found.worker_lost = _ended(frame, "worker_lost")
-    return found
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
@@ -210,13 +206,6 @@ def _was_away(found: ClientHealth) -> bool:
     """Whether tokens that were read together may have waited for the client. Where it was prompt the server, or
     something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame."""
     return (found.late_p99_s or 0) > COALESCING_LATE_S or (found.stall_max_s or 0) > WATCH_S
-
-
-def clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
-    """How far the clocks moved against each other beyond what slewing explains; slewing itself is converted away."""
-    if disagreement_s is None:
-        return None
-    return rounded(max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s)))
 
 
 def _most(samples: Sequence[Telemetry], name: str) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import asdict, replace
 
+from analysis.frame import Window
 from analysis.gather import Gathering
 from analysis.metrics import METRICS, of_record
 from analysis.window import windowed
@@ -120,20 +121,13 @@ RUN = (
     Column("client", "string", "How the client stamped and counted, as JSON."),
     Column("footer", "string", "The run file's last line, as JSON; null where there is none."),
 )
-TABLES: Mapping[str, tuple[Column, ...]] = {
-    "requests": REQUESTS,
-    "chunks": CHUNKS,
-    "telemetry": TELEMETRY,
-    "run": RUN,
-}
+TABLES: Mapping[str, tuple[Column, ...]] = {"requests": REQUESTS, "chunks": CHUNKS, "telemetry": TELEMETRY, "run": RUN}
 MEANINGS = {
     "requests": "One row per request, warm-up included, in the order of the run file.",
     "chunks": "One row per chunk of every request, in the same order.",
     "telemetry": "One row per figure of each sample.",
     "run": "One row.",
 }
-REQUEST_NAMES = tuple(column.name for column in REQUESTS)
-REQUEST_LATENCIES = tuple(name for name, metric in METRICS.items() if metric.per == "request")
 
 
 def export(run: Path, folder: Path, form: str) -> list[Path]:
@@ -143,40 +137,25 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
     asked for and pyarrow is not installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    outline, pending = Gathering(), list[Record]()
     with FORMS[form](folder) as put:
-        blocks = Blocks(put)
-        read = scan(run, blocks.add)
-        blocks.close(read)
+
+        def add(record: Record) -> None:
+            outline.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
+            pending.append(record)
+            if len(pending) == RECORDS_PER_BLOCK:
+                hand_on()
+
+        def hand_on() -> None:
+            put("requests", [request_row(record) for record in pending])
+            put("chunks", [row for record in pending for row in chunk_rows(record)])
+            pending.clear()
+
+        read = scan(run, add)
+        hand_on()
+        put("telemetry", [row for sample in read.telemetry for row in telemetry_rows(sample)])
+        put("run", [run_row(read, windowed(outline.frame(), read.header).window)])
     return [folder / f"{name}.{form}" for name in TABLES]
-
-
-class Blocks:
-    """Takes Records one by one and hands on their rows in blocks; keeps of each what the measuring window needs."""
-
-    def __init__(self, put: Put) -> None:
-        self._put = put
-        self._pending: list[Record] = []
-        self._outline = Gathering()
-
-    def add(self, record: Record) -> None:
-        """Take one Record."""
-        self._pending.append(record)
-        self._outline.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
-        if len(self._pending) == RECORDS_PER_BLOCK:
-            self._hand_on()
-
-    def close(self, run: Run) -> None:
-        """Hand on the rest, and what the Run holds beside its Records."""
-        self._hand_on()
-        self._put("telemetry", [row for sample in run.telemetry for row in telemetry_rows(sample)])
-        window = windowed(self._outline.frame(), run.header).window
-        ends = None if window is None else (round(window.from_ns), round(window.to_ns))
-        self._put("run", [run_row(run, ends)])
-
-    def _hand_on(self) -> None:
-        records, self._pending = self._pending, []
-        self._put("requests", [request_row(record) for record in records])
-        self._put("chunks", [row for record in records for row in chunk_rows(record)])
 
 
 @contextmanager
@@ -198,15 +177,14 @@ def parquet_tables(folder: Path) -> Iterator[Put]:
     from pyarrow import parquet
 
     schemas = {
-        name: pyarrow.schema([pyarrow.field(column.name, getattr(pyarrow, ARROW[column.kind])()) for column in columns])
+        name: pyarrow.schema([(column.name, pyarrow.type_for_alias(column.kind)) for column in columns])
         for name, columns in TABLES.items()
     }
 
     def put(name: str, rows: Sequence[Row]) -> None:
         if rows:
-            values = zip(schemas[name], zip(*rows, strict=True), strict=True)
-            arrays = [pyarrow.array(column, type=field.type) for field, column in values]
-            writers[name].write_table(pyarrow.Table.from_arrays(arrays, schema=schemas[name]))
+            columns = dict(zip(schemas[name].names, zip(*rows, strict=True), strict=True))
+            writers[name].write_table(pyarrow.Table.from_pydict(columns, schema=schemas[name]))
 
     with _files(folder, "parquet") as files, ExitStack() as open_files:
         writers: dict[str, Any] = {
@@ -217,7 +195,6 @@ def parquet_tables(folder: Path) -> Iterator[Put]:
 
 
 FORMS: Mapping[str, Callable[[Path], Any]] = {"csv": csv_tables, "parquet": parquet_tables}
-ARROW = {"int64": "int64", "float64": "float64", "string": "string", "bool": "bool_"}
 
 
 @contextmanager
@@ -242,8 +219,9 @@ def _harmless(value: Any) -> Any:
 
 def request_row(record: Record) -> Row:
     """A Record as a row of `requests`. An empty text is one that was never said."""
-    values: dict[str, Any] = dict.fromkeys(REQUEST_LATENCIES) | of_record(record)
-    values |= {
+    values: dict[str, Any] = {
+        **dict.fromkeys(METRICS),
+        **of_record(record),
         "request": record.id,
         "turn": None if record.session is None else record.turn,
         "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
@@ -251,7 +229,7 @@ def request_row(record: Record) -> Row:
         "chunks": len(record.chunk_ns),
         "chunk_tokens": sum(record.chunk_tokens),
     }
-    row = (values[name] if name in values else getattr(record, name) for name in REQUEST_NAMES)
+    row = (values[name] if name in values else getattr(record, name) for name, *_ in REQUESTS)
     return tuple(None if value == "" else value for value in row)
 
 
@@ -266,12 +244,11 @@ def chunk_rows(record: Record) -> Iterator[Row]:
 def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
     """Each figure of the sample as a row of `telemetry`."""
     for name, value in _flat("", sample.values):
-        number = float(value) if isinstance(value, int | float) else None
-        text = value if number is None else None
-        yield sample.source, sample.worker, sample.at_ns, name, number, None if text is None else str(text)
+        figure = (float(value), None) if isinstance(value, int | float) else (None, str(value))
+        yield sample.source, sample.worker, sample.at_ns, name, *figure
 
 
-def run_row(run: Run, window_ns: tuple[int, int] | None) -> Row:
+def run_row(run: Run, window: Window | None) -> Row:
     """The row of `run`."""
     header, footer = run.header, run.footer
     server, folder = header.server, run.path.resolve().parent.name
@@ -286,7 +263,8 @@ def run_row(run: Run, window_ns: tuple[int, int] | None) -> Row:
         header.started_at,
         header.start_ns,
         header.start_realtime_ns,
-        *(window_ns or (None, None)),
+        None if window is None else round(window.from_ns),
+        None if window is None else round(window.to_ns),
         footer is None or footer.interrupted,
         run.damaged_lines,
         header.version,

@@ -25,8 +25,6 @@ DETAILS_MAX = 1000
 OTHER_DETAIL = "(other words)"
 NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
-Block = dict[str, NDArray[Any]]
-
 
 def load(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
@@ -78,19 +76,14 @@ class Gathering:
         for name, values in _block(records).items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
         for record in records:
-            self._count_ending(record)
-        self._sources.update(
-            Origin(record.phase == "measured", record.state, record.counted_by, record.stamps) for record in records
-        )
-
-    def _count_ending(self, record: Record) -> None:
-        kind = "" if record.state == "complete" else record.error_kind or record.state
-        detail = record.error_detail if kind else ""
-        ending = Ending(record.phase == "measured", record.state, kind, detail, record.http_status)
-        if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
-            ending = ending._replace(detail=OTHER_DETAIL)
-        number, first = self._endings.get(ending, (0, record.id))
-        self._endings[ending] = EndingCount(number + 1, first)
+            measured, state = record.phase == "measured", record.state
+            self._sources[Origin(measured, state, record.counted_by, record.stamps)] += 1
+            kind = "" if state == "complete" else record.error_kind or state
+            ending = Ending(measured, state, kind, record.error_detail if kind else "", record.http_status)
+            if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
+                ending = ending._replace(detail=OTHER_DETAIL)
+            number, first = self._endings.get(ending, (0, record.id))
+            self._endings[ending] = EndingCount(number + 1, first)
 
 
 class GrowingArray:
@@ -113,7 +106,7 @@ class GrowingArray:
         return np.frombuffer(self._bytes, self._dtype)
 
 
-def _block(records: Sequence[Record]) -> Block:
+def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     """One pass per column over the Records, one over the chunks."""
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
     offsets = offsets_of(counts)
@@ -126,30 +119,28 @@ def _block(records: Sequence[Record]) -> Block:
         "chunk_ns": chunk_ns,
         "chunk_tokens": chunk_tokens.astype(np.min_scalar_type(int(chunk_tokens.max(initial=0)))),
         "measured": np.fromiter((record.phase == "measured" for record in records), np.bool_, len(records)),
-        "complete": np.fromiter((record.state == "complete" for record in records), np.bool_, len(records)),
-        "dropped": np.fromiter((record.state == "dropped" for record in records), np.bool_, len(records)),
+        **{
+            state: np.array([record.state == state for record in records], np.bool_)
+            for state in ("complete", "dropped")
+        },
         "end_ns": np.where(np.isnan(end_ns), last_ns, end_ns),
         "first_ns": _at_chunk(chunk_ns, offsets[:-1], counts),
         "last_ns": last_ns,
         "first_tokens": _at_chunk(chunk_tokens.astype(np.float64), offsets[:-1], counts),
         "arrived_tokens": sum_by_row(chunk_tokens, offsets),
-        "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], dtype=np.float64),
+        "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], np.float64),
         "prompt_reported": _instants(records, "prompt_tokens"),
         "output_asked": _instants(records, "output_tokens_asked"),
         "output_reported": _instants(records, "output_tokens"),
         "first_token_merged": np.fromiter((record.first_token_merged for record in records), np.bool_, len(records)),
         **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
-        **{name: _numbers(records, name) for name in NUMBERS},
+        **{name: np.array([getattr(record, name) for record in records], np.int64) for name in NUMBERS},
     }
 
 
 def _instants(records: Sequence[Record], name: str) -> Floats:
     """A column in which None is NaN."""
     return np.array([getattr(record, name) for record in records], dtype=np.float64)
-
-
-def _numbers(records: Sequence[Record], name: str) -> Integers:
-    return np.array([getattr(record, name) for record in records], dtype=np.int64)
 
 
 def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:

@@ -86,11 +86,21 @@ def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence
     if objective.figure in LATENCIES:
         return _latency(objective, frame)
     if objective.figure in STATES:
-        return _ended(objective, summary)
+        number, asked = getattr(summary.requests, objective.figure), summary.requests.planned
+        return _of_this_run(number, asked) if objective.unit == "requests" else _share(number, asked, objective.bound)
     if objective.figure in (GOODPUT, ATTAINMENT):
-        return _good(objective, summary.goodput)
+        found = summary.goodput
+        if found is None or not found.requests:  # no --goodput says what good is
+            return None
+        if objective.figure == GOODPUT:
+            return _of_this_run(found.per_s, found.requests)
+        return _share(found.good, found.requests, objective.bound)
     figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
-    return None if figure is None else _Evidence(figure, figure, figure, summary.requests.planned)
+    return _of_this_run(figure, summary.requests.planned)
+
+
+def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
+    return None if figure is None else _Evidence(figure, figure, figure, requests)
 
 
 def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
@@ -103,8 +113,7 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
         return _percentile(objective, objective.percentile, samples, offsets, requests)
     if objective.statistic == "mean":
         return _mean(objective, samples, offsets, requests)
-    extreme = float(samples.min() if objective.statistic == "min" else samples.max())
-    return _Evidence(extreme, extreme, extreme, requests)
+    return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
 
 
 def _percentile(
@@ -138,31 +147,14 @@ def _mean(objective: Objective, samples: Floats, offsets: Integers | None, reque
     return _Evidence(mean, low, high, requests, needed if needed <= stats.SAMPLES_MOST else None)
 
 
-def _ended(objective: Objective, summary: Summary) -> _Evidence | None:
-    """Counts as they are; shares of all requests asked, by Clopper and Pearson."""
-    count, total = getattr(summary.requests, objective.figure), summary.requests.planned
-    if objective.unit == "requests":
-        return _Evidence(count, count, count, total)
+def _share(count: int, total: int, bound: float) -> _Evidence | None:
+    """By Clopper and Pearson."""
     if total == 0:
         return None
     share = count / total
-    if objective.bound in (0, 1):
-        return _Evidence(share, share, share, total)
-    needed = stats.samples_to_tell(share, objective.bound, total)
-    return _Evidence(share, *stats.share_interval(count, total), total, needed)
-
-
-def _good(objective: Objective, found: Goodput | None) -> _Evidence | None:
-    """Goodput is of this run; attainment a share of requests. None where no --goodput says what good is."""
-    if found is None or found.attainment is None:
-        return None
-    total, share = found.requests, found.attainment
-    if objective.figure == GOODPUT:
-        return None if found.per_s is None else _Evidence(found.per_s, found.per_s, found.per_s, total)
-    if objective.bound in (0, 1):
-        return _Evidence(share, share, share, total)
-    needed = stats.samples_to_tell(share, objective.bound, total)
-    return _Evidence(share, *found.attainment_ci95, total, needed)
+    if bound in (0, 1):
+        return _of_this_run(share, total)
+    return _Evidence(share, *stats.share_interval(count, total), total, stats.samples_to_tell(share, bound, total))
 
 
 def _finite(value: float) -> float | None:
@@ -188,9 +180,13 @@ def _figures(objective: Objective, found: _Evidence) -> str:
         return count(int(found.measured), "request")
     if objective.unit == "per second":
         return f"{significant(found.measured, 4)} per second"
+    # A share near 100 % needs more digits than a duration to differ from it.
     share = objective.unit == "share"
     factor, unit = (100, "%") if share else scale_of(found.measured)
-    measured, low, high = (_number(value * factor, share) for value in (found.measured, found.low, found.high))
+    measured, low, high = (
+        UNKNOWN if not math.isfinite(value) else f"{value * factor:.5g}" if share else significant(value * factor, 4)
+        for value in (found.measured, found.low, found.high)
+    )
     if found.exact:
         return f"{measured} {unit}"
     if math.isfinite(found.low) and math.isfinite(found.high):
@@ -198,13 +194,6 @@ def _figures(objective: Objective, found: _Evidence) -> str:
     if math.isfinite(found.low):
         return f"{measured} {unit}, 95 %: {low} {unit} or more"
     return f"{measured} {unit}, 95 %: " + (f"{high} {unit} or less" if math.isfinite(found.high) else "anything")
-
-
-def _number(value: float, share: bool) -> str:
-    """A share near 100 % needs more digits than a duration to differ from it."""
-    if not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:.5g}" if share else significant(value, 4)
 
 
 def goodput(frame: Frame, bounds: Sequence[Bound], unrecorded: int = 0) -> Goodput:
@@ -276,6 +265,10 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
     run = summary.run
     verdicts = [each.verdict for each in summary.objectives]
     mark = simulated(summary)
+    try:  # UTC to the second and without a zone, as the schema has it
+        started = datetime.fromisoformat(run.started_at).astimezone(UTC)
+    except ValueError:  # the run file holds no time
+        started = datetime.fromtimestamp(0, UTC)
     suite = _element(
         root,
         "testsuite",
@@ -283,7 +276,7 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
         name=" ".join(part for part in (mark, who(summary), run.id) if part),
         package="loadgen",
         hostname="localhost",
-        timestamp=_timestamp(run.started_at),
+        timestamp=started.strftime("%Y-%m-%dT%H:%M:%S"),
         time=run.duration_s,
         tests=len(verdicts),
         failures=verdicts.count("fail"),
@@ -308,15 +301,6 @@ def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
     Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
     warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]
     Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
-
-
-def _timestamp(text: str) -> str:
-    """UTC to the second and without a zone, as the schema has it; the epoch where the run file holds no time."""
-    try:
-        started = datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        started = datetime.fromtimestamp(0, UTC)
-    return started.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:

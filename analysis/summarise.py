@@ -1,41 +1,53 @@
-"""A run's summary: what was asked and of whom, how its requests ended, and every metric of it. `analysis.summary` says
-what each field is."""
+"""A run's summary: what was asked and of whom, how its requests ended, every metric of it, and its delivery: was the
+requested load the load that was sent? `analysis.summary` says what each field is.
+
+Delivery makes two comparisons. Due against name: does the seeded plan have the rate and the variation it claims? Sent
+against due: did the client keep to it? Gaps are those between consecutive requests in order of time.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from analysis import client, stats
-from analysis.delivery import delivery
-from analysis.frame import Booleans, Ending, EndingCount, Floats, Frame, total
+from analysis.frame import NS_PER_S, Booleans, Floats, Frame, total
 from analysis.gather import frame_of_run
-from analysis.memory import memory
 from analysis.metrics import METRICS, Metric
 from analysis.resources import MachineClock
 from analysis.summary import (
     BurstSkew,
     ClientHealth,
+    Delivery,
     ErrorExample,
+    GapTest,
+    GapTests,
     IntervalMeaning,
     MeasuredWindow,
     RequestCounts,
     RunInfo,
+    SendLateness,
     ServerInfo,
     Summary,
+    TargetDueSent,
     Throughput,
     TokenCounts,
     TurnLatency,
 )
-from analysis.telemetry import counters
+from analysis.telemetry import counters, memory
 from analysis.window import rate_intervals
-from loadgen.runfile import Run
+from loadgen.runfile import LoadFacts, Run
 
+Instants = Sequence[int] | Sequence[int | None] | Floats
+RESOLUTION_MAX = 0.1
+"""Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
+GAPS_FOR_CHECK = 8
+"""Fewer gaps than this say nothing about a distribution."""
 EXAMPLES_PER_KIND = 3
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
@@ -67,6 +79,7 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
     about = run_info(run, frame)
     machines = [_machine(run, frame, told) for told in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
+    span = frame.span_ns
     starts = frame.measured & ~frame.later_turn  # turns of a session follow its answers
     missing = int((frame.inside & ~frame.complete).sum())
     return Summary(
@@ -74,7 +87,13 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
         server=_server(run),
         requests=request_counts(run, frame),
         tokens=token_counts(frame),
-        window=_window(frame),
+        window=MeasuredWindow(
+            from_s=None if span is None else stats.rounded(span[0] / 1e9),
+            to_s=None if span is None else stats.rounded(span[1] / 1e9),
+            chosen="whole" if frame.window is None else frame.window.chosen,
+            reason=WHOLE if frame.window is None else frame.window.reason,
+            requests=int(frame.inside.sum()),
+        ),
         throughput=_throughput(frame, health),
         latencies=latencies,
         intervals=IntervalMeaning(
@@ -149,6 +168,7 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
         if ending.kind:
             errors[ending.kind] += seen.number
     plan, recorded = run.header.plan, states.total()
+    by_number = sorted(endings.items(), key=lambda pair: -pair[1].number)
     # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return RequestCounts(
@@ -157,18 +177,15 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
         errors=dict(errors.most_common()),
-        examples={kind: _examples(kind, endings) for kind in errors},
+        examples={
+            kind: [
+                ErrorExample(count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id)
+                for ending, seen in by_number
+                if ending.kind == kind
+            ][:EXAMPLES_PER_KIND]
+            for kind in errors
+        },
     )
-
-
-def _examples(kind: str, endings: Mapping[Ending, EndingCount]) -> list[ErrorExample]:
-    found = sorted(
-        ((ending, seen) for ending, seen in endings.items() if ending.kind == kind), key=lambda pair: -pair[1].number
-    )
-    return [
-        ErrorExample(count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id)
-        for ending, seen in found[:EXAMPLES_PER_KIND]
-    ]
 
 
 def token_counts(frame: Frame) -> TokenCounts:
@@ -197,17 +214,6 @@ def token_counts(frame: Frame) -> TokenCounts:
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
-    )
-
-
-def _window(frame: Frame) -> MeasuredWindow:
-    span, window = frame.span_ns, frame.window
-    return MeasuredWindow(
-        from_s=None if span is None else stats.rounded(span[0] / 1e9),
-        to_s=None if span is None else stats.rounded(span[1] / 1e9),
-        chosen="whole" if window is None else window.chosen,
-        reason=WHOLE if window is None else window.reason,
-        requests=int(frame.inside.sum()),
     )
 
 
@@ -284,3 +290,71 @@ def _turns(frame: Frame) -> list[TurnLatency]:
         )
 
     return [turn_latency(int(number)) for number in np.unique(turn[turn < TURNS_MAX])]
+
+
+def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
+    """Compare what was asked for with what went out.
+
+    `due_ns` and `sent_ns` are a run's due and send instants in whole nanoseconds from its start, one pair per request;
+    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection).
+
+    The test takes each gap as known to within `resolution_s`: due instants are whole nanoseconds, and send instants
+    are late by what `late_s` says (its p99 is taken). Without it, clumps of requests that are due within the same
+    microsecond, of which gamma arrivals are full, would look like another distribution. Where that is more than a
+    tenth of the mean gap there is no test: it would pass whatever was sent.
+
+    Raises ValueError when the two sequences differ in length.
+    """
+    if len(due_ns) != len(sent_ns):
+        raise ValueError(f"{len(due_ns)} due instants and {len(sent_ns)} send instants are not of the same requests")
+    due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
+    sent = ~np.isnan(sent_at)
+    due_gaps = _gaps_s(due_at if load.open_loop else due_at[:0])
+    sent_gaps = _gaps_s(sent_at[sent])
+    late_s = _late_s((sent_at - due_at)[sent]) if load.open_loop else None
+    return Delivery(
+        arrivals=arrivals,
+        asked=len(due_at),
+        sent=int(sent.sum()),
+        not_sent=int((~sent).sum()),
+        rate_per_s=TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
+        cv=TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
+        ks=GapTests(
+            due=_check(due_gaps, load, 1 / NS_PER_S),
+            sent=_check(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
+        ),
+        late_s=late_s,
+    )
+
+
+def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
+    rate_per_s, cv = load.rate_per_s, load.cv
+    if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < GAPS_FOR_CHECK:
+        return None
+    if resolution_s * rate_per_s > RESOLUTION_MAX:
+        return None
+    least, most = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
+    below, above = (stats.gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
+    statistic, p_value = stats.kolmogorov_smirnov(below, above)
+    return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
+
+
+def _gaps_s(instants_ns: Floats) -> Floats:
+    """Exact: the instants are whole nanoseconds below 2**53."""
+    return np.diff(np.sort(instants_ns)) / NS_PER_S
+
+
+def _rate_per_s(gaps_s: Floats) -> float | None:
+    return stats.rounded(float(1 / gaps_s.mean())) if len(gaps_s) and gaps_s.any() else None
+
+
+def _cv(gaps_s: Floats) -> float | None:
+    """Needs two gaps, and requests that did not all come at once."""
+    return stats.rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
+
+
+def _late_s(late_ns: Floats) -> SendLateness | None:
+    if not len(late_ns):
+        return None
+    p50, p90, p99, most = (stats.rounded(float(late) / NS_PER_S) for late in np.percentile(late_ns, [50, 90, 99, 100]))
+    return SendLateness(p50=p50, p90=p90, p99=p99, max=most)

@@ -7,7 +7,7 @@ No numpy here: what only reads summaries need not load it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -423,29 +423,17 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
 Described = TypeVar("Described")
 
 
-class ByLatency(Mapping[str, Described]):
+class ByLatency(dict[str, Described]):
     """Latencies by the name that METRICS gives them, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
-
-    def __init__(self, found: Mapping[str, Described]) -> None:
-        self._found = found
-
-    def __getitem__(self, name: str) -> Described:
-        return self._found[name]
 
     def __getattr__(self, name: str) -> Described:
         for key in (f"{name}_s", name):
-            if not name.startswith("_") and key in self._found:
-                return self._found[key]
+            if not name.startswith("_") and key in self:
+                return self[key]
         raise AttributeError(f"no latency {name!r}; there are {', '.join(self.__dir__())}")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
     def __dir__(self) -> list[str]:
-        return [name.removesuffix("_s") for name in self._found]
+        return [name.removesuffix("_s") for name in self]
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,17 +1,30 @@
 """What the server, the GPUs and the host said during a Run: its Telemetry lines in order of time, gaps kept as gaps; as
-curves on the run's time axis; and the server's own counts against the client's."""
+curves on the run's time axis; the server's own counts against the client's; and memory before, during and after it.
+
+Engines take most of a card when they start and keep it, so memory in use says little about the load: the share of the
+KV cache that was in use does. Both stand here, and the note says which engine takes how much.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
-from analysis.resources import CounterCheck
+from analysis.resources import (
+    CounterCheck,
+    GpuMemory,
+    HostMemoryLevels,
+    KvCache,
+    Memory,
+    MemoryReserved,
+    ProcessMemory,
+)
 from loadgen.runfile import Run
 
 Source = Literal["server", "gpu", "host"]
@@ -19,6 +32,7 @@ BEFORE = ("idle", "start")
 """Moments before the run's instant 0: `idle` before any request, `start` after the warm-up requests."""
 AFTER = ("end", "after")
 """Moments after it: `end` as soon as the last request had ended, `after` a little later."""
+SHARE_DECIMALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +124,8 @@ class Curve:
     name: str
     title: str
     unit: str
-    drawn: Callable[[Points], Points]
-
-
-def as_read(points: Points) -> Points:
-    """A gauge: drawn as it was read."""
-    return points
+    drawn: Callable[[Points], Points] = list
+    """A gauge is drawn as it was read."""
 
 
 def per_second(points: Points) -> Points:
@@ -140,31 +150,31 @@ def since_first(points: Points) -> Points:
 
 
 CURVES: tuple[Curve, ...] = (
-    Curve("server", "running", "running", "Requests running", "requests", as_read),
-    Curve("server", "waiting", "waiting", "Requests waiting", "requests", as_read),
-    Curve("server", "kv_used", "kv_used", "KV cache in use", "share", as_read),
+    Curve("server", "running", "running", "Requests running", "requests"),
+    Curve("server", "waiting", "waiting", "Requests waiting", "requests"),
+    Curve("server", "kv_used", "kv_used", "KV cache in use", "share"),
     Curve("server", "output_tokens", "output_tokens_per_s", "Output tokens", "tokens/s", per_second),
     Curve("server", "prompt_tokens", "prompt_tokens_per_s", "Prompt tokens", "tokens/s", per_second),
     Curve("server", "requests_finished", "requests_finished_per_s", "Requests finished", "requests/s", per_second),
     Curve("server", "preemptions", "preemptions", "Preemptions since the start", "requests", since_first),
     Curve("server", "rejections", "rejections", "Rejections since the start", "requests", since_first),
-    Curve("gpu", "memory_used_bytes", "gpu_memory_used", "GPU memory in use", "bytes", as_read),
-    Curve("gpu", "held_bytes", "gpu_memory_held", "GPU memory held by one process", "bytes", as_read),
-    Curve("gpu", "busy", "gpu_busy", "GPU busy", "share", as_read),
-    Curve("gpu", "power_w", "gpu_power", "GPU power", "W", as_read),
-    Curve("gpu", "sm_clock_hz", "gpu_sm_clock", "GPU clock", "Hz", as_read),
-    Curve("gpu", "engine_active", "gpu_engine_active", "GPU engine active", "share", as_read),
-    Curve("gpu", "tensor_active", "gpu_tensor_active", "Tensor cores active", "share", as_read),
-    Curve("gpu", "dram_active", "gpu_dram_active", "GPU memory interface active", "share", as_read),
-    Curve("host", "memory_used_bytes", "host_memory_used", "Host memory in use", "bytes", as_read),
-    Curve("host", "rss_bytes", "process_memory", "Resident memory", "bytes", as_read),
+    Curve("gpu", "memory_used_bytes", "gpu_memory_used", "GPU memory in use", "bytes"),
+    Curve("gpu", "held_bytes", "gpu_memory_held", "GPU memory held by one process", "bytes"),
+    Curve("gpu", "busy", "gpu_busy", "GPU busy", "share"),
+    Curve("gpu", "power_w", "gpu_power", "GPU power", "W"),
+    Curve("gpu", "sm_clock_hz", "gpu_sm_clock", "GPU clock", "Hz"),
+    Curve("gpu", "engine_active", "gpu_engine_active", "GPU engine active", "share"),
+    Curve("gpu", "tensor_active", "gpu_tensor_active", "Tensor cores active", "share"),
+    Curve("gpu", "dram_active", "gpu_dram_active", "GPU memory interface active", "share"),
+    Curve("host", "memory_used_bytes", "host_memory_used", "Host memory in use", "bytes"),
+    Curve("host", "rss_bytes", "process_memory", "Resident memory", "bytes"),
 )
 """Every curve there is, in the order in which they are drawn."""
 
 
 def series(run: Run) -> list[Series]:
     """Every curve that the Run has a reading for, on one time axis. Empty for a run without telemetry."""
-    found = {source: samples(run, source) for source in ("server", "gpu", "host")}
+    found = {source: samples(run, source) for source in get_args(Source)}
     return [each for curve in CURVES for each in _series(curve, found[curve.source])]
 
 
@@ -242,12 +252,9 @@ def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
     values = [number(sample.values, word) for sample in read]
     if all(value is None for value in values):
         return None, 0
-    total, resets = 0.0, 0
     known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]
-    for before, now in pairwise(known):
-        resets += now < before
-        total += now - before if now >= before else now
-    return total, resets
+    _, grown = since_first([(0.0, value) for value in known])[-1]
+    return grown, sum(now < before for before, now in pairwise(known))
 
 
 def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
@@ -289,3 +296,115 @@ def _why(run: Run, frame: Frame, difference: int) -> str:
     if notes.get("drops_counts"):
         return f"{title} drops counts under load"
     return "it had not booked everything, or lost some"
+
+
+Readings = list[tuple[str, Mapping[str, Any]]]
+"""Moments, and what was read at each."""
+
+
+def memory(run: Run) -> Memory | None:
+    """`memory` of the summary; None for a run without telemetry."""
+    found = {source: samples(run, source) for source in get_args(Source)}
+    told = run.header.telemetry
+    if not told and not any(found.values()):
+        return None
+    gpus = [_gpu(name, read, told) for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")]
+    host = _by_name(found["host"], "host")
+    return Memory(
+        gpus=gpus,
+        processes=[*_gpu_processes(found["gpu"]), *_host_processes(host, told)],
+        host=HostMemoryLevels(
+            of="host",
+            total_bytes=told.get("host", {}).get("memory_total_bytes"),
+            **_levels(host["host"], "memory_used_bytes"),
+        )
+        if "host" in host
+        else None,
+        kv_cache=_kv_cache(run, found["server"]),
+        taken_at_start=_taken(run, found["server"]) if gpus else None,
+        not_measured=dict(told.get("not_measured", {})),
+        gaps={
+            source: dict(Counter(reasons).most_common())
+            for source, each in found.items()
+            if (reasons := [sample.gap for sample in each if sample.gap])
+        },
+    )
+
+
+def _by_name(found: Sequence[Reading], source: Source) -> dict[str, Readings]:
+    """Readings by what they are about."""
+    names: dict[str, Readings] = {}
+    for sample in found:
+        for name, values in rows(sample, source).items():
+            names.setdefault(name, []).append((sample.moment, values))
+    return names
+
+
+def _levels(readings: Readings, figure: str) -> dict[str, Any]:
+    """The fields of MemoryLevels."""
+    known = [(moment, int(size)) for moment, values in readings if (size := number(values, figure)) is not None]
+    idle = [size for moment, size in known if moment == "idle"]
+    loaded = [size for moment, size in known if moment in AFTER]
+    return {
+        "idle_bytes": idle[-1] if idle else None,
+        "loaded_bytes": loaded[-1] if loaded else None,
+        "peak_bytes": max((size for moment, size in known if moment != "idle"), default=None),
+        "readings": len(known),
+    }
+
+
+def _gpu(name: str, readings: Readings, told: Mapping[str, Any]) -> GpuMemory:
+    known = told.get("gpu", {}).get("gpus", [])
+    facts: Mapping[str, Any] = next((each for each in known if f"GPU {each.get('index')}" == name), {})
+    levels = _levels(readings, "memory_used_bytes")
+    return GpuMemory(of=name, name=facts.get("name", ""), total_bytes=facts.get("memory_total_bytes"), **levels)
+
+
+def _gpu_processes(found: Sequence[Reading]) -> Iterator[ProcessMemory]:
+    """What each process held of each GPU, where the driver says so: in a container often not."""
+    held: dict[tuple[str, str], Readings] = {}
+    for gpu, readings in _by_name(found, "gpu").items():
+        for moment, values in readings:
+            for process in values.get("processes") or ():
+                held.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
+    for (of, gpu), readings in held.items():
+        yield ProcessMemory(of=of, on=gpu, name="", **_levels(readings, "memory_used_bytes"))
+
+
+def _host_processes(found: Mapping[str, Readings], told: Mapping[str, Any]) -> Iterator[ProcessMemory]:
+    names = {f"process {each.get('pid')}": each.get("name", "") for each in told.get("host", {}).get("processes", [])}
+    for of, readings in found.items():
+        if of != "host":
+            yield ProcessMemory(of=of, on="host", name=names.get(of, ""), **_levels(readings, "rss_bytes"))
+
+
+def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
+    read = [(sample.moment, share) for sample in found if (share := number(sample.values, "kv_used")) is not None]
+    if not read:
+        return None
+    during = [share for moment, share in read if moment == "run"]
+    sizes = [size for sample in found if (size := number(sample.values, "kv_tokens")) is not None]
+    limits = run.header.server.get("limits") or {}
+
+    def share_of(value: float | None) -> float | None:
+        return None if value is None else round(value, SHARE_DECIMALS)
+
+    return KvCache(
+        idle_share=share_of(next((share for moment, share in read if moment == "idle"), None)),
+        mean_share=share_of(sum(during) / len(during) if during else None),
+        peak_share=share_of(max(during, default=None)),
+        readings=len(during),
+        tokens=int(sizes[-1]) if sizes else limits.get("max_total_token_num"),
+    )
+
+
+def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
+    """How much of a card the engine takes whatever the load: by its own word, or its default."""
+    told = run.header.server_notes
+    if "memory_option" not in told or run.header.server.get("simulated"):
+        return None
+    last = last_of(found, ("idle", "start", "run", *AFTER))
+    share = number(last.values, "taken_share") if last else None
+    said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
+    note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"
+    return MemoryReserved(share=share, note=note)

@@ -164,9 +164,8 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
     drawn = rates[np.random.default_rng(SEED).integers(0, count, (REPLICATES, count))]
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
     known = errors > 0
-    turns = np.quantile(
-        (drawn.mean(axis=1) - mean)[known] / errors[known], ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
-    )
+    turned = (drawn.mean(axis=1) - mean)[known] / errors[known]
+    turns = np.quantile(turned, ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2))
     low, high = (mean - float(turn) * error for turn in turns)
     return rounded(max(0.0, low)), rounded(high)
 
@@ -191,12 +190,10 @@ def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:
     requests = _counted(frame, number, frame.end_ns[ended], np.ones(int(ended.sum())))
     prompts = _counted(frame, number, frame.first_ns[begun], frame.prompt_tokens[begun])
     each = np.where(frame.sent, frame.output_tokens, 0.0) / np.maximum(frame.arrived_tokens, 1)
-    tokens = np.zeros(number)
+    tokens, counts = np.zeros(number), frame.chunk_counts
     for rows, chunks in frame.blocks():
-        counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
-        tokens += _counted(
-            frame, number, frame.chunk_ns[chunks], np.repeat(each[rows], counts) * frame.chunk_tokens[chunks]
-        )
+        amounts = np.repeat(each[rows], counts[rows]) * frame.chunk_tokens[chunks]
+        tokens += _counted(frame, number, frame.chunk_ns[chunks], amounts)
     return requests, tokens, prompts
 
 

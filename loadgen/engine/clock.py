@@ -103,10 +103,6 @@ class SystemClock:
         if self._agenda[0][0] == instant_ns:
             self._timer.arm(instant_ns)
 
-    def close(self) -> None:
-        """No callback any more."""
-        self._timer.close()
-
     def _run(self) -> None:
         while self._agenda and self._agenda[0][0] <= time.monotonic_ns():
             heappop(self._agenda)[2]()

@@ -90,8 +90,11 @@ def run(
         header.client["stamps"] = stamps
         header.stamps = stamp_facts(stamps)
         append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-        readings.begin(header.start_ns, folder, lambda: _counts(workers))
+        readings.begin(header.start_ns, folder, lambda: total(worker.counts for worker in workers))
         return header.start_ns
+
+    def show(phase: str, workers: Sequence[Worker]) -> None:
+        on_progress(phase, total(worker.counts for worker in workers))
 
     def end() -> None:
         nonlocal ended_ns, beside
@@ -102,7 +105,7 @@ def run(
     with interrupts.watched():
         readings.idle()
         try:
-            outcomes = drive(tasks, begin, interrupts, lambda phase, workers: on_progress(phase, _counts(workers)), end)
+            outcomes = drive(tasks, begin, interrupts, show, end)
         finally:
             readings.stop()
         main, interrupted = folder / "run.jsonl", interrupts.count > 0
@@ -185,10 +188,6 @@ def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.pipe.send(order)
-
-
-def _counts(workers: Sequence[Worker]) -> Counts:
-    return total(worker.counts for worker in workers)
 
 
 def _exit(worker: Worker) -> str:

@@ -104,7 +104,8 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
     token_reads = [reads[event] for event in holding]
     record.chunk_ns = [instants[event] - start_ns for event in holding]
     record.chunk_tokens = [answer.tokens[event] for event in holding]
-    record.coalesced_reads = _repeated(token_reads)
+    if len(set(token_reads)) < len(token_reads):
+        record.coalesced_reads = len({read for read, following in pairwise(token_reads) if read == following})
     record.first_token_merged = len(token_reads) > 1 and token_reads[0] == token_reads[1]
     record.finish_reason = answer.finish_reason
     record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
@@ -135,13 +136,6 @@ def located(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequen
         reads.append(read)
         places.append(place)
     return reads, places
-
-
-def _repeated(reads: Sequence[int]) -> int:
-    """How many reads brought more than one of the events."""
-    if len(set(reads)) == len(reads):
-        return 0
-    return len({read for read, following in pairwise(reads) if read == following})
 
 
 def _verdict(record: Record, answer: Answer, dialect: Dialect) -> tuple[State, NoneOrKind, str]:

@@ -65,7 +65,6 @@ class ServerProtocol:
     """The same, behind them."""
     stream_headers: Headers
     keep_alive_s: float
-    """An idle connection is closed after so long."""
     body_limit: int
     """In bytes; a larger body gets `too_large`."""
     generate: Mapping[str, Generate]
@@ -85,7 +84,7 @@ class ServerProtocol:
     """Paths that want the API key."""
     unauthorized: Reply
     default_limit: int | None
-    """Concurrent requests, where nothing else is said."""
+    """Of concurrent requests."""
     not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))
     """As FastAPI says it, and the next likewise."""
     not_allowed: Callable[[str], Reply] = lambda methods: Reply(
@@ -95,7 +94,6 @@ class ServerProtocol:
     limits_batch: bool = False
     """That limit is the engine's running limit too: one option of the real server is both."""
     policy: Policy
-    """Of the batching clock."""
     buckets: Callable[[int], Mapping[str, Any]]
     """The longest prompt plus output to the bucket bounds of every histogram on the metrics page."""
 
@@ -281,7 +279,7 @@ class CompletionHandler:
 
     async def _answer(self, stream: Stream) -> Reply | bool:
         state, streamed = self._state, stream.completion.streamed
-        state.metrics.requests += 1
+        state.requests += 1
         state.streams.add(stream)
         try:
             if streamed:  # real servers send the head at once, long before the first token
@@ -338,8 +336,8 @@ class CompletionHandler:
         return True
 
     def _refuse(self, kind: str) -> None:
-        self._state.metrics.requests += 1
-        self._state.metrics.refused[kind] += 1
+        self._state.requests += 1
+        self._state.refused[kind] += 1
         self._state.end(self._line)
 
 
@@ -364,7 +362,7 @@ class Written(web.StreamResponse):
 def status(state: ServerState, pump: Pump) -> dict[str, Any]:
     """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
     told = {name: getattr(state.config, name) for name in ("server", "model", "clock", "speed")}
-    return told | {"requests": state.metrics.requests, "active": len(state.streams)} | pump.lateness.figures()
+    return told | {"requests": state.requests, "active": len(state.streams)} | pump.lateness.figures()
 
 
 def _what_is_wrong(body: bytes) -> tuple[str, int]:

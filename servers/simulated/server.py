@@ -102,7 +102,7 @@ def child() -> None:
 
 @contextlib.contextmanager
 def spawn(config: SimulatedConfig) -> Iterator[str]:
-    """A simulated server in a process of its own, as `spawn_process`; yields its URL."""
+    """As `spawn_process`; yields the URL alone."""
     with spawn_process(config) as (url, _):
         yield url
 

@@ -44,47 +44,6 @@ class Histogram:
         self.sum += value
 
 
-class Metrics:
-    """Totals since the start, in our words; each server's page gives them its own names.
-
-    `bounds` has the bucket bounds of every histogram, by the names in SECONDS and TOKENS.
-    """
-
-    def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
-        self.requests = 0
-        self.by_reason: Counter[str] = Counter()
-        """Requests that were taken and have ended, by the server's own word, or `abort` for those cut short."""
-        self.refused: Counter[str] = Counter()
-        """Requests that were not taken: `overloaded`, `validation`, ..."""
-        self.prompt_tokens = 0
-        self.output_tokens = 0
-        self.histograms = {name: Histogram(bounds[name]) for name in (*SECONDS, *TOKENS)}
-
-    def finish(self, stream: Stream, ended_ns: int) -> None:
-        """A request that was taken has come to its end, in whatever way."""
-        line, completion = stream.line, stream.completion
-        complete = stream.ending == "complete" and bool(line.sent_ns)
-        self.by_reason[completion.finish_reason if complete else "abort"] += 1
-        self.prompt_tokens += completion.prompt_tokens
-        self.output_tokens += stream.count  # generated, also when the client had gone
-        if not complete:
-            return
-        first_ns, last_ns, gaps = line.sent_ns[0], line.sent_ns[-1], stream.count - 1
-        values = {
-            "prompt_tokens": completion.prompt_tokens,
-            "output_tokens": stream.count,
-            "asked_tokens": completion.asked_tokens,
-            "ttft_s": (first_ns - line.received_ns) / 1e9,
-            "e2e_s": (ended_ns - line.received_ns) / 1e9,
-            "decode_s": (last_ns - first_ns) / 1e9,
-            "tpot_s": (last_ns - first_ns) / 1e9 / gaps if gaps else 0.0,
-        }
-        for name, value in values.items():
-            self.histograms[name].observe(value)
-        for before_ns, after_ns in pairwise(line.sent_ns):
-            self.histograms["itl_s"].observe((after_ns - before_ns) / 1e9)
-
-
 class ServerState:
     """What the pages and the answers of one running server know; `config` has the limits that are in force."""
 
@@ -97,7 +56,15 @@ class ServerState:
         self.config = config
         self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
-        self.metrics = Metrics(buckets(longest))
+        self.requests = 0
+        self.by_reason: Counter[str] = Counter()
+        """Requests that were taken and have ended, by the server's own word, or `abort` for those cut short."""
+        self.refused: Counter[str] = Counter()
+        """Requests that were not taken: `overloaded`, `validation`, ..."""
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.histograms = {name: Histogram(bounds) for name, bounds in buckets(longest).items()}
+        """By the names in SECONDS and TOKENS, as `buckets` has their bounds."""
         self.gauges = gauges
         self.started_s = int(time.time())
         self.streams: set[Stream] = set()
@@ -149,15 +116,14 @@ class ServerState:
 
     def figures(self) -> dict[str, Figure]:
         """What metrics pages show, in our words."""
-        metrics = self.metrics
         return {
             **asdict(self.gauges()),
-            **metrics.histograms,
-            "requests": metrics.requests,
-            "finished": sum(metrics.by_reason.values()) - metrics.by_reason["abort"],
-            "refused": sum(metrics.refused.values()),
-            "all_prompt_tokens": metrics.prompt_tokens,
-            "all_output_tokens": metrics.output_tokens,
+            **self.histograms,
+            "requests": self.requests,
+            "finished": sum(self.by_reason.values()) - self.by_reason["abort"],
+            "refused": sum(self.refused.values()),
+            "all_prompt_tokens": self.prompt_tokens,
+            "all_output_tokens": self.output_tokens,
             "nothing": 0,
         }
 
@@ -178,7 +144,7 @@ class ServerState:
     def _settle_one(self) -> None:
         line, stream, ended_ns, offset_ns = self._ended.popleft()
         if stream is not None:
-            self.metrics.finish(stream, ended_ns)
+            self._count(stream, ended_ns)
             line.prompt_tokens = stream.completion.prompt_tokens
         line.received_ns += offset_ns
         line.due_ns = [instant + offset_ns for instant in line.due_ns]
@@ -186,6 +152,30 @@ class ServerState:
         line.output_tokens = sum(line.tokens)
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
             self._log.write(msgspec.json.encode(line) + b"\n")
+
+    def _count(self, stream: Stream, ended_ns: int) -> None:
+        """Counts a request that was taken and has come to its end, in whatever way."""
+        line, completion = stream.line, stream.completion
+        complete = stream.ending == "complete" and bool(line.sent_ns)
+        self.by_reason[completion.finish_reason if complete else "abort"] += 1
+        self.prompt_tokens += completion.prompt_tokens
+        self.output_tokens += stream.count  # generated, also when the client had gone
+        if not complete:
+            return
+        first_ns, last_ns, gaps = line.sent_ns[0], line.sent_ns[-1], stream.count - 1
+        values = {
+            "prompt_tokens": completion.prompt_tokens,
+            "output_tokens": stream.count,
+            "asked_tokens": completion.asked_tokens,
+            "ttft_s": (first_ns - line.received_ns) / 1e9,
+            "e2e_s": (ended_ns - line.received_ns) / 1e9,
+            "decode_s": (last_ns - first_ns) / 1e9,
+            "tpot_s": (last_ns - first_ns) / 1e9 / gaps if gaps else 0.0,
+        }
+        for name, value in values.items():
+            self.histograms[name].observe(value)
+        for before_ns, after_ns in pairwise(line.sent_ns):
+            self.histograms["itl_s"].observe((after_ns - before_ns) / 1e9)
 
 
 def models_reply(state: ServerState, owner: str, **more: Any) -> Reply:

@@ -255,22 +255,20 @@ def openai_error(message: str) -> bytes:
 
 
 def _refusal(streamed: bool, openai: bool, message: str) -> ErrorReply:
-    """Validation errors are a 422, but an event under status 200 once the answer is a stream."""
     said = f"Input validation error: {message}"
+    return ErrorReply(_refused(said, "validation", 422, streamed=streamed, openai=openai))
+
+
+def _refused(message: str, kind: str, status: int, *, streamed: bool, openai: bool) -> Reply:
+    """With that status, but as an event under status 200 once the answer is a stream."""
     if not streamed:
-        return ErrorReply(Reply(flat_error(said, "validation"), 422))
-    return ErrorReply(_error_stream(said, "validation", openai=openai))
-
-
-def _error_stream(message: str, kind: str, *, openai: bool) -> Reply:
+        return Reply(flat_error(message, kind), status)
     payloads = (openai_error(message), b"[DONE]") if openai else (flat_error(message, kind),)
     return events_reply(*payloads, headers=_STREAM_TYPE)
 
 
 def _overloaded(refused: Encoding) -> Reply:
-    if not refused.completion.streamed:
-        return Reply(flat_error(*_OVERLOADED), 429)
-    return _error_stream(*_OVERLOADED, openai=bool(refused.closing))
+    return _refused(*_OVERLOADED, 429, streamed=refused.completion.streamed, openai=bool(refused.closing))
 
 
 def _failure(status: int) -> Reply:
@@ -373,7 +371,7 @@ def _token_list(text: str) -> list[dict[str, Any]]:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
-    failures = {**state.metrics.refused, "dropped": state.metrics.by_reason["abort"]}
+    failures = {**state.refused, "dropped": state.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
     figures = state.figures() | {"failed_by_kind": failed}
     return Reply(exposition("tgi_", {}, metric_rows("tgi"), figures).encode(), headers=TEXT_TYPE)

@@ -262,15 +262,15 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    metrics, rows, served = state.metrics, metric_rows("vllm"), {"model_name": state.config.model}
+    rows, served = metric_rows("vllm"), {"model_name": state.config.model}
     begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
-    overloaded = metrics.refused["overloaded"]
+    overloaded = state.refused["overloaded"]
     reasons = ("stop", "length", "abort", "error", "repetition")
     figures = state.figures() | {
-        "generated": metrics.output_tokens + sum(stream.count for stream in state.streams),
-        "prefilled": metrics.prompt_tokens + begun,
+        "generated": state.output_tokens + sum(stream.count for stream in state.streams),
+        "prefilled": state.prompt_tokens + begun,
         "waiting_by_reason": {("reason", "capacity"): state.gauges().waiting, ("reason", "deferred"): 0},
-        "ended_by_reason": {("finished_reason", reason): metrics.by_reason[reason] for reason in reasons},
+        "ended_by_reason": {("finished_reason", reason): state.by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
     page = exposition("vllm:", {"engine": "0", **served}, rows[:-1], figures)

@@ -47,9 +47,9 @@ def test_a_killed_run_is_reported_from_its_parts(tmp_path: Path, capsys: pytest.
     report([folder], None, as_json=False, quiet=False)
     output = " ".join(capsys.readouterr().out.split())
     assert "20 of 100 requests complete; 80 without a record." in output
-    assert "The run was interrupted" in output
+    assert "Interrupted: figures are of the part" in output
     assert "1 damaged line of the run file left out." in output
-    assert "The run was interrupted" in (folder / "report.html").read_text("utf-8")
+    assert "Interrupted: figures are of the part" in (folder / "report.html").read_text("utf-8")
 
 
 def test_several_runs_share_a_page(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,8 +60,8 @@ def test_several_runs_share_a_page(tmp_path: Path, folder: Path, capsys: pytest.
     assert (other / "summary.json").exists()
     assert not (folder / "report.html").exists()
     page = (tmp_path / "both.html").read_text("utf-8")
-    assert 'class="run tgi"' in page
-    assert 'class="run vllm"' in page
+    assert 'class="run run-1"' in page
+    assert 'class="run run-2"' in page
 
 
 def test_json_and_quiet_print_what_they_promise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

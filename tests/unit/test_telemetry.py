@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from analysis.gather import frame_of_run
-from analysis.memory import memory
 from analysis.report.findings import memory as memory_said
 from analysis.resources import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
 from analysis.summary import typed
-from analysis.telemetry import counters, series
+from analysis.telemetry import counters, memory, series
 from loadgen.record import Record
 from tests.runs import complete, failed, loop, run_of, said, summarise, text_of
 from tests.telemetry import line, told

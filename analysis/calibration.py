@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 
 from analysis.report.format import duration, share
 from analysis.summary import QuotedCalibration
-from loadgen.record import Record
 from loadgen.runfile import Run
 
 Integers = NDArray[np.int64]
@@ -32,8 +32,6 @@ EXACT_S = 1e-3
 """A client is exact as long as the p99 of its TTFT error stays below this."""
 KEPT_UP_SHARE = 0.9
 """A server that reached less than this share of the rate asked was the limit itself."""
-
-
 COALESCED_SHARE = 0.01
 """From here on the p99 of the gap error is that of gaps which were not seen."""
 WATCH_S = 0.05
@@ -55,19 +53,6 @@ class ErrorSizes:
     p50: float
     p99: float
     max: float
-
-
-class _Errors(msgspec.Struct):
-    ttft_s: ErrorSizes
-
-
-class _Found(msgspec.Struct):
-    """The part of a loadgen.calibration.Calibration that runs quote."""
-
-    made_at: str
-    version: str
-    errors: dict[str, _Errors]
-    events_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +103,28 @@ def read_log(path: Path) -> dict[int, Sends]:
 
 def compare(run: Run, log: Mapping[int, Sends]) -> StampComparison:
     """Every stamp of the complete requests against the log. Raises ValueError when there is nothing to compare."""
-    pairs = [(record, _since_start(run, log[record.id])) for record in run.records if _comparable(record, log)]
+    pairs = [(record, log[record.id]) for record in run.records if record.id in log and record.state == "complete"]
+    # Chunk j of the run is send j of the log, and there is a gap to look at.
+    pairs = [(record, line) for record, line in pairs if len(record.chunk_ns) == len(line.sent_ns) > 1]
     if not pairs:
         raise ValueError("no complete request has as many tokens as the server's log has sends")
-    gaps = np.concatenate([np.diff(np.array(record.chunk_ns)) for record, _ in pairs])
-    true_gaps = np.concatenate([np.diff(sent) for _, sent in pairs])
-    merged = [(record, _ttft_error_ns(record, sent)) for record, sent in pairs if record.first_token_merged]
-    lines = [log[record.id] for record, _ in pairs]
+    records, lines = zip(*pairs, strict=True)
+    gaps = np.concatenate([np.diff(np.array(record.chunk_ns)) for record in records])
+    true_gaps = np.concatenate([np.diff(np.array(line.sent_ns)) for line in lines])
+    start_ns = run.header.start_realtime_ns
+    ttft_ns = [record.chunk_ns[0] - (line.sent_ns[0] - start_ns) for record, line in pairs]
+    merged_ns = [error for record, error in zip(records, ttft_ns, strict=True) if record.first_token_merged]
     lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
     return StampComparison(
-        stamps=names.pop() if len(names := {record.stamps for record, _ in pairs}) == 1 else "user",
+        stamps=names.pop() if len(names := {record.stamps for record in records}) == 1 else "user",
         requests=len(pairs),
         not_compared=len(run.records) - len(pairs),
-        ttft_s=_spread([_ttft_error_ns(record, sent) for record, sent in pairs]),
-        tpot_s=_spread([_tpot_ns(record.chunk_ns) - _tpot_ns(sent) for record, sent in pairs]),
+        ttft_s=_spread(ttft_ns),
+        tpot_s=_spread([_tpot_ns(record.chunk_ns) - _tpot_ns(line.sent_ns) for record, line in pairs]),
         icl_s=_spread(gaps - true_gaps),
-        merged=len(merged),
-        merged_s_max=max((error for _, error in merged), default=0) / 1e9,
-        merged_beyond=sum(error / 1e9 > lag_s for _, error in merged),
+        merged=len(merged_ns),
+        merged_s_max=max(merged_ns, default=0) / 1e9,
+        merged_beyond=sum(error / 1e9 > lag_s for error in merged_ns),
         coalesced_share=float(np.mean(gaps == 0)),
         lag_s=lag_s,
         events_per_s=_rate(line.sent_ns for line in lines),
@@ -144,17 +133,13 @@ def compare(run: Run, log: Mapping[int, Sends]) -> StampComparison:
     )
 
 
-def quoted(found: object, stamps: str) -> QuotedCalibration | None:
-    """Of a calibration in a run's header, what is said of stamps of this kind; None for anything else."""
+def quoted(found: Any, stamps: str) -> QuotedCalibration | None:
+    """Of a calibration (loadgen.calibration) in a run's header, what is said of stamps of this kind; None for
+    anything else."""
     try:
-        said = msgspec.convert(found, _Found)
-        return QuotedCalibration(
-            made_at=said.made_at,
-            version=said.version,
-            ttft_p99_s=said.errors[stamps].ttft_s.p99,
-            events_per_s=said.events_per_s,
-        )
-    except (msgspec.ValidationError, KeyError):
+        p99_s = found["errors"][stamps]["ttft_s"]["p99"]
+        return msgspec.convert({**found, "ttft_p99_s": p99_s}, QuotedCalibration)
+    except (TypeError, KeyError, msgspec.ValidationError):
         return None
 
 
@@ -205,22 +190,7 @@ def reached(fastest: StampComparison | None, limited_by: str) -> str:
     return f"TTFT is exact to {duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
 
 
-def _comparable(record: Record, log: Mapping[int, Sends]) -> bool:
-    """Whether chunk j of the run is send j of the log, with a gap to look at."""
-    sends = log.get(record.id)
-    return record.state == "complete" and sends is not None and len(record.chunk_ns) == len(sends.sent_ns) > 1
-
-
-def _since_start(run: Run, sends: Sends) -> Integers:
-    """The server's instants, counted like the Record's."""
-    return np.array(sends.sent_ns) - run.header.start_realtime_ns
-
-
-def _ttft_error_ns(record: Record, sent: Integers) -> int:
-    return record.chunk_ns[0] - int(sent[0])
-
-
-def _tpot_ns(instants: Sequence[int] | Integers) -> float:
+def _tpot_ns(instants: Sequence[int]) -> float:
     """(t_k - t_1) / (k - 1), one token per event."""
     return float(instants[-1] - instants[0]) / (len(instants) - 1)
 

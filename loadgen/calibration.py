@@ -10,14 +10,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgen import host
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, CalibrationError
+
+if TYPE_CHECKING:
+    from analysis.calibration import StampComparison
 
 TTFT_S = 0.5
 """True time to the first token: the whole burst is out and being listened to by then."""
@@ -58,25 +61,6 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """What kept it from being larger."""
 
 
-class Seen(Protocol):
-    """What `search` has to know of a burst: analysis.calibration.StampComparison has it."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether its TTFT can be believed to the millisecond."""
-
-    @property
-    def server_kept_up(self) -> bool:
-        """Whether tokens left as fast as asked."""
-
-    @property
-    def events_per_s(self) -> float:
-        """Tokens that left."""
-
-
-SeenT = TypeVar("SeenT", bound=Seen)
-
-
 def drive(point: Point, folder: Path) -> tuple[Path, Path]:
     """Run the burst in `folder`, which must exist and be empty. The run's folder and the server's log.
 
@@ -96,7 +80,11 @@ def drive(point: Point, folder: Path) -> tuple[Path, Path]:
         log=log,
     )
     with spawn(config) as url:
-        command = [sys.executable, "-m", "loadgen", "burst", *_options(point), "--url", url, "--out", str(run)]
+        values = {"url": url, "out": run, "input-tokens": INPUT_TOKENS} | {
+            name.replace("_", "-"): value for name, value in asdict(point).items() if name != "itl_s"
+        }
+        options = [f"--{name}={value}" for name, value in values.items()]
+        command = [sys.executable, "-m", "loadgen", "burst", "--no-report", "--quiet", *options]
         ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own command
     if ended.returncode not in (EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED):
         raise CalibrationError(f"the burst did not take place: {ended.stderr.strip()[-1000:]}")
@@ -104,8 +92,11 @@ def drive(point: Point, folder: Path) -> tuple[Path, Path]:
 
 
 def search(
-    first: SeenT, point: Point, measure: Callable[[Point], SeenT], more_time: Callable[[], bool]
-) -> tuple[SeenT | None, str]:
+    first: StampComparison,
+    point: Point,
+    measure: Callable[[Point], StampComparison],
+    more_time: Callable[[], bool],
+) -> tuple[StampComparison | None, str]:
     """The fastest burst that was exact, and what was in the way of a faster one: `client`, `server` or `time`.
 
     From `first`, which is of `point`, tokens come twice as close as long as that is exact and the server keeps up. When
@@ -148,18 +139,6 @@ def recall(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibra
     except msgspec.DecodeError as error:
         say(f"the calibration of this machine is left out ({error}); run `loadgen calibrate` again")
         return None
-
-
-def _options(point: Point) -> list[str]:
-    values = {
-        "server": point.server,
-        "n": point.n,
-        "input-tokens": INPUT_TOKENS,
-        "output-tokens": point.output_tokens,
-        "workers": point.workers,
-        "stamps": point.stamps,
-    }
-    return ["--no-report", "--quiet", *(text for name, value in values.items() for text in (f"--{name}", str(value)))]
 
 
 def _known(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:

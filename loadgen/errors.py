@@ -1,15 +1,9 @@
 """What can go wrong before or beside the requests, and the exit codes.
 
-    LoadgenError
-    ├── PlanError         the plan or the command line is wrong
-    ├── OutputError       the run cannot be written where it was asked to be
-    ├── OpenFilesError    this machine does not allow that many sockets
-    └── CalibrationError  there was nothing to calibrate with
-
-All exit with 2, as do workloads.prompts.PromptError and loadgen.runfile.RunFileError; errors about the server under
-test (servers.errors) exit with 3, but with 2 where the plan asks for more than its limits, or for an endpoint that is
-known to mislead in its version, or where the hosts file is wrong. A failed request never
-raises: it becomes a Record with a kind (loadgen.record.ERROR_KINDS).
+All of these exit with 2, as do workloads.prompts.PromptError and loadgen.runfile.RunFileError; errors about the
+server under test (servers.errors) exit with 3, but with 2 where the plan asks for more than its limits, or for an
+endpoint that is known to mislead in its version, or where the hosts file is wrong. A failed request never raises: it
+becomes a Record with a kind (loadgen.record.ERROR_KINDS).
 """
 
 from __future__ import annotations

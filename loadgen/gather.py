@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,14 +37,6 @@ class Outcome:
     """What makes its lines into lines of this Run, where they were written by another machine's clock."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("complete", "truncated", "failed", "dropped"), 0)
-    )
-    notes: list[str] = field(default_factory=list)
-
-
 class _Ended(msgspec.Struct, tag_field="type", tag="request"):
     id: int
     state: str
@@ -69,33 +63,27 @@ def gather(
 
     Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
     """
-    tally = _Tally(notes=list(notes))
+    counts, all_notes = Counter[str](), list(notes)
     try:
         for outcome in outcomes:
-            append(main, _lines(outcome, tally, interrupted=interrupted))
-        append(main, whole_lines(beside, tally.notes, "telemetry"))
+            append(main, _lines(outcome, counts, all_notes, interrupted=interrupted))
+        append(main, whole_lines(beside, all_notes, "telemetry"))
         footer = Footer(
             ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
-            sent=sum(tally.counts.values()) - tally.counts["dropped"],
+            sent=counts.total() - counts["dropped"],
             interrupted=interrupted,
-            notes=tally.notes,
-            **tally.counts,
+            notes=all_notes,
+            **{state: counts[state] for state in ("complete", "truncated", "failed", "dropped")},
         )
         append(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:
-        rescued = [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]
-        error.hint = " ".join(
-            [
-                f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it.",
-                *([f"Their last lines are in {', '.join(rescued)}: append each to its part first."] if rescued else []),
-            ]
+        error.hint = (
+            f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it."
         )
+        if rescued := [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]:
+            error.hint += f" Their last lines are in {', '.join(rescued)}: append each to its part first."
         raise
-    for outcome in outcomes:
-        outcome.task.part.unlink(missing_ok=True)
-        if outcome.rescued:
-            outcome.rescued.unlink(missing_ok=True)
-    for path in beside:
+    for path in (*(path for each in outcomes for path in (each.task.part, each.rescued) if path), *beside):
         path.unlink(missing_ok=True)
     return footer
 
@@ -111,19 +99,17 @@ def append(file: Path, lines: Iterable[bytes]) -> None:
         raise OutputError(f"cannot write {file}: {error.strerror}", "Nothing was sent.") from error
 
 
-def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[bytes]:
+def _lines(outcome: Outcome, counts: Counter[str], notes: list[str], *, interrupted: bool) -> Iterator[bytes]:
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
-    paths = (outcome.task.part, outcome.rescued)
-    whole = whole_lines(paths, tally.notes, f"worker {outcome.task.worker}")
+    worker = outcome.task.worker
+    whole = whole_lines((outcome.task.part, outcome.rescued), notes, f"worker {worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
-        try:
+        with suppress(msgspec.DecodeError):
             ended = _ENDED.decode(line)
-        except msgspec.DecodeError:
-            ended = None
-        if ended is not None and ended.phase == "measured":
-            seen.add(ended.id)
-            tally.counts[ended.state] += 1
+            if ended.phase == "measured":
+                seen.add(ended.id)
+                counts[ended.state] += 1
         yield line
     lost = 0
     for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
@@ -132,14 +118,14 @@ def _lines(outcome: Outcome, tally: _Tally, *, interrupted: bool) -> Iterator[by
             record = record_for(
                 request,
                 "failed",
-                worker=outcome.task.worker,
+                worker=worker,
                 error_kind="cancelled" if interrupted else "worker_lost",
                 error_detail=f"its worker process ended with {outcome.exit}",
             )
             yield msgspec.json.encode(record) + b"\n"
     if lost:
-        tally.counts["failed"] += lost
-        tally.notes.append(f"worker {outcome.task.worker} ended with {outcome.exit}; {lost} requests without record")
+        counts["failed"] += lost
+        notes.append(f"worker {worker} ended with {outcome.exit}; {lost} requests without record")
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:

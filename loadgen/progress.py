@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
 
 from loadgen.engine.health import Counts
@@ -22,7 +21,7 @@ class Display:
         self._terminal = stream.isatty() and not quiet
         self._started = time.monotonic()
         self._shown_at = 0.0
-        self._tokens: tuple[float, int] = (self._started, 0)
+        self._tokens = (self._started, 0)
 
     def __enter__(self) -> Display:
         if self._terminal:
@@ -33,9 +32,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._terminal:
             self._live.stop()
 

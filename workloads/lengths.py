@@ -53,7 +53,6 @@ class Lengths(Protocol):
 
         Raises WorkloadError when a file is damaged, empty or cannot be read.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,15 +65,12 @@ class Tokenizer(Protocol):
     @property
     def words(self) -> Sequence[str]:
         """Different plain words, most of them one token each; empty when it knows none."""
-        ...
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
-        ...
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without special tokens; empty when they cannot be known."""
-        ...
 
 
 class Judge(Tokenizer, Protocol):
@@ -82,12 +79,10 @@ class Judge(Tokenizer, Protocol):
     @property
     def generates(self) -> bool:
         """Whether counting makes the server run the text, and so leaves it in the server's prefix cache."""
-        ...
 
     @property
     def plain(self) -> Tokenizer | None:
         """Where counting a prompt generates: the server's count of text alone, without running it."""
-        ...
 
 
 class Prompt(Protocol):
@@ -96,7 +91,6 @@ class Prompt(Protocol):
 
     def __call__(self, number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
         """Text or token ids of exactly `input_tokens`, beginning with the stretches, cut where they are longer."""
-        ...
 
 
 def id_prompts(
@@ -200,14 +194,10 @@ def learn(count: Count, candidates: Sequence[str]) -> Words:
     for word, tokens in zip(candidates, alone, strict=True):
         if word in costs:
             opening.setdefault(tokens, []).append(word)
-    return Words(opening, costs, _fits(costs))
-
-
-def _fits(costs: dict[str, int]) -> list[list[str]]:
     fits: list[list[str]] = [[]]
     for tokens in range(1, MIX_TOKENS):
         fits.append([word for word, cost in costs.items() if cost == tokens or (cost < tokens and fits[tokens - cost])])
-    return fits
+    return Words(opening, costs, fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +232,9 @@ def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[Wante
     enough different texts of it.
     """
     words = learn(count, candidates)
-    writer = Writer(words, seed, openings(words, wanted, seed), _counter(words, len(wanted), seed))
+    _, wheel = _cheapest(words)
+    depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(wanted)), LEAD_LIMIT)
+    writer = Writer(words, seed, openings(words, wanted, seed), [shuffled(wheel, seed)] * depth)
     heads = list(dict.fromkeys(want.shared[0] for want in wanted if want.shared))
     for stretch, text in zip(heads, _exact(count, words, map(writer.head, heads)), strict=True):
         writer.stretches[stretch, True] = text.split()
@@ -386,12 +378,6 @@ def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[l
                 if len(first) * len(wheel) ** depth >= needed:
                     return [shuffled(column, seed) for column in (first, *[wheel] * depth)], left, needed < n
     raise _too_short(words, alike, tokens, most)
-
-
-def _counter(words: Words, n: int, seed: int) -> list[list[str]]:
-    _, wheel = _cheapest(words)
-    depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= n), LEAD_LIMIT)
-    return [shuffled(wheel, seed)] * depth
 
 
 def _cheapest(words: Words) -> tuple[int, list[str]]:

@@ -55,6 +55,7 @@ BLOCKS_LIMIT = 1 << 63
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
 SAMPLE_WORDS = 200
+ANOTHER_MODEL = "pass the tokenizer.json of the model that is being served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,12 @@ def prompts_for(
         texts = text_prompts(lambda asked: ruler.count(ruler.framed(asked, words)), words, wanted, spec.seed)
         built |= zip((want.number for want in wanted), ruler.framed(texts, words), strict=True)
     if local and server and wanted and not server.generates:
-        _check_first(built[wanted[0].number], wanted[0].tokens, server)
+        (counted,) = server.count([built[wanted[0].number]])
+        if counted != wanted[0].tokens:
+            raise PromptError(
+                f"the first prompt was built to count {wanted[0].tokens} tokens and the server counts {counted}",
+                ANOTHER_MODEL,
+            )
     return Prompts(spec, replace(raw, count=lambda text: counts[text] if text in counts else raw.count(text)), chat)
 
 
@@ -386,18 +392,9 @@ def _shift(ruler: Tokenizer, server: Judge, words: Sequence[str]) -> int:
         raise PromptError(
             f"two texts count {ours[0]} and {ours[1]} tokens by the tokenizer file and {theirs[0]} and {theirs[1]} by "
             "the server: it is not the tokenizer that the server uses",
-            "pass the tokenizer.json of the model that is being served",
+            ANOTHER_MODEL,
         )
     return shift
-
-
-def _check_first(text: str, tokens: int, server: Judge) -> None:
-    (counted,) = server.count([text])
-    if counted != tokens:
-        raise PromptError(
-            f"the first prompt was built to count {tokens} tokens and the server counts {counted}",
-            "pass the tokenizer.json of the model that is being served",
-        )
 
 
 def _synthetic_sessions(turns: int, source: PromptSource) -> Iterator[tuple[Turn, ...]]:

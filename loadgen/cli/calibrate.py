@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ from servers.kinds import any_of, simulated_kinds
 
 if TYPE_CHECKING:
     from analysis.calibration import StampComparison
-    from loadgen.calibration import Calibration, Point
+    from loadgen.calibration import Point
 
 SEARCH_S = 45.0
 """No burst begins later than this, so that the whole command ends after about a minute."""
@@ -38,38 +40,29 @@ def calibrate(
     further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is found is
     remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
     """
+    from importlib.metadata import version
     from tempfile import TemporaryDirectory
 
-    from loadgen.calibration import Point
-
-    say = (lambda _: None) if as_json else (lambda line: print(line, flush=True))
-    with TemporaryDirectory(prefix="loadgen-") as folder:
-        point = Point(server, n, itl_s, output_tokens, workers)
-        found = _calibration(point, Path(folder), say, search_s=0 if quick else SEARCH_S)
-    _keep(found, say)
-    if as_json:
-        import msgspec
-
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
-
-
-def _calibration(point: Point, folder: Path, say: Callable[[str], None], search_s: float) -> Calibration:
-    """All the bursts, each printed as it ends."""
-    from dataclasses import asdict
-    from datetime import UTC, datetime
-    from importlib.metadata import version
+    from msgspec import json
 
     from analysis.calibration import heading, reached
-    from loadgen.calibration import Calibration, search
+    from loadgen import host
+    from loadgen.calibration import Calibration, Point, remember, search
 
-    measure = _measure(folder, say)
-    until_s = time.monotonic() + search_s
+    def say(line: str) -> None:
+        if not as_json:
+            print(line, flush=True)
+
+    point = Point(server, n, itl_s, output_tokens, workers)
+    until_s = time.monotonic() + (0 if quick else SEARCH_S)
     say(heading())
-    kernel = measure(point)
-    pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
-    fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
+    with TemporaryDirectory(prefix="loadgen-") as folder:
+        measure = partial(_measure, Path(folder), say)
+        kernel = measure(point)
+        pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
+        fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
     say(reached(fastest, limited_by))
-    return Calibration(
+    found = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version("llm-loadgen"),
         load=point,
@@ -77,10 +70,16 @@ def _calibration(point: Point, folder: Path, say: Callable[[str], None], search_
         events_per_s=fastest.events_per_s if fastest else 0.0,
         limited_by=limited_by,
     )
+    try:
+        say(f"Remembered in {remember(found, host.facts())}.")
+    except OSError as error:
+        say(f"Not remembered: {error}")
+    if as_json:
+        print(json.format(json.encode(found)).decode())
 
 
-def _measure(folder: Path, say: Callable[[str], None]) -> Callable[[Point], StampComparison]:
-    """How one burst is measured, and said."""
+def _measure(folder: Path, say: Callable[[str], None], point: Point) -> StampComparison:
+    """One burst, said as it ends."""
     from tempfile import mkdtemp
 
     from analysis.calibration import compare, notes, read_log, row
@@ -88,24 +87,11 @@ def _measure(folder: Path, say: Callable[[str], None]) -> Callable[[Point], Stam
     from loadgen.errors import CalibrationError
     from loadgen.runfile import read
 
-    def measure(point: Point) -> StampComparison:
-        run, log = drive(point, Path(mkdtemp(dir=folder)))
-        try:
-            comparison = compare(read(run), read_log(log))
-        except ValueError as error:
-            raise CalibrationError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
-        for line in (row(comparison), *notes(comparison)):
-            say(line)
-        return comparison
-
-    return measure
-
-
-def _keep(found: Calibration, say: Callable[[str], None]) -> None:
-    from loadgen import host
-    from loadgen.calibration import remember
-
+    run, log = drive(point, Path(mkdtemp(dir=folder)))
     try:
-        say(f"Remembered in {remember(found, host.facts())}.")
-    except OSError as error:
-        say(f"Not remembered: {error}")
+        comparison = compare(read(run), read_log(log))
+    except ValueError as error:
+        raise CalibrationError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
+    for line in (row(comparison), *notes(comparison)):
+        say(line)
+    return comparison

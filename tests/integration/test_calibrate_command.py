@@ -40,7 +40,7 @@ def test_later_runs_quote_what_was_found(tmp_path: Path) -> None:
     assert kept["load"] == {
         **{"server": "vllm", "n": 20, "itl_s": 0.005, "output_tokens": 8, "workers": 1, "stamps": "kernel"}
     }
-    assert f"calibrated here on {kept['made_at'][:10]}: TTFT ±" in " ".join(out.split())
+    assert f"calibrated {kept['made_at'][:10]}: TTFT ±" in " ".join(out.split())
     quoted = summary_of(tmp_path)["client"]["calibration"]
     assert isinstance(quoted, dict)
     assert quoted["ttft_p99_s"] == kept["errors"]["kernel"]["ttft_s"]["p99"] > 0

@@ -131,7 +131,7 @@ def test_a_run_tells_what_the_cards_held(library: Path, tmp_path: Path) -> None:
     assert gpu["idle_bytes"] == gpu["loaded_bytes"] == gpu["peak_bytes"] == 73_000 * MIB
     assert {"of": "process 4711", "on": "GPU 0", "peak_bytes": 72_000 * MIB}.items() <= memory["processes"][0].items()
     assert memory["taken_at_start"] is None  # a simulated server takes nothing of a card
-    assert "GPU 0 (A800): 71.3 GiB before the first request, 71.3 GiB at most of 80.0 GiB." in " ".join(out.split())
+    assert "GPU 0 (A800): 71.3 GiB before the first request, peak 71.3 GiB of 80.0 GiB." in " ".join(out.split())
 
 
 def test_a_card_lost_during_the_run_is_a_gap_from_then_on(library: Path, tmp_path: Path) -> None:

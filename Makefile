@@ -23,7 +23,8 @@ test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-packaging: .venv/.tests .venv/.compiler
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks

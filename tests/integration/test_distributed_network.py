@@ -27,7 +27,7 @@ STREAMS = 10_000
 BREAK_S = 3
 """How long the links to the master stand still; Locust misses a machine after about eight seconds."""
 
-pytestmark = pytest.mark.timeout(300)  # ten thousand streams, on a machine that may be busy
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]  # ten thousand streams, on a machine that may be busy
 
 Processes = dict[str, subprocess.Popen[str]]
 

@@ -29,6 +29,8 @@ from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import spawn
 from tests.command import events_sent, start, summary_of, wait_for
 
+pytestmark = pytest.mark.alone
+
 N = 30
 PAUSE_S = 0.5
 """Of a stopped worker. The client looks twenty times a second whether it stood still: it sees at least half of this."""

@@ -29,6 +29,7 @@ OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
 SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "1s", "--no-report")
 
 
+@pytest.mark.alone
 def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> None:
     """TTFT and TPOT of 200 users stay within 1 ms of the server's own log, 99 of 100."""
     config = SimulatedConfig(server="vllm", ttft_s=0.5, itl_s=0.2, log=tmp_path / "sim.jsonl")

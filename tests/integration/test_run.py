@@ -46,11 +46,11 @@ def test_an_open_loop_sends_what_the_arrivals_say(tmp_path: Path) -> None:
 def test_connections_are_used_again(tmp_path: Path) -> None:
     """Requests that do not overlap share connections: the server sees far fewer than requests."""
     with running(SimulatedConfig(server="tgi", ttft_s=0.001, itl_s=0.0)) as simulated:
-        asked = ["--arrivals", "constant:40", "--n", "60", "--output-tokens", "2"]
+        asked = ["--arrivals", "constant:40", "--n", "120", "--output-tokens", "2"]
         run(tmp_path, "--server", "tgi", "--url", simulated.url, *asked)
-    assert accounted(tmp_path, 60) == {"complete": 60}
+    assert accounted(tmp_path, 120) == {"complete": 120}
     records = runfile.read(tmp_path / "run").records
-    assert len({record.connected_ns for record in records}) <= 45
+    assert len({record.connected_ns for record in records}) <= 80
 
 
 def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:

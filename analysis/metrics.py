@@ -296,4 +296,8 @@ _TABLE = (
     ),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
-BY_KEY = {metric.key: metric for metric in METRICS.values()}
+
+
+def by_key(key: str) -> Metric:
+    """The metric of a key such as `ttft`, also of one that was added later. Raises KeyError."""
+    return {metric.key: metric for metric in METRICS.values()}[key]

@@ -17,7 +17,7 @@ import numpy as np
 from analysis import stats
 from analysis.compare import noise
 from analysis.compare.noise import ComparedRun, samples_of
-from analysis.metrics import BY_KEY, Metric
+from analysis.metrics import Metric, by_key
 from analysis.objectives import LATENCIES, RATES
 from analysis.repeats import completed, figures_of
 from analysis.stats import student_cdf, student_quantile
@@ -104,11 +104,11 @@ def of_single_runs(a: ComparedRun, b: ComparedRun, figures: Sequence[str]) -> It
         if figure == "complete":
             yield shares_of_runs(completed(a.summary), completed(b.summary))
         elif statistic == "pairs":
-            yield _pairs(figure, BY_KEY[name], a, b, piece)
+            yield _pairs(figure, by_key(name), a, b, piece)
         elif statistic:
-            yield _quantile(figure, BY_KEY[name], statistic, a, b, piece)
+            yield _quantile(figure, by_key(name), statistic, a, b, piece)
         else:
-            yield _rate(figure, BY_KEY[name], a, b, piece)
+            yield _rate(figure, by_key(name), a, b, piece)
 
 
 def of_groups(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> Iterator[ComparedFigure]:
@@ -127,7 +127,7 @@ def _blank(figure: str, why: str = "") -> ComparedFigure:
     name, _, statistic = figure.partition(".")
     if figure == "complete" or statistic == "pairs":
         return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower", why=why)
-    metric = BY_KEY[name]
+    metric = by_key(name)
     return ComparedFigure(figure, "per second" if metric.unit.endswith("/s") else "s", metric.direction, why=why)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
-from analysis.metrics import BY_KEY, METRICS
+from analysis.metrics import METRICS, by_key
 from analysis.report import document as doc
 from analysis.report import findings
 from analysis.report.charts import DASHES, PALETTE
@@ -60,7 +60,7 @@ def figure_title(name: str) -> str:
     """`TTFT, median`; a rate by its title."""
     key, _, statistic = name.partition(".")
     named = {"p50": "median"}.get(statistic, statistic)
-    return f"{BY_KEY[key].short}, {named}" if statistic else BY_KEY[key].title
+    return f"{by_key(key).short}, {named}" if statistic else by_key(key).title
 
 
 class MatrixReport:

@@ -10,6 +10,8 @@
 #   make clean      remove what these commands made
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of interpreters, which compile these modules once.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 
 .PHONY: burst test test-packaging coverage docs clean
@@ -23,7 +25,7 @@ test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 3 -m "not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 test-packaging: .venv/.tests .venv/.compiler

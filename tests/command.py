@@ -3,28 +3,86 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 from urllib.request import urlopen
 
+from analysis.report import page, terminal
 from loadgen import runfile
+from loadgen.cli import main
+from loadgen.engine import coordinator
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 """A simulated server's clock for tests that are not about time."""
 
 
-def start(folder: Path, *arguments: str, command: str = "burst", **environment: str) -> subprocess.Popen[str]:
-    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "loadgen", command, "--out", str(folder / "run"), *arguments],
+class Forked(subprocess.Popen[str]):
+    """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
+    would take a second of CPU to do so, hundreds of times."""
+
+    def _execute_child(self, args: list[str], *rest: Any) -> None:  # type: ignore[override]
+        _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:15]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(args, cwd, env, p2cread, c2pwrite, errwrite)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+def _become(args: list[str], cwd: Path, env: dict[str, str], *streams: int) -> NoReturn:
+    """The child's side: nothing of the test's process but its modules, then the command."""
+    code: object = 70
+    try:
+        for number, stream in enumerate(streams):
+            if stream >= 0:
+                os.dup2(stream, number)
+        os.closerange(3, 1 << 16)  # or the test's own connections would never end
+        gc.freeze()
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: PTH123, SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = ["loadgen", *args]
+        main()
+        code = 0
+    except SystemExit as end:
+        code = 0 if end.code is None else end.code
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def start(
+    folder: Path, *arguments: str, command: str = "burst", report: bool = False, **environment: str
+) -> subprocess.Popen[str]:
+    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; its page only if asked for."""
+    no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
+    return Forked(
+        [command, "--out", str(folder / "run"), *no_report, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -33,9 +91,9 @@ def start(folder: Path, *arguments: str, command: str = "burst", **environment: 
     )
 
 
-def burst(folder: Path, *arguments: str, command: str = "burst", **environment: str) -> tuple[int, str, str]:
+def burst(folder: Path, *arguments: str, command: str = "burst", **more: Any) -> tuple[int, str, str]:
     """Run it to its end; exit code, stdout, stderr. A traceback is never right."""
-    process = start(folder, *arguments, command=command, **environment)
+    process = start(folder, *arguments, command=command, **more)
     out, err = process.communicate(timeout=100)
     assert "Traceback" not in err, err
     return process.returncode, out, err
@@ -73,8 +131,6 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 def in_process(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """`loadgen ...` with this process's own interpreter, for what only has messages, files and an exit code."""
-    from loadgen.cli import main
-
     out, err, argv, before = io.StringIO(), io.StringIO(), sys.argv, Path.cwd()
     sys.argv = ["loadgen", *arguments]
     os.chdir(folder)

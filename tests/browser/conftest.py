@@ -28,6 +28,13 @@ ARGUMENTS = [
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module's tests stay in one process: they share a browser and the pages that are open in it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 @dataclass
 class Opened:
     """A report in the browser, and everything it tried to fetch or complained about."""

@@ -34,7 +34,10 @@ def test_every_server_is_measured_end_to_end(server: str, endpoint: str, tmp_pat
     chosen = [] if endpoint == "native" else ["--endpoint", endpoint]
     with running(SimulatedConfig(server=server, **FAST)) as simulated:
         code, out, _ = burst(
-            tmp_path, "--server", server, "--url", simulated.url, "--n", "20", "--output-tokens", "16", *chosen
+            tmp_path,
+            *("--server", server, "--url", simulated.url, "--n", "20", "--output-tokens", "16"),
+            *chosen,
+            report=True,
         )
     assert accounted(tmp_path, 20) == {"complete": 20}
     assert code in (0, 5)  # 5: this machine was too busy for 20 requests, which is not what is tested here
@@ -97,7 +100,7 @@ def test_several_workers_share_one_burst(tmp_path: Path) -> None:
     assert accounted(tmp_path, 30) == {"complete": 30}
     run = runfile.read(tmp_path / "run")
     assert {record.worker for record in run.records} == {0, 1, 2}
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["report.html", "run.jsonl", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.jsonl", "summary.json"]
 
 
 def test_json_prints_the_summary_and_nothing_else(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.simulated import running
 from tests.ui import behind_tls, environment, headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
-SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "1s", "--no-report")
+SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "3s", "--no-report")
 
 
 @pytest.mark.alone

@@ -18,7 +18,7 @@ from tests.tiny_tokenizers import save
 from tests.ui import environment, headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
-SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "1s", "--no-report")
+SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "3s", "--no-report")
 
 
 WAKES_AS_IT_IS_STOPPED = """

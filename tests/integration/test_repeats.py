@@ -19,7 +19,9 @@ def test_repeats_share_a_folder_and_a_page(tmp_path: Path, capsys: pytest.Captur
     and `loadgen report` on the folder makes the same again."""
     with running(SimulatedConfig(server="tgi", **FAST)) as server:
         code, out, err = burst(
-            tmp_path, "--server", "tgi", "--url", server.url, "--n", "12", "--output-tokens", "4", "--repeats", "2"
+            tmp_path,
+            *("--server", "tgi", "--url", server.url, "--n", "12", "--output-tokens", "4", "--repeats", "2"),
+            report=True,
         )
     assert code in {0, 5}, err
     assert "95 % between runs" in out

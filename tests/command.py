@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import importlib
 import io
 import json
 import os
@@ -12,16 +12,15 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.request import urlopen
 
-from analysis.report import page, terminal
 from loadgen import runfile
 from loadgen.cli import main
-from loadgen.engine import coordinator
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
@@ -32,54 +31,46 @@ class Forked(subprocess.Popen[str]):
     """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
     would take a second of CPU to do so, hundreds of times."""
 
-    def _execute_child(self, args: list[str], *rest: Any) -> None:  # type: ignore[override]
+    def _execute_child(self, args: list[str], *rest: Any) -> None:
         _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:15]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
+        for name in ("loadgen.engine.coordinator", "loadgen.engine.sampler", "loadgen.cli.output", "servers.calls"):
+            importlib.import_module(name)  # what a command imports late
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks where threads are
+            self.pid = os.fork()
         if self.pid == 0:
             _become(args, cwd, env, p2cread, c2pwrite, errwrite)
         self._child_created = True
-        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
 def _become(args: list[str], cwd: Path, env: dict[str, str], *streams: int) -> NoReturn:
     """The child's side: nothing of the test's process but its modules, then the command."""
-    code: object = 70
+    code: object = 1
     try:
         for number, stream in enumerate(streams):
-            if stream >= 0:
-                os.dup2(stream, number)
+            os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
         os.closerange(3, 1 << 16)  # or the test's own connections would never end
-        gc.freeze()
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: PTH123, SIM115
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update(env)
         sys.argv = ["loadgen", *args]
         main()
-        code = 0
     except SystemExit as end:
-        code = 0 if end.code is None else end.code
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)
-            code = 1
+        code = end.code or 0
     except BaseException:
         traceback.print_exc()
-        code = 1
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
 
 
 def start(
     folder: Path, *arguments: str, command: str = "burst", report: bool = False, **environment: str
 ) -> subprocess.Popen[str]:
-    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; its page only if asked for."""
+    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; the page if asked for."""
     no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
     return Forked(
         [command, "--out", str(folder / "run"), *no_report, *arguments],

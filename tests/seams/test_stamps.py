@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import pytest
 from typer.testing import CliRunner
 
-from analysis.gather import load as loaded
+from analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig

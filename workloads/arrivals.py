@@ -50,31 +50,26 @@ ROOT_PRECISION = 10**30
 
 
 class Arrivals:
-    """The questions that every process answers. A class says only where it differs from what is said here."""
+    """The questions that every process answers. A class says only where it differs from what is said here, which is
+    also what holds for a process that nobody knows: it promises nothing."""
 
     __slots__ = ()
 
-    SYNTAX: ClassVar[str]
-    """How it is written, as errors quote it."""
-    open_loop: ClassVar[bool] = True
-    """Whether instants are due that no answer moves."""
-    finite: ClassVar[bool] = False
-    """Whether it ends by itself."""
-    steady: ClassVar[bool] = False
-    """Whether its rate, or its number of clients, stays the same: then a plateau can be looked for."""
-    recorded: ClassVar[bool] = False
-    """Whether it brings the lengths of its requests, as a Trace does."""
-    law: ClassVar[str] = ""
-    """What gaps are drawn from: `gamma`, of mean 1 / rate and coefficient of variation `cv`. Empty: no chance."""
+    SYNTAX: ClassVar[str]  # how it is written, as errors quote it
+    open_loop: ClassVar[bool] = True  # instants are due that no answer moves
+    finite: ClassVar[bool] = False  # it ends by itself
+    steady: ClassVar[bool] = False  # its rate, or number of clients, stays the same: a plateau can be looked for
+    recorded: ClassVar[bool] = False  # it brings the lengths of its requests, as a Trace does
+    law: ClassVar[str] = ""  # gaps are drawn from: `gamma`, of mean 1 / rate and variation `cv`. Empty: no chance
 
     @classmethod
-    def parse(cls, rest: str) -> Self:
+    def parse(cls, _rest: str) -> Self:
         """Read what follows the colon; empty where there is none. Raises WorkloadError."""
-        raise NotImplementedError
+        return cls()
 
-    def due_ns(self, seed: int) -> Iterator[int]:
-        """Due offsets in ns, in their order. Of an open loop only."""
-        raise NotImplementedError
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        """Due offsets in ns, in their order; none of a closed loop, where answers make requests due."""
+        return iter(())
 
     @property
     def text(self) -> str:
@@ -124,7 +119,7 @@ class Burst(Arrivals):
             raise WorkloadError("the time between bursts is missing")
         return cls(whole(size, "burst size", 1, BURST_LIMIT), duration_ns(every, "time between bursts"))
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - all arrivals are called alike
+    def due_ns(self, _seed: int) -> Iterator[int]:
         size = self.size
         if size is None:
             return repeat(0)
@@ -148,6 +143,7 @@ class OneRate(Arrivals):
 
     rate: Fraction
 
+    MANNER: ClassVar[str]  # what `text` says behind the rate
     steady = True
 
     @classmethod
@@ -155,8 +151,15 @@ class OneRate(Arrivals):
         return cls(rate(rest))
 
     @property
+    def text(self) -> str:
+        return f"{show(self.rate)} per second{self.MANNER}"
+
+    @property
     def promised_rate_per_s(self) -> float:
         return float(self.rate)
+
+    def __str__(self) -> str:
+        return f"{self.SYNTAX.partition(':')[0]}:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +167,12 @@ class Constant(OneRate):
     """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
 
     SYNTAX = "constant:R, such as constant:20"
+    MANNER = ", evenly"
     promised_cv = 0.0
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+    def due_ns(self, _seed: int) -> Iterator[int]:
         step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
         return (nearest(index * step, divisor) for index in count())
-
-    @property
-    def text(self) -> str:
-        return f"{show(self.rate)} per second, evenly"
-
-    def __str__(self) -> str:
-        return f"constant:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +180,13 @@ class Poisson(OneRate):
     """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
 
     SYNTAX = "poisson:R, such as poisson:20"
+    MANNER = " (Poisson)"
     law = "gamma"  # an exponential is the gamma distribution of variation 1
     promised_cv = 1.0
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = draws.stream(seed, "arrivals")
         return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
-
-    @property
-    def text(self) -> str:
-        return f"{show(self.rate)} per second (Poisson)"
-
-    def __str__(self) -> str:
-        return f"poisson:{show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +251,7 @@ class Ramp(Arrivals):
             raise WorkloadError("both rates are 0, so nothing would be sent")
         return ramp
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+    def due_ns(self, _seed: int) -> Iterator[int]:
         """As many as the area under the rate.
 
         A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A + sqrt(A**2 + 2 D i)), the form that
@@ -311,7 +302,7 @@ class Steps(Arrivals):
             raise WorkloadError("every rate is 0, so nothing would be sent")
         return cls(tuple(steps))
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+    def due_ns(self, _seed: int) -> Iterator[int]:
         begin_ns, area = 0, Fraction(0)
         for per_s, length_ns in self.steps:
             after = area + per_s * length_ns / NS_PER_S
@@ -392,7 +383,7 @@ class Trace(Arrivals):
         if entry is None:
             raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+    def due_ns(self, _seed: int) -> Iterator[int]:
         """One per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does."""
         top, bottom = self.speed.numerator, self.speed.denominator
         return (nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())

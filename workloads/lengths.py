@@ -61,7 +61,7 @@ class Fixed:
 
     length: int
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:  # noqa: ARG002 - all lengths are called alike
+    def tokens(self, _seed: int, _what: str) -> Iterator[int]:
         return repeat(self.length)
 
     def __str__(self) -> str:

@@ -253,11 +253,11 @@ def part_of(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
     return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
 
 
-def write_summary(run: Path, summary: Summary) -> None:
-    """summary.json in the run's folder. Raises OutputError."""
+def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
+    """summary.json in the run's folder. Raises OutputError with this hint."""
     from analysis.summary import as_dict
 
-    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n")
+    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:

@@ -23,8 +23,7 @@ import numpy as np
 
 from analysis.frame import Frame
 from analysis.metrics import METRICS
-from analysis.report import curves
-from analysis.report.document import Shape, Zoom
+from analysis.report import Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
 from analysis.summary import Summary, TurnLatency
 from analysis.telemetry import Series

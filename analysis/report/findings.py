@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.report.document import Finding, Level
+from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
 from analysis.resources import MemoryLevels
 from analysis.summary import ClientHealth, ObjectiveVerdict, Summary

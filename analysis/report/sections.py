@@ -11,9 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from analysis.metrics import METRICS
-from analysis.report import findings, tables
-from analysis.report.charts import DASHES, PALETTE, Chart, ChartRun, shown_charts, spec
-from analysis.report.document import (
+from analysis.report import (
     Block,
     Cards,
     ChartRef,
@@ -28,7 +26,10 @@ from analysis.report.document import (
     Scorecard,
     Section,
     Switch,
+    findings,
+    tables,
 )
+from analysis.report.charts import DASHES, PALETTE, Chart, ChartRun, shown_charts, spec
 from analysis.report.format import asked, count, simulated, size, started, who
 from analysis.summary import Summary
 from loadgen.runfile import Run

@@ -8,8 +8,7 @@ from typing import Any
 from analysis.client import LIMITS
 from analysis.client import text as limit_text
 from analysis.metrics import METRICS
-from analysis.report import findings
-from analysis.report.document import Card, Kind, Level, Table, TableCell, TableColumn, TableRow
+from analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.summary import AdjustedDistribution, Distribution, Summary

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.gather import frame_of_run
 from analysis.objectives import parse
-from analysis.report.document import markdown
+from analysis.report import markdown
 from analysis.report.format import UNKNOWN, duration, significant
 from analysis.report.sections import brief
 from analysis.slo import judge

@@ -113,7 +113,6 @@ class Scorecard(Struct, frozen=True, tag=True):
     """The first screen of a run: how fast, and whether the figures are valid."""
 
     run: int
-    heading: str
     subheading: str
     facts: str
     cards: Sequence[Card]

@@ -68,7 +68,7 @@ def cards(summary: Summary) -> dict[str, Card]:
     else:
         rate = summary.delivery.rate_per_s
         target = "" if rate.named is None else f"target {significant(rate.named, 4)}"
-        title = "Sessions begun" if findings.of_sessions(summary) else "Actual load"
+        title = "Sessions begun" if summary.run.load.sessions else "Actual load"
         found["load"] = Card(title, significant(rate.sent, 4), "/s", target)
     return found
 
@@ -209,7 +209,7 @@ def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
 def load(summaries: Summaries, names: Sequence[str]) -> Table:
     """The load as requested, as due, and as sent: one column per run. Of sessions their first turns are meant."""
     found = [summary.delivery for summary in summaries]
-    what = "Sessions" if all(map(findings.of_sessions, summaries)) else "Requests"
+    what = "Sessions" if all(summary.run.load.sessions for summary in summaries) else "Requests"
     sides = {"named": "target", "due": "due", "sent": "actual"}
     counted = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
     rows = [(f"{what} {side}", [f"{getattr(each, key):,}" for each in found]) for key, side in counted.items()]

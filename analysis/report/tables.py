@@ -221,7 +221,7 @@ def load(summaries: Summaries, names: Sequence[str]) -> Table:
         tests = [getattr(each.ks, side) for each in found]
         rows.append((f"Kolmogorov-Smirnov p, {sides[side]}", [significant(test and test.p_value, 2) for test in tests]))
     for figure in ("p50", "p90", "p99", "max"):
-        late = [each.late_s and getattr(each.late_s, figure) for each in found]
+        late = [getattr(each.late_s, figure) if each.late_s else None for each in found]
         rows.append((f"Dispatch delay, {figure}", [duration(value) for value in late]))
     known = [(title, *texts) for title, texts in rows if set(texts) != {UNKNOWN}]
     return table("Requested and actual load", _by_run(names), known, several=True, id="load")

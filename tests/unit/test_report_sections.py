@@ -7,9 +7,8 @@ from typing import Any
 
 from analysis.report import Document, Paragraph, Section, Table, tables
 from analysis.report.sections import full, names
-from analysis.summary import typed
 from loadgen.runfile import Telemetry
-from tests.runs import burst, healthy, part_of, run_of, summarise
+from tests.runs import burst, healthy, part_of, run_of, summarise, typed
 
 SECOND_NS = 10**9
 

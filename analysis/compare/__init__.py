@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from analysis import report as doc
 from analysis.compare.figures import (
     MARGIN,
     ComparedFigure,
@@ -31,15 +32,14 @@ from analysis.compare.figures import (
     of_single_runs,
 )
 from analysis.compare.noise import RUNS_DIFFER, ComparedRun
-from analysis.gather import load
 from analysis.repeats import state
-from analysis.report import document as doc
 from analysis.report import terminal
 from analysis.report.format import UNKNOWN, count, share, significant, simulated, unit_of
 from analysis.report.sections import ReportedRun, full
 from analysis.report.tables import LEVELS as GATE_LEVELS
 from analysis.report.tables import Cells, table
 from analysis.summarise import summarise
+from analysis.window import load
 
 __all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page", "read"]
 FIGURES = (

@@ -17,7 +17,7 @@ from analysis.compare import FIGURES, ComparedRun, compare, document, figures, n
 from analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
 from analysis.compare.noise import Samples, parts
 from analysis.objectives import ObjectiveError
-from analysis.report.document import markdown
+from analysis.report import markdown
 from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.cli.compare import sides

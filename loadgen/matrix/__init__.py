@@ -484,6 +484,6 @@ def _options(plan: MatrixPlan, server: Server, host: HostChoice, model: Model, c
     if (server.launch or plan.launch) == "simulated":
         named = {"gpu": host.gpu, "model_shape": model.shape}
         found = {"clock": "batching"} | {name: value for name, value in named.items() if value}
-    for each in (plan, server, host, model, *cases):
-        found |= each.options
+    for options in (plan.options, server.options, host.options, model.options, *(case.options for case in cases)):
+        found |= options
     return found

@@ -17,8 +17,9 @@ import numpy as np
 
 from analysis.calibration import compare, heading, notes, read_log, row
 from loadgen import runfile
-from loadgen.calibration import Point, drive
+from loadgen.cli.calibrate import drive
 from loadgen.cli.options import seconds
+from loadgen.host import Point
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 

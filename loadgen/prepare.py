@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen import calibration, host
+from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Access, Plan, access_of
 from workloads import arrivals, lengths, workload
@@ -86,7 +86,7 @@ def run(
         host.make_folder(folder, bytes_of(plan, prepared.schedule))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
-        header.client["calibration"] = calibration.recall(header.host, say)
+        header.client["calibration"] = host.recall(header.host, say)
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 

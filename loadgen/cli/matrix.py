@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from analysis.matrix import CellRunData, MatrixSummary
     from analysis.summary import Summary
     from loadgen.matrix.run import Matrix
-    from loadgen.prepare import OnProgress
 
 SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
 
@@ -121,11 +119,6 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     from loadgen.matrix.run import Watcher, run
     from loadgen.matrix.state import journal
 
-    @contextmanager
-    def progress(requests: int | None) -> Iterator[OnProgress]:
-        with output.progress(requests, plain=False) as display:
-            yield display.show
-
     def after_run(folder: Path) -> str:
         from analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
 
@@ -137,7 +130,7 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         output.say(estimate.heading(wanted.plan, wanted.starts))
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
         output.say(f"{over} {estimate.in_words(left_s)}. {wanted.folder}")
-        return run(wanted, book, Watcher(output.say, progress, after_run))
+        return run(wanted, book, Watcher(output.say, partial(output.progress, plain=False), after_run))
 
 
 def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:

@@ -107,9 +107,9 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     load: Point
     """What the errors are of."""
     errors: dict[str, dict[str, Any]]
-    """An analysis.calibration.StampComparison by kind of stamps, `kernel` or `user`."""
+    """An analysis.client.StampComparison by kind of stamps, `kernel` or `user`."""
     events_per_s: float
-    """The largest rate seen at which TTFT was exact (analysis.calibration.EXACT_S); 0 for none."""
+    """The largest rate seen at which TTFT was exact (analysis.client.EXACT_S); 0 for none."""
     limited_by: str
     """What kept it from being larger."""
 

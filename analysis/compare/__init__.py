@@ -29,10 +29,10 @@ from analysis.compare.figures import (
     of_single_runs,
 )
 from analysis.compare.noise import RUNS_DIFFER, ComparedRun
-from analysis.gather import load
 from analysis.repeats import state
 from analysis.report.format import simulated
 from analysis.summarise import summarise
+from analysis.window import load
 
 __all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "read"]
 FIGURES = (

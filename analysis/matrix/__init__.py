@@ -20,9 +20,8 @@ from analysis.compare.figures import of_values
 from analysis.frame import Floats, Frame
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
-from analysis.resources import Memory, MemoryLevels
 from analysis.stats import percentile
-from analysis.summary import Summary
+from analysis.summary import Memory, MemoryLevels, Summary
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")

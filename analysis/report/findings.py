@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from analysis.objectives import ObjectiveVerdict
 from analysis.report.document import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.resources import MemoryLevels
-from analysis.summary import ClientHealth, ObjectiveVerdict, Summary
+from analysis.summary import ClientHealth, MemoryLevels, Summary
 
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""

@@ -25,7 +25,7 @@ from loadgen.host import Calibration, Point, allow_open_files, facts, remember
 from servers.kinds import any_of, simulated_kinds
 
 if TYPE_CHECKING:
-    from analysis.calibration import StampComparison
+    from analysis.client import StampComparison
 
 SEARCH_S = 45.0
 """No burst begins later than this, so that the whole command ends after about a minute."""
@@ -58,7 +58,7 @@ def calibrate(
 
     from msgspec import json
 
-    from analysis.calibration import heading, reached
+    from analysis.client import exact_up_to, stamps_heading
 
     def say(line: str) -> None:
         if not as_json:
@@ -66,13 +66,13 @@ def calibrate(
 
     point = Point(server, n, itl_s, output_tokens, workers)
     until_s = time.monotonic() + (0 if quick else SEARCH_S)
-    say(heading())
+    say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)
         kernel = measure(point)
         pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
         fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
-    say(reached(fastest, limited_by))
+    say(exact_up_to(fastest, limited_by))
     found = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version("llm-loadgen"),
@@ -148,14 +148,14 @@ def drive(point: Point, folder: Path) -> tuple[Path, Path]:
 
 def _measure(folder: Path, say: Callable[[str], None], point: Point) -> StampComparison:
     """One burst, said as it ends."""
-    from analysis.calibration import compare, notes, read_log, row
+    from analysis.client import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.runfile import read
 
     run, log = drive(point, Path(mkdtemp(dir=folder)))
     try:
-        comparison = compare(read(run), read_log(log))
+        comparison = compare_with_log(read(run), read_log(log))
     except ValueError as error:
         raise LoadgenError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
-    for line in (row(comparison), *notes(comparison)):
+    for line in (stamps_row(comparison), *stamps_notes(comparison)):
         say(line)
     return comparison

@@ -135,9 +135,9 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
 def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:
     """A run's frame and its summary, which is written beside it; where it is there already, only `anew`."""
-    from analysis.gather import load
     from analysis.summarise import summarise
     from analysis.summary import as_dict
+    from analysis.window import load
 
     run, frame = load(folder)
     summary = summarise(run, frame)

@@ -238,9 +238,9 @@ def runs_in(path: Path) -> list[Path]:
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
-    from analysis.gather import load
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
+    from analysis.window import load
 
     run, frame = load(path)
     summary = summarise(run, frame)

@@ -23,7 +23,7 @@ from gevent.lock import RLock
 from numpy.typing import NDArray
 
 from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.stats import DECIMALS, percentile
 from loadgen import host, prepare

@@ -142,7 +142,7 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
     """The burst on the simulated server's own model of this server and card, without sending anything."""
-    from servers.hardware.roofline import roofline
+    from servers.hardware import roofline
     from servers.kinds import simulated_kinds
     from servers.simulated.server import protocol_of
     from servers.simulated.timing import BatchingClock, Job

@@ -34,6 +34,8 @@ from workloads.syntax import WorkloadError
 
 ANSWERS = "answers"
 """Output lengths that are those of a dataset's own answers."""
+CATALOG = Path(workload.__file__).with_name("catalog")
+"""Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
 
 Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
 """Under which heading `--help` lists an option."""
@@ -304,13 +306,18 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
 
 
+def catalog_names() -> list[str]:
+    """The named workloads: `paper-burst` first, the others in alphabetical order."""
+    return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
+
+
 def from_catalog(name: str) -> dict[str, Any]:
     """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    from workloads.catalog import load
-
-    named = load(name)
-    texts = ("arrivals", "workload", "input_tokens", "output_tokens")
-    return {"n": named.requests, "label": named.name} | {each: str(getattr(named, each)) for each in texts}
+    if name not in (names := catalog_names()):
+        raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
+    named = read_plan(CATALOG / f"{name}.toml")
+    settings = {key: value for key, value in named.items() if key not in ("summary", "source")}
+    return {"workload": "synthetic", "label": name} | settings
 
 
 def _mistake(item: Any) -> str:

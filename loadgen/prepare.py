@@ -25,6 +25,7 @@ from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Access, Plan, access_of
 from workloads import arrivals, lengths, workload
+from workloads.prompts import load_tokenizer
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
@@ -172,8 +173,6 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
 
     Raises PlanError when a file holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError.
     """
-    from workloads.tokenizer import load as load_tokenizer
-
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from analysis.compare import Comparison
 from analysis.compare.figures import ComparedFigure
-from analysis.report.document import (
+from analysis.report import (
     Block,
     ChartRef,
     Document,

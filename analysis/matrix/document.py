@@ -11,14 +11,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS, by_key
-from analysis.report import document as doc
-from analysis.report import findings
+from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution, drawn_ranks
-from analysis.report.document import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
 from analysis.report.tables import Cells, table
 from analysis.summary import Summary

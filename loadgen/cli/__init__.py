@@ -20,7 +20,7 @@ COMMANDS = {
     "matrix": "loadgen.cli.matrix",
     "report": "loadgen.cli.report",
     "compare": "loadgen.cli.compare",
-    "export": "loadgen.cli.export",
+    "export": "loadgen.cli.report",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.sim",
     "ui": "loadgen.cli.ui",

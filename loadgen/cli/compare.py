@@ -92,7 +92,7 @@ def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) 
     if as_json:
         print(json.dumps(found.json(), indent=2))
     elif as_markdown:
-        from analysis.report.document import markdown
+        from analysis.report import markdown
 
         print(markdown(document(found, brief=False)), end="")
     elif not quiet:

@@ -17,7 +17,7 @@ from analysis.compare import FIGURES, ComparedRun, compare, figures, noise, read
 from analysis.compare.document import document, sentence
 from analysis.compare.figures import ComparedFigure, GateError, judge_gates, parse_gates
 from analysis.compare.noise import Samples, parts
-from analysis.report.document import markdown
+from analysis.report import markdown
 from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.cli.compare import sides

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from analysis.compare import ComparedRun
     from analysis.matrix import CellRunData, MatrixSummary
     from loadgen.matrix.run import Matrix
-    from loadgen.prepare import OnProgress
 
 SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
 
@@ -114,12 +111,7 @@ def exit_code(found: MatrixSummary) -> int:
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     """Run what is left; whether it was interrupted."""
     from loadgen.matrix import journal
-    from loadgen.matrix.run import Watcher, heading, in_words, left_s, run
-
-    @contextmanager
-    def progress(requests: int | None) -> Iterator[OnProgress]:
-        with output.progress(requests, plain=False) as display:
-            yield display.show
+    from loadgen.matrix.run import heading, in_words, left_s, run
 
     def after_run(folder: Path) -> str:
         from analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
@@ -131,7 +123,7 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         output.say(heading(wanted))
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
         output.say(f"{over} {in_words(left_s(wanted, book.lines, done))}. {wanted.folder}")
-        return run(wanted, book, Watcher(output.say, progress, after_run))
+        return run(wanted, book, output, after_run)
 
 
 def _summarised(folder: Path, *, anew: bool) -> ComparedRun:

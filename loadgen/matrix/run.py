@@ -10,13 +10,13 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import to_builtins
 
@@ -30,6 +30,9 @@ from loadgen.runfile import scan
 from servers.launch import LaunchSpec, RunningServer, compose, launched, process
 from servers.launch.spec import Host
 from workloads import arrivals, lengths
+
+if TYPE_CHECKING:
+    from loadgen.cli.output import Output
 
 LOG_LINES = 40
 """Of a server that did not come up."""
@@ -82,17 +85,6 @@ class Matrix:
         return [repeat for repeat in self.repeats if finished(self.folder, repeat)]
 
 
-@dataclass(frozen=True, slots=True)
-class Watcher:
-    """Who is told what happens."""
-
-    say: Callable[[str], None]
-    progress: Callable[[int | None], AbstractContextManager[prepare.OnProgress]]
-    """A display for one run of so many requests."""
-    after_run: Callable[[Path], str]
-    """Summarises a run that has ended; says in one line what came back."""
-
-
 def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     """The matrix of a plan. Raises PlanError or ServerError when a host is not known, or nothing is to be measured."""
     found = planned.starts(plan)
@@ -101,14 +93,17 @@ def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     return Matrix(plan, planned.hosts_of(plan), found, folder, command)
 
 
-def run(matrix: Matrix, book: Journal, watcher: Watcher) -> bool:
-    """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
+def run(matrix: Matrix, book: Journal, output: Output, after_run: Callable[[Path], str]) -> bool:
+    """Measure every run that is not finished; whether it was interrupted. Raises OutputError.
+
+    `after_run` summarises a run that has ended, and says in one line what came back.
+    """
     with _terminated_like_interrupted():
         try:
-            take_down_left(matrix, book, watcher.say)
+            take_down_left(matrix, book, output.say)
             for start in matrix.starts:
                 left = [repeat for repeat in start.repeats if not finished(matrix.folder, repeat)]
-                if left and Serving(matrix, book, watcher, start).serve(left):
+                if left and Serving(matrix, book, start, output, after_run).serve(left):
                     break
             else:
                 return False
@@ -184,9 +179,11 @@ def make_way(folder: Path) -> Path | None:
 class Serving:
     """One start: its server up, its runs, its server down."""
 
-    def __init__(self, matrix: Matrix, book: Journal, watcher: Watcher, start: Start) -> None:
-        self._matrix, self._book, self._watcher, self._start = matrix, book, watcher, start
-        self._say = watcher.say
+    def __init__(
+        self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: Callable[[Path], str]
+    ) -> None:
+        self._matrix, self._book, self._start, self._after_run = matrix, book, start, after_run
+        self._say, self._progress = output.say, output.progress
         self._settled = set[Repeat]()  # finished or failed
 
     def serve(self, left: Sequence[Repeat]) -> bool:
@@ -249,7 +246,7 @@ class Serving:
         self._book.write("begin", **key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
-            with self._watcher.progress(None if plan.of_sessions else plan.n) as on_progress:
+            with self._progress(None if plan.of_sessions else plan.n, plain=False) as on_progress:
                 footer = prepare.run(
                     plan.model_copy(update={"url": server.url, "server_pid": pids}),
                     folder,
@@ -260,7 +257,7 @@ class Serving:
                 )
             if footer.interrupted:
                 return True
-            said = self._watcher.after_run(folder)
+            said = self._after_run(folder)
         except OutputError:
             raise
         except Exception as error:

@@ -99,11 +99,9 @@ class LocalTokenizer:
     words: tuple[str, ...]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text, special tokens included."""
         return [len(encoding) for encoding in self.tokenizer.encode_batch_fast(texts)]
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text, without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -148,11 +146,9 @@ class Prompt(Protocol):
 def id_prompts(
     alphabet: Sequence[int], seed: int, *, numbers: int, shared: int = 0, shortest: int = BLOCK_TOKENS
 ) -> Prompt:
-    """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`.
-
-    They differ from their first id or two on. One that is shorter than that is its number cut short, and may have an
-    equal; where all are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them.
-    """
+    """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`. They differ from
+    their first id or two on. One that is shorter than that is its number cut short, and may have an equal; where all
+    are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them."""
     size, total, room = len(alphabet), numbers + shared, min(shortest, BLOCK_TOKENS)
     depth = next((d for d in range(1, room + 1) if size**d >= total), 0)
     if not depth:
@@ -181,8 +177,7 @@ def id_prompts(
 
 
 def generator(seed: int, number: int) -> Random:
-    """The generator of one prompt or stretch."""
-    # A text seed is hashed with SHA-512, so generators of neighbouring numbers have nothing in common.
+    """Of one prompt or stretch. A text is hashed with SHA-512: neighbouring numbers have nothing in common."""
     return Random(f"{seed}:{number}")  # noqa: S311
 
 
@@ -296,11 +291,9 @@ class Draft:
 
 
 def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[WantedText], seed: int) -> list[str]:
-    """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on.
-
-    The cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not
-    enough different texts of it.
-    """
+    """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on. The
+    cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not enough
+    different texts of it."""
     words = learn(count, candidates)
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(wanted)), LEAD_LIMIT)
@@ -313,11 +306,9 @@ def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[Wante
 
 
 def openings(words: Words, wanted: Sequence[WantedText], seed: int) -> dict[Stretch, tuple[list[str], int]]:
-    """The first words of every text that begins anew, and how many tokens are then left to fill.
-
-    Texts are numbered through, whatever their length. Those too short to hold such a number are numbered among
-    themselves; their length sets them apart from the others.
-    """
+    """The first words of every text that begins anew, and how many tokens are then left to fill. Texts are numbered
+    through, whatever their length. Those too short to hold such a number are numbered among themselves; their length
+    sets them apart from the others."""
     starts = dict.fromkeys(want.shared[0] if want.shared else (want.number, want.tokens) for want in wanted)
     alike: dict[int, list[tuple[int, int]]] = {}
     for number, (name, tokens) in enumerate(starts):
@@ -419,12 +410,10 @@ def _mend(draft: Draft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """The wheels of the counter that opens texts of so many tokens: an opening word, then words of the least cost.
-
-    They number all `n` texts, or where there is no room for that the `alike` ones of this length. All words of a wheel
-    cost the same, so each such text has the same number of tokens left to fill: the second value. The third says
-    whether there was no room.
-    """
+    """The wheels of the counter that opens texts of so many tokens: an opening word, then words of the least cost. They
+    number all `n` texts, or where there is no room for that the `alike` ones of this length. All words of a wheel cost
+    the same, so each such text has the same number of tokens left to fill: the second value. The third says whether
+    there was no room."""
     cost, wheel = words.cheapest()
     most = 0
     for needed in (n, alike):

@@ -400,7 +400,7 @@ def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, wi
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
-    if run.duration_s is not None and not arrivals.parse(run.arrivals).burst:
+    if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.get("burst"):
         return Estimate(run.duration_s + PREPARED_S, "modelled")
     due_ns = prepare.schedule_of(run).due_ns
     last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0

@@ -33,7 +33,7 @@ from loadgen.errors import LoadgenError, PlanError
 
 if TYPE_CHECKING:
     from analysis.compare import Comparison
-    from analysis.objectives import Bound, Objective
+    from analysis.objectives import Objective
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
     from loadgen.engine.health import Counts
@@ -95,10 +95,10 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from analysis.export import REQUESTS, request_row
+        from analysis.export import REQUESTS, request_rows
         from loadgen import runfile
 
-        rows = [request_row(record) for record in runfile.read(self.path).records]
+        rows = list(request_rows(runfile.read(self.path).records))
         values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
         columns = {column.name: list(each) for column, each in zip(REQUESTS, values, strict=True)}
         try:
@@ -304,7 +304,7 @@ class _Measurement:
         self._error = self._error or KeyboardInterrupt()  # unless there is a run to speak of
         self._process.send_signal(signal.SIGINT)
 
-    def result(self, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
+    def result(self, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> Result:
         """What was measured. Raises what ended the process."""
         if self._error is not None and not (self._began and isinstance(self._error, KeyboardInterrupt)):
             raise self._error

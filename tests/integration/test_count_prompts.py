@@ -14,7 +14,7 @@ from servers.kinds.base import ServerFacts
 from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save
-from workloads.tokenizer import load
+from workloads.prompts import load_tokenizer
 
 TEMPLATE = "[user] {} [assistant]"
 """Its blanks make other tokens of the first word of a prompt than it has alone."""
@@ -136,7 +136,7 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
 )
 def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> None:
     """On chat the template counts too: content and template together have the length asked."""
-    local = load(save("byte_level_with_bos", tmp_path)) if with_file else None
+    local = load_tokenizer(save("byte_level_with_bos", tmp_path)) if with_file else None
     with answering(served(engine)[kind]) as stub, tokenizer_of(probe(stub.url, kind), "chat") as server:
         made = exact_prompts(60, 100, 0, token_ids=False, local=local, server=server)
     whole = [TEMPLATE.format(text) for text in made.prompts]

@@ -17,6 +17,7 @@ import msgspec
 
 from analysis.metrics import METRICS
 
+Read = TypeVar("Read")
 Described = TypeVar("Described")
 Unit = Literal["s", "share", "requests", "per second"]
 Interval = tuple[float | None, float | None]
@@ -168,15 +169,16 @@ class ByLatency(dict[str, Described]):
 
 def parse(expressions: Iterable[str]) -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    return _each(expressions, _objective, "--assert", HINT)
+    return read_each(expressions, _objective, "--assert", HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
-    return _each(expressions, _request_bound, "--goodput", BOUND_HINT)
+    return read_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
-def _each(expressions: Iterable[str], read: Callable[[str], Objective], option: str, hint: str) -> list[Objective]:
+def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+    """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
     found, mistakes = [], []
     for expression in expressions:
         try:

@@ -30,7 +30,7 @@ from analysis.summarise import summarise
 from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run
-from servers.hardware.roofline import Work, roofline
+from servers.hardware import Work, roofline
 from servers.simulated.server import protocol_of
 from servers.simulated.timing import BatchingClock, Job
 

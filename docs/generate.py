@@ -118,8 +118,7 @@ def dialects() -> str:
 def telemetry() -> str:
     """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
     from analysis.telemetry import CURVES
-    from servers.telemetry.machine import DCGM
-    from servers.telemetry.prometheus import COUNTERS, tables
+    from servers.telemetry import COUNTERS, DCGM, tables
 
     servers = {name: metrics.names for name, metrics in tables().items()}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from analysis.report import tables
-from analysis.report.document import Document, Paragraph, Section, Table
+from analysis.report import Document, Paragraph, Section, Table, tables
 from analysis.report.sections import full, names
 from loadgen.runfile import Telemetry
 from tests.runs import burst, healthy, part_of, run_of, summarise, typed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.objectives import parse
-from analysis.report.document import markdown
+from analysis.report import markdown
 from analysis.report.format import UNKNOWN, duration, significant
 from analysis.report.sections import brief
 from analysis.slo import judge

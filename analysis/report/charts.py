@@ -361,12 +361,6 @@ def _gap_layout(data: Sequence[Data]) -> Data:
     }
 
 
-def _lifetime(given: ChartInput) -> Data:
-    found = curves.lifetime(given.frame)
-    columns = {"longest_token": "token", "longest_gap": "gap_s", "longest_of": "request"}
-    return {**found, **{name: [each[key] for each in found["longest"]] for name, key in columns.items()}}
-
-
 CDFS = ("e2e_s", "ttft_s", "tpot_s", "itl_s")
 CHARTS: dict[str, Chart] = {
     chart.id: chart
@@ -416,7 +410,7 @@ CHARTS: dict[str, Chart] = {
             "gaps",
             "gaps",
             "Time before each token",
-            _lifetime,
+            lambda given: curves.lifetime(given.frame),
             _gaps,
             traces=(
                 _gap_line("p50", "median", {"width": 2.2}, alone=True, name="median"),

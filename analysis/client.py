@@ -323,7 +323,7 @@ def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integ
 
 
 def quoted(found: Any, stamps: str) -> QuotedCalibration | None:
-    """Of a calibration (loadgen.calibration) in a run's header, what is said of stamps of this kind; None for
+    """Of a calibration (loadgen.host) in a run's header, what is said of stamps of this kind; None for
     anything else."""
     try:
         p99_s = found["errors"][stamps]["ttft_s"]["p99"]

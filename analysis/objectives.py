@@ -178,15 +178,16 @@ class ByLatency(dict[str, Described]):
 
 def parse(expressions: Iterable[str]) -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    return _each(expressions, _objective, "--assert", HINT)
+    return read_each(expressions, _objective, "--assert", HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Bound]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
-    return _each(expressions, _request_bound, "--goodput", BOUND_HINT)
+    return read_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
-def _each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+    """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
     found, mistakes = [], []
     for expression in expressions:
         try:

@@ -17,8 +17,9 @@ import numpy as np
 
 from analysis.client import compare_with_log, read_log, stamps_heading, stamps_notes, stamps_row
 from loadgen import runfile
-from loadgen.calibration import Point, drive
+from loadgen.cli.calibrate import drive
 from loadgen.cli.options import seconds
+from loadgen.host import Point
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 

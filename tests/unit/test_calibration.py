@@ -13,9 +13,10 @@ import pytest
 
 from analysis import client as compared
 from analysis.summary import QuotedCalibration
-from loadgen import calibration
-from loadgen.calibration import Calibration, Point, recall, remember, search
+from loadgen import host
+from loadgen.cli.calibrate import search
 from loadgen.engine import driver
+from loadgen.host import Calibration, Point, recall, remember
 from loadgen.record import Record
 from loadgen.runfile import Run
 from tests.runs import MILLISECOND_NS as MS
@@ -234,7 +235,7 @@ def test_an_unreadable_memory_is_left_out_with_a_note(cache: Path) -> None:
 def test_without_a_home_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without a home gets a note, and an OSError where something was to be written."""
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/none")
-    monkeypatch.setattr(calibration.Path, "home", _no_home)
+    monkeypatch.setattr(host.Path, "home", _no_home)
     said: list[str] = []
     assert recall(MACHINE, said.append) is None
     assert len(said) == 1

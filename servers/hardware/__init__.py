@@ -133,11 +133,9 @@ class Roofline:
         return round(1e9 * (max(compute_s, memory_s) + self._all_reduce_s(work.tokens) + OVERHEAD_S))
 
     def kv_tokens(self, memory_fraction: float) -> int:
-        """Tokens of KV cache beside the weights in `memory_fraction` of the memory.
-
-        Raises HardwareError when the weights alone do not fit. Activations are not counted; the data sheet's GB, which
-        are less than what a card reports, leave room for them.
-        """
+        """Tokens of KV cache beside the weights in `memory_fraction` of the memory. Raises HardwareError when the
+        weights alone do not fit. Activations are not counted; the data sheet's GB, which are less than what a card
+        reports, leave room for them."""
         memory_bytes = self.tensor_parallel * self.gpu.memory_bytes * memory_fraction
         left_bytes = memory_bytes - self.model.parameters * self.bytes_per_value
         tokens = int(left_bytes / self.kv_bytes)

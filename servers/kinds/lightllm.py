@@ -127,6 +127,7 @@ def _count(parameters: dict[str, Any]) -> base.Route[int]:
 
 
 _COUNT_TEXT = _count({"add_special_tokens": False})
+_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True)
 
 LIGHTLLM = base.ServerKind(
     name="lightllm",
@@ -148,21 +149,9 @@ LIGHTLLM = base.ServerKind(
             ),
             fixed_output=True,
         ),
-        "completions": dialect(
-            *("lightllm", "completions", _exact),
-            rule=always,
-            always_done=True,
-            count=_COUNT_TEXT,
-            token_ids=True,
-            fixed_output=True,
-        ),
-        "chat": dialect(
-            *("lightllm", "chat", _exact),
-            rule=_chat_empty_is_token,  # and 1.1.0 never sends [DONE]
-            count_text=_COUNT_TEXT,
-            fixed_output=True,
-            versions=(_WITHOUT_DONE,),
-        ),
+        "completions": _dialect("completions", rule=always, always_done=True, count=_COUNT_TEXT, token_ids=True),
+        # 1.1.0 never sends [DONE].
+        "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
     recognise=_recognise,
     limits={

@@ -68,9 +68,7 @@ class LaunchSpec:
     @property
     def gpus(self) -> str:
         """The GPUs to use, with commas between, as Docker's engine and CUDA both take them; empty: whatever is usual.
-
-        options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first.
-        """
+        options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count, named = self.tensor_parallel, self.host.gpus.get(self.server, "").split(",")
@@ -106,9 +104,7 @@ class RunningServer:
 
 def read_hosts(path: Path) -> Mapping[str, Host]:
     """The hosts of a TOML file, a table `[NAME]` each, and `local`, which is this machine unless the file has one.
-
-    Raises HostsError that lists every mistake, unknown keys included.
-    """
+    Raises HostsError that lists every mistake, unknown keys included."""
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as problem:
@@ -122,7 +118,6 @@ def read_hosts(path: Path) -> Mapping[str, Host]:
 
 
 def _problems(name: str, table: object) -> Iterator[str]:
-    """What is wrong with one table of the file."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         yield f"{name!r} is no name for a host: small letters, digits, - and _ only"
     if not isinstance(table, dict):
@@ -173,10 +168,8 @@ def wait_until_ready(
     poll_s: float,
 ) -> float:
     """Seconds until `url` answers its health route. Raises LaunchError with the end of its `log` after `timeout_s`.
-
     `watch` is called before each look, every `poll_s`: it raises LaunchError once the server has ended, and returns
-    what there is to say, which goes to `say` every ten seconds.
-    """
+    what there is to say, which goes to `say` every ten seconds."""
     began_s = said_s = time.monotonic()
     while True:
         state = watch()

@@ -142,11 +142,9 @@ def common(names: Iterable[str]) -> str:
 
 
 def losses(sock: socket.socket) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info.
-
-    Offsets are those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out
-    of order. (0, 0) where the kernel does not say.
-    """
+    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info. Offsets are
+    those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out of order. (0, 0)
+    where the kernel does not say."""
     with suppress(OSError):
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES).ljust(TCP_INFO_BYTES, b"\0")
         return _U32.unpack_from(info, TOTAL_RETRANS_AT)[0], _U32.unpack_from(info, RCV_OOOPACK_AT)[0]

@@ -19,7 +19,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -40,10 +40,8 @@ ABSENT = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. Th
 
 Labels = Mapping[str, str]
 _WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_finished", "requests_failed")
-COUNTERS = frozenset((*_WORK, "preemptions", "rejections"))
-"""Words that only grow, until the server is started anew. The others are gauges."""
-AVERAGED = frozenset({"kv_used"})
-"""Shares: of several engines behind one page, which are equal in size, the mean. Everything else is a sum."""
+COUNTERS = frozenset((*_WORK, "preemptions", "rejections"))  # Grow until the server starts anew; others are gauges
+AVERAGED = frozenset({"kv_used"})  # Of several engines behind one page, equal in size, the mean; else the sum
 MIB = 1 << 20
 DCGM: Mapping[str, tuple[str, float]] = {
     "memory_used_bytes": ("DCGM_FI_DEV_FB_USED", MIB),
@@ -87,10 +85,8 @@ class Source(Protocol):
 class Page:
     """What a page holds."""
 
-    samples: Mapping[str, list[tuple[Labels, float]]] = field(default_factory=dict)
-    """By the name on the page; values that are not finite are left out."""
-    declared: frozenset[str] = frozenset()
-    """Families with a TYPE line, without `_total`; one without samples has counted nothing yet."""
+    samples: Mapping[str, list[tuple[Labels, float]]]  # By the name on the page; values that are finite
+    declared: frozenset[str]  # Families with a TYPE line, without `_total`; one without samples has counted nothing
 
 
 class ServerMetrics:

@@ -24,19 +24,8 @@ class LightllmToken(msgspec.Struct, gc=False):
 
     count_output_tokens: int | None = None
     prompt_tokens: int | None = None
-
-
-class Said(msgspec.Struct, gc=False):
-    """A token's text; `special` tokens are none of it."""
-
     text: str | None = None
-    special: bool = False
-
-
-class SaidEvent(msgspec.Struct, gc=False):
-    """One event of `/generate_stream` again, read for its text."""
-
-    token: Said | None = None
+    special: bool | None = None  # None of what was said
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
@@ -48,7 +37,6 @@ class LightllmEvent(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(LightllmEvent)
-_SAID = msgspec.json.Decoder(SaidEvent)
 
 
 def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
@@ -71,7 +59,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    events, _ = decode_events(payloads, _SAID)
+    events, _ = decode_events(payloads, _EVENTS)
     return "".join(event.token.text or "" for event in events if event.token and not event.token.special)
 
 

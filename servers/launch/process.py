@@ -158,9 +158,8 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, object]) -> list[str]:
     """The first words: the kind's own program where the environment has it, else its module."""
     named = spec.options.get("python")
-    python = (
-        str(Path(named).expanduser().absolute()) if named else None
-    )  # a virtual environment's is a link: unresolved
+    # Not resolved: that of a virtual environment is a link.
+    python = str(Path(named).expanduser().absolute()) if named else None
     if python and not Path(python).is_file():
         raise LaunchError(f"{python} does not exist", "--python names an interpreter, such as .venv/bin/python")
     if command.program:

@@ -36,12 +36,10 @@ class Host:
     platform: str = ""  # What reports call it, such as `A800`; empty: nothing is said
     docker: str = ""  # A Docker context's name, or `ssh://user@host`; empty: the engine of this machine
     address: str = "127.0.0.1"  # Name or address under which this machine reaches it. Servers listen there only.
-    gpus: Mapping[str, str] = field(default_factory=dict)
-    """GPU of each server, by index or UUID, or several with commas between; others keep docker-compose.yml's."""
+    gpus: Mapping[str, str] = field(default_factory=dict)  # Of each server: indices or UUIDs, commas between
     model_dir: str = ""  # Folder of that machine that holds the models; empty: the volume as it is there
     model_volume: str = "llm-models"  # Name of the volume that its containers read the models from
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What docker-compose.yml is told beside, such as VLLM_TAG. No secrets: they come from the environment."""
+    env: Mapping[str, str] = field(default_factory=dict)  # For docker-compose.yml, such as VLLM_TAG; no secrets
 
 
 LOCAL = Host("local")  # This machine: its own container engine, and servers on loopback
@@ -57,8 +55,7 @@ class LaunchSpec:
     """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
     on the Hub; simulated: any name."""
     how: How
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """What only this way of starting takes; each launcher's docstring lists it."""
+    options: Mapping[str, Any] = field(default_factory=dict)  # Of this way alone: its launcher's docstring lists them
 
     @property
     def tensor_parallel(self) -> int:

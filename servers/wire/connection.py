@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
-CONNECTS_AT_ONCE = 64
-"""Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""
+CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ class Exchange:
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
     free: Connection | None = None  # The connection after the end, where another request may use it
-    losses: tuple[int, int] = (0, 0)
-    """Segments that we sent again, and segments that came out of order, during this exchange."""
+    losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loadgen.engine.health import Counts
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
-    from servers.count import ServerTokenizer
+    from servers.find import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
 
 IN_FLIGHT_DEFAULT = 10_000
@@ -101,8 +101,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     Raises as `run` does.
     """
     from loadgen.engine.worker import WorkerTask
-    from servers.count import connect
-    from servers.find import dialect_on, of_version
+    from servers.find import dialect_on, of_version, tokenizer_of
     from servers.wire.connection import target_of
 
     access = access_of(plan)
@@ -112,7 +111,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     room = SESSION_TOKENS if plan.of_sessions else 4096
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
-        with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+        with tokenizer_of(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"

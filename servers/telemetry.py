@@ -34,12 +34,10 @@ if TYPE_CHECKING:
 
     from servers.calls import Caller
 
-EXTRA = "pip install 'llm-loadgen[telemetry]'"
-"""What to do where a library is missing."""
+EXTRA = "pip install 'llm-loadgen[telemetry]'"  # What to do where a library is missing
 PAGE_LIMIT_BYTES = 16 << 20
 ROUTE_LIMIT_BYTES = 1 << 16
-ABSENT = (401, 403, 404, 405)
-"""Statuses that say: not for you, or not here. They will say so again."""
+ABSENT = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. They will say so again.
 
 Labels = Mapping[str, str]
 COUNTERS = frozenset(

@@ -17,8 +17,7 @@ import socket
 import time
 from collections.abc import Callable
 
-EVENTS_PER_TURN = 256
-"""Sockets served before timers and other callbacks get their turn."""
+EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 

@@ -50,12 +50,9 @@ class StampSource:
     """Arrival instants of received bytes. This one, the plain one, is there on every machine: the instant at which this
     process had read them, and as late as the process was. Others say what they do otherwise."""
 
-    name: ClassVar[str] = "user"
-    """In plans, Records, headers and summaries."""
-    title: ClassVar[str] = "user-space timestamps"
-    """In sentences."""
-    exact: ClassVar[bool] = False
-    """Whether a stamp is right however late this process reads."""
+    name: ClassVar[str] = "user"  # In plans, Records, headers and summaries
+    title: ClassVar[str] = "user-space timestamps"  # In sentences
+    exact: ClassVar[bool] = False  # Whether a stamp is right however late this process reads
     error_s: ClassVar[float | None] = None
     """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
     by_read: ClassVar[bool] = True
@@ -88,8 +85,7 @@ class SocketStamps(StampSource):
     name = "kernel"
     title = "kernel timestamps"
     exact = True
-    error_s = 20e-6
-    """99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously."""
+    error_s = 20e-6  # 99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously
 
     def __init__(self, held: socket.socket | None = None) -> None:
         self._held = held
@@ -130,10 +126,8 @@ class SocketStamps(StampSource):
             self._held.close()
 
 
-PLAIN = StampSource()
-"""What is left where a better source has nothing to say."""
-SOURCES: dict[str, type[StampSource]] = {"kernel": SocketStamps, "user": StampSource}
-"""By name, the best first."""
+PLAIN = StampSource()  # What is left where a better source has nothing to say
+SOURCES: dict[str, type[StampSource]] = {"kernel": SocketStamps, "user": StampSource}  # By name, the best first
 
 
 def open_source(name: str) -> StampSource:

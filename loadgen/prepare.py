@@ -43,8 +43,7 @@ SESSION_TOKENS = 1 << 15
 """What a simulated server has room for where there are sessions."""
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
-BYTES_PER_RECORD = 600
-BYTES_PER_CHUNK = 16
+BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
 Say = Callable[[str], None]
@@ -137,9 +136,6 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
 
-# When.
-
-
 def schedule_of(plan: Plan) -> Schedule:
     """The due instants or clients of a plan. Raises workloads.syntax.WorkloadError for a trace that cannot be read."""
     from loadgen.engine.feed import Schedule
@@ -157,9 +153,6 @@ def schedule_of(plan: Plan) -> Schedule:
         most = max(most, last - first + 1)
     in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, most))
     return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
-
-
-# What.
 
 
 def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
@@ -199,9 +192,6 @@ def longest_prompt_of(plan: Plan) -> int:
         return asked
     turns = named.turns
     return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
-
-
-# Of whom.
 
 
 @contextlib.contextmanager
@@ -247,9 +237,6 @@ def _words(plan: Plan) -> str:
     when = named.text if named.burst else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
-
-
-# What is written.
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:

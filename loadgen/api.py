@@ -82,10 +82,10 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from analysis.export import REQUESTS, request_row
+        from analysis.export import REQUESTS, request_rows
         from loadgen import runfile
 
-        rows = [request_row(record) for record in runfile.read(self.path).records]
+        rows = list(request_rows(runfile.read(self.path).records))
         values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
         columns = {column.name: list(each) for column, each in zip(REQUESTS, values, strict=True)}
         try:
@@ -176,17 +176,12 @@ def compare(
     """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
     larger than `margin` (a share), or that it cannot be told. Raises PlanError for runs of unequal work unless
     `anyway`, RunFileError for what is no run."""
-    from analysis import compare as comparing
-    from loadgen.cli.output import runs_in
+    from loadgen.cli.compare import compare_paths
 
-    sides = [[a] if isinstance(a, Result | Path | str) else a, [b] if isinstance(b, Result | Path | str) else b]
-    paths = [[run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides]
-    groups = [[comparing.read(run) for path in side for run in runs_in(path)] for side in paths]
-    found = comparing.compare(*groups, margin=margin)
-    if found.unequal and not anyway:
-        lines = ["the two did not do equal work:", *(each.sentence for each in found.unequal)]
-        raise PlanError("\n".join(lines), "Make them alike, or give anyway=True.")
-    return found
+    sides = ([side] if isinstance(side, Result | Path | str) else side for side in (a, b))
+    paths_a, paths_b = ([run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides)
+    hint = None if anyway else "Make them alike, or give anyway=True."
+    return compare_paths(paths_a, paths_b, hint, margin=margin)[0]
 
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loadgen.engine.health import Counts
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
-    from servers.count import ServerTokenizer
+    from servers.find import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
 
 IN_FLIGHT_DEFAULT = 10_000
@@ -98,8 +98,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
-    from servers.count import connect
-    from servers.find import dialect_on, of_version
+    from servers.find import dialect_on, of_version, tokenizer_of
     from servers.wire.connection import target_of
 
     access = access_of(plan)
@@ -109,7 +108,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     room = SESSION_TOKENS if plan.of_sessions else 4096
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
-        with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+        with tokenizer_of(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
@@ -206,8 +205,8 @@ def server_for(
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is not None:
-        simulated = f"SIMULATED {facts.name} (clock x{facts.speed:g})"
-        say(f"{simulated if facts.simulated else f'{facts.name} {facts.version}'} at {facts.url}{about}")
+        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{who} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
         yield replace(facts, model=plan.model or facts.model)
         return
@@ -233,8 +232,8 @@ def _words(plan: Plan) -> str:
     """The plan in one line."""
     how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
-    named = arrivals.parse(plan.arrivals)
-    when = named.text if named.burst else plan.arrivals
+    facts = arrivals.parse(plan.arrivals).facts
+    when = facts["text"] if facts.get("burst") else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 

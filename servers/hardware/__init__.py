@@ -33,8 +33,7 @@ from typing import Any, TypeVar
 
 _Entry = TypeVar("_Entry")
 
-FOLDER = Path(__file__).parent
-"""Where the tables are."""
+FOLDER = Path(__file__).parent  # Where the tables are
 DEFAULT_GPU = "A800-80GB SXM"
 DEFAULT_MODEL = "Llama-2-7B"
 DEFAULT_FORMAT = "bf16"
@@ -46,10 +45,8 @@ an A100 (github.com/stas00/ml-engineering, compute/accelerator); a whole layer d
 MEMORY_EFFICIENCY = 0.685
 """Of the memory bandwidth: 1397.31 of 2039 GB/s, Llama-2-7B at batch 1 on one A100-80GB (README of
 github.com/pytorch-labs/gpt-fast)."""
-OVERHEAD_S = 0.003
-"""Per step: scheduling, launches and sampling that do not overlap with the GPU. An assumption."""
-ALL_REDUCE_LATENCY_S = 17e-6
-"""Of a small all-reduce over a pair of H100 without P2P (16 KiB). Pessimistic where there is NVLink."""
+OVERHEAD_S = 0.003  # Per step: scheduling, launches and sampling that do not overlap with the GPU. An assumption.
+ALL_REDUCE_LATENCY_S = 17e-6  # Of 16 KiB over a pair of H100 without P2P. Pessimistic where there is NVLink.
 
 
 class HardwareError(ValueError):
@@ -61,12 +58,10 @@ class Gpu:
     """One GPU's data-sheet figures. Further columns of gpus.csv wait for who needs them."""
 
     name: str
-    flops_per_s: float
-    """Dense bf16 with fp32 accumulation."""
+    flops_per_s: float  # Dense bf16 with fp32 accumulation
     memory_bytes: float
     memory_bytes_per_s: float
-    link_bytes_per_s: float
-    """One way, to the other GPUs: NVLink where there is one, else PCIe."""
+    link_bytes_per_s: float  # One way, to the other GPUs: NVLink where there is one, else PCIe
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +99,10 @@ class ModelShape:
 class Work:
     """What one step computes, in totals over its sequences."""
 
-    tokens: int
-    """Tokens that pass through the layers."""
-    logits: int
-    """Sequences, of which the last token passes through the output head."""
-    pairs: int
-    """(token, earlier token or itself) pairs that attention computes."""
-    kv_tokens: int
-    """Tokens whose keys and values attention reads."""
+    tokens: int  # Tokens that pass through the layers
+    logits: int  # Sequences, of which the last token passes through the output head
+    pairs: int  # (token, earlier token or itself) pairs that attention computes
+    kv_tokens: int  # Tokens whose keys and values attention reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +132,9 @@ class Roofline:
         return round(1e9 * (max(compute_s, memory_s) + self._all_reduce_s(work.tokens) + OVERHEAD_S))
 
     def kv_tokens(self, memory_fraction: float) -> int:
-        """Tokens of KV cache beside the weights in `memory_fraction` of the memory.
-
-        Raises HardwareError when the weights alone do not fit. Activations are not counted; the data sheet's GB, which
-        are less than what a card reports, leave room for them.
-        """
+        """Tokens of KV cache beside the weights in `memory_fraction` of the memory. Raises HardwareError when the
+        weights alone do not fit. Activations are not counted; the data sheet's GB, which are less than what a card
+        reports, leave room for them."""
         memory_bytes = self.tensor_parallel * self.gpu.memory_bytes * memory_fraction
         left_bytes = memory_bytes - self.model.parameters * self.bytes_per_value
         tokens = int(left_bytes / self.kv_bytes)

@@ -244,6 +244,8 @@ class Pump:
         """The bytes of one emission, where it is a stream's first or last, or goes by a detour."""
         first = stream.count
         stream.count = first + tokens
+        if stream.finished.done():  # it ended with an emission of this very wake-up
+            return b"", 0
         if stream.detour is not None:
             events, shown = stream.detour(stream, first, tokens)
         else:

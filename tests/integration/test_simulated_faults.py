@@ -122,6 +122,15 @@ def test_a_stream_can_end_early(server: Running, name: str, fault: str, tokens: 
     assert (line.fault, line.output_tokens) == (fault.partition("@")[0], tokens)
 
 
+@pytest.mark.parametrize("kind", simulated_kinds())
+@pytest.mark.parametrize("fault", ["truncate@3", "error@3"])
+def test_a_body_ends_once(kind: str, fault: str) -> None:
+    """Tokens that are due together with the one that ends the answer send nothing more, not even the last chunk."""
+    with running(SimulatedConfig(server=kind, ttft_s=0.002, itl_s=0)) as server:
+        ask(server, ASK[kind], fault)
+        assert logged(server).tokens == [1, 1, 1]
+
+
 @pytest.mark.parametrize("status", ["429", "500", "503"])
 def test_a_status_comes_with_the_servers_own_body(server: Running, name: str, status: str) -> None:
     """The body is JSON and has the server's shape."""

@@ -64,8 +64,7 @@ def sim(
     Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
     """
     from servers.simulated import StartError
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.faults import parse_rule
+    from servers.simulated.config import SimulatedConfig, parse_rule
     from servers.simulated.server import run
 
     key = os.environ.get(api_key_env, "") if api_key_env else ""

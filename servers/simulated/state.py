@@ -1,4 +1,4 @@
-"""What a running simulated server knows and has counted: its log, its metrics, and the text in which it says them."""
+"""What makes a simulated server its kind, and what a running one knows: its log, its metrics, the text of both."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,62 @@ from typing import Any
 import msgspec
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.protocol import Completion, CompletionRequest, Reply, ok
+from servers.simulated.protocol import (
+    EVENT_STREAM_TYPE,
+    JSON_TYPE,
+    Completion,
+    CompletionRequest,
+    Encoding,
+    Headers,
+    Reply,
+    ok,
+)
 from servers.simulated.stream import LogLine, Stream
-from servers.simulated.timing import Gauges
+from servers.simulated.timing import Gauges, Policy
 from servers.simulated.tokenizer import Vocabulary
 
-_LONGEST = 10_000
-"""Requests that may wait to be settled. A server that is never idle settles one when it gets another."""
+_LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another
 _COLLECT_PAUSE_S = 1.0
 
 SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
+Buckets = Callable[[int], Mapping[str, Sequence[float]]]
+"""The longest prompt plus output to the bucket bounds of every histogram, by the names in SECONDS and TOKENS."""
+Generate = Callable[["ServerState", CompletionRequest], Encoding]
+"""Raises ErrorReply."""
+Page = Callable[["ServerState", Mapping[str, Any]], Reply]
+"""From the fields of the body; they are empty where it is no JSON object. Raises ErrorReply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProtocol:
+    """One server kind's side of HTTP, and how its engine batches: all that makes a simulated server that kind."""
+
+    before: str = ""  # head lines of every answer, ahead of its own headers; `{date}` is filled in
+    after: str  # the same, behind them
+    stream_headers: Headers = EVENT_STREAM_TYPE
+    keep_alive_s: float
+    body_limit: int  # in bytes; a larger body gets `too_large`
+    generate: Mapping[str, Generate]  # POST routes that make tokens
+    pages: Mapping[tuple[str, str], Page | Reply]  # (method, path) to everything else
+    bad_type: Reply | None = None  # answer to a POST whose content type is not JSON; None: the server does not mind
+    bad_json: Callable[[str, int], Reply]  # (message, position) of what Python's json module says about a body
+    too_large: Reply
+    failure: Callable[[int], Reply]  # an answer with status 429, 500 or 503 in the server's own words
+    overloaded: Callable[[Encoding], Reply] | None = None
+    """Refusal past the limit on concurrent requests; None: the server lets them wait."""
+    guarded: Callable[[str], bool]  # paths that want the API key
+    unauthorized: Reply
+    default_limit: int | None  # of concurrent requests
+    limits_batch: bool = False
+    """That limit is the engine's running limit too: one option of the real server is both."""
+    not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))  # FastAPI's, as the next
+    not_allowed: Callable[[str], Reply] = lambda methods: Reply(
+        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
+    )
+    """The methods that the path has, to an answer for one that it has not."""
+    policy: Policy
+    buckets: Buckets
 
 
 class Histogram:
@@ -47,54 +92,34 @@ class Histogram:
 class ServerState:
     """What the pages and the answers of one running server know; `config` has the limits that are in force."""
 
-    def __init__(
-        self,
-        config: SimulatedConfig,
-        buckets: Callable[[int], Mapping[str, Sequence[float]]],
-        gauges: Callable[[], Gauges],
-    ) -> None:
+    def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
         self.config = config
         self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
         self.requests = 0
+        # Requests that were taken and have ended, by the server's own word, or `abort` for those cut short.
         self.by_reason: Counter[str] = Counter()
-        """Requests that were taken and have ended, by the server's own word, or `abort` for those cut short."""
+        # Requests that were not taken: `overloaded`, `validation`, ...
         self.refused: Counter[str] = Counter()
-        """Requests that were not taken: `overloaded`, `validation`, ..."""
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.histograms = {name: Histogram(bounds) for name, bounds in buckets(longest).items()}
-        """By the names in SECONDS and TOKENS, as `buckets` has their bounds."""
         self.gauges = gauges
         self.started_s = int(time.time())
-        self.streams: set[Stream] = set()
-        """Accepted requests that are not finished."""
+        self.streams: set[Stream] = set()  # accepted requests that are not finished
         self._log = config.log.open("wb", buffering=1 << 20) if config.log else None
         self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
         self._collected_s = time.monotonic()
 
     def complete(
-        self,
-        request: CompletionRequest,
-        prompt_tokens: int,
-        asked_tokens: int,
-        *,
-        streamed: bool,
-        ends_after: int | None = None,
-        ended: str = "stop",
+        self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, *, streamed: bool, ended: str = "stop"
     ) -> Completion:
         """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that."""
-        ends = [limit for limit in (request.stop_after, ends_after) if limit is not None]
-        output = min([asked_tokens, *ends])
-        start = self.vocabulary.start(request.index)
-        return Completion(
-            streamed=streamed,
-            prompt_tokens=prompt_tokens,
-            asked_tokens=asked_tokens,
-            ids=self.vocabulary.ids[start : start + output],
-            texts=self.vocabulary.texts[start : start + output],
-            finish_reason="length" if output == asked_tokens else ended,
-        )
+        output = min(asked_tokens, request.stop_after or asked_tokens)
+        words, start = self.vocabulary, self.vocabulary.start(request.index)
+        ids, texts = words.ids[start : start + output], words.texts[start : start + output]
+        reason = "length" if output == asked_tokens else ended
+        return Completion(streamed, prompt_tokens, asked_tokens, ids, texts, reason)
 
     def end(self, line: LogLine, stream: Stream | None = None) -> None:
         """A request for tokens has ended, or was refused, which has no stream.
@@ -176,6 +201,12 @@ class ServerState:
             self.histograms[name].observe(value)
         for before_ns, after_ns in pairwise(line.sent_ns):
             self.histograms["itl_s"].observe((after_ns - before_ns) / 1e9)
+
+
+def native_routes(native: Callable[..., Encoding], chat: Generate, completions: Generate) -> dict[str, Generate]:
+    """The routes of TGI and LightLLM: / streams where the body says so, and the OpenAI ones."""
+    by_path = {"/generate": partial(native, streamed=False), "/generate_stream": partial(native, streamed=True)}
+    return {"/": native, **by_path, "/v1/chat/completions": chat, "/v1/completions": completions}
 
 
 def models_reply(state: ServerState, owner: str, **more: Any) -> Reply:

@@ -5,7 +5,7 @@ a write through the event loop's transport leaves at the end of the loop's turn,
 
     clock ──emissions(now)──> pump ──events──> chunk coding ──write(fd)──> kernel
                                 │                              └─ would block: transport.write, order kept
-                                └─ detour of a fault, see faults.py
+                                └─ detour of a fault: FAULTS
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import struct
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -29,8 +31,7 @@ from servers.wire.timer import timer
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
 the connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
-
-TERMINATOR = b"0\r\n\r\n"
+WHOLE = ("complete", "truncated", "failed")
 
 
 class LogLine(msgspec.Struct):
@@ -40,21 +41,14 @@ class LogLine(msgspec.Struct):
     receive stamps are, from then on.
     """
 
-    request_id: str
-    """The client's X-Request-Id; empty when it sent none."""
-    received_ns: int
-    """When the request's head had been read."""
-    due_ns: list[int] = []
-    """When the clock wanted each send to happen."""
-    sent_ns: list[int] = []
-    """Read immediately before the call that sent it."""
-    tokens: list[int] = []
-    """How many tokens left with it."""
+    request_id: str  # the client's X-Request-Id; empty when it sent none
+    received_ns: int  # when the request's head had been read
+    due_ns: list[int] = []  # when the clock wanted each send to happen
+    sent_ns: list[int] = []  # read immediately before the call that sent it
+    tokens: list[int] = []  # how many tokens left with it
     prompt_tokens: int = 0
-    output_tokens: int = 0
-    """Tokens that left."""
-    fault: str = ""
-    """The fault this request was given; empty for none."""
+    output_tokens: int = 0  # tokens that left
+    fault: str = ""  # the fault this request was given; empty for none
 
 
 class Stream:
@@ -131,9 +125,78 @@ class Stream:
 Detour = Callable[[Stream, int, int], tuple[list[bytes], int]]
 
 
-def collect(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:  # noqa: ARG001
+def collect(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
     """Detour of an answer that is not streamed: nothing leaves before the last token is there."""
     return [], 0
+
+
+def _ends(ending: Ending, at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Ends the stream after K tokens."""
+    shown = max(0, min(tokens, at - first))
+    if first + tokens >= at:
+        stream.ending = ending
+    events = stream.events(first, shown) if shown else []
+    if stream.ending == "failed" and stream.completion.streamed:
+        events += stream.encoding.failure
+    return events, shown
+
+
+def _malformed(at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Breaks the event that holds token K (the first, where K is 0); its second half is missing."""
+    events = stream.events(first, tokens)
+    if events and first < max(1, at) <= first + tokens:
+        place = 0 if first else len(stream.encoding.opening)
+        events[place] = events[place][: len(events[place]) // 2] + b"\n\n"
+    return events, tokens
+
+
+def _held_back(merges: bool, at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Holds tokens back until there are K, then sends them at once; with `merges` they share an event where the
+    protocol can."""
+    held = stream.held
+    held.append((first, tokens))
+    shown = sum(number for _, number in held)
+    if shown < at and first + tokens < stream.total:
+        return [], 0
+    groups = [(held[0][0], shown)] if merges else held
+    events = [event for group in groups for event in stream.events(*group)]
+    held.clear()
+    return events, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """A fault: what the documentation says it does, and the detour that does it, which gets K first.
+
+    Faults without one are done before the first token, in server.py.
+    """
+
+    says: str
+    detour: Callable[..., tuple[list[bytes], int]] | None = None
+
+
+FAULTS: dict[str, Behaviour] = {
+    "refuse": Behaviour("the connection is reset before a byte of an answer"),
+    "429": Behaviour("HTTP 429 with the server's own body"),
+    "500": Behaviour("HTTP 500 with the server's own body"),
+    "503": Behaviour("HTTP 503 with the server's own body"),
+    "slow-headers": Behaviour("the response head trickles in over K milliseconds (1000)"),
+    "content-length": Behaviour("the head promises more bytes than come before the connection ends"),
+    "reset": Behaviour("RST after K tokens", partial(_ends, "reset")),
+    "cut": Behaviour("the connection is closed after K tokens, without the terminating chunk", partial(_ends, "cut")),
+    "truncate": Behaviour(
+        "the body ends after K tokens as HTTP wants it, without the end marker", partial(_ends, "truncated")
+    ),
+    "stall": Behaviour("nothing more is sent after K tokens; the connection stays open", partial(_ends, "stall")),
+    "error": Behaviour("the server's own error event after K tokens, under status 200", partial(_ends, "failed")),
+    "malformed": Behaviour("the event with token K is half its JSON", _malformed),
+    "role-first": Behaviour("chat: the role-only event is sent at once, before any token"),
+    "merged": Behaviour(
+        "K tokens per event where the protocol can, else K events in one send", partial(_held_back, True)
+    ),
+    "coalesced": Behaviour("the events of K tokens in one send", partial(_held_back, False)),
+    "early-stop": Behaviour("the model ends its answer after K tokens"),
+}
 
 
 LATE_NS = 5_000_000
@@ -146,8 +209,6 @@ _BINS = 100_000
 
 class Lateness:
     """Sends counted by their delay, in bins of a microsecond; those above 100 ms share the last bin."""
-
-    __slots__ = ("bins", "max_ns")
 
     def __init__(self) -> None:
         self.bins = [0] * (_BINS + 1)
@@ -164,18 +225,18 @@ class Lateness:
         counts = list(accumulate(self.bins))
         events = counts[-1]
         late_events = events - counts[LATE_NS // _BIN_NS - 1]
-        late_ns = {name: self._percentile_ns(counts, percent) for name, percent in (("p50", 50), ("p99", 99))}
+
+        def percentile_ns(percent: int) -> int:
+            """The upper edge of the bin that holds it, at most the maximum; 0 when nothing was sent."""
+            place = bisect_left(counts, events * percent / 100)
+            return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
+
         return {
             "events": events,
-            "late_ns": late_ns | {"max": self.max_ns},
+            "late_ns": {"p50": percentile_ns(50), "p99": percentile_ns(99), "max": self.max_ns},
             "late_events": late_events,
             "falling_behind": late_events > events / 100,
         }
-
-    def _percentile_ns(self, counts: list[int], percent: float) -> int:
-        """The upper edge of the bin that holds this percentile, at most the maximum; 0 when nothing was sent."""
-        place = bisect_left(counts, counts[-1] * percent / 100)
-        return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
 
 
 class Pump:
@@ -246,23 +307,20 @@ class Pump:
         stream.count = first + tokens
         if stream.finished.done():  # it ended with an emission of this very wake-up
             return b"", 0
-        if stream.detour is not None:
-            events, shown = stream.detour(stream, first, tokens)
-        else:
-            events, shown = stream.events(first, tokens), tokens
+        events, shown = (
+            stream.detour(stream, first, tokens) if stream.detour else (stream.events(first, tokens), tokens)
+        )
         if stream.count == stream.total and not stream.ending:
             stream.ending = "complete"
         data = stream.framed(events)
-        if stream.chunked and stream.completion.streamed and stream.ending in ("complete", "truncated", "failed"):
-            data += TERMINATOR
+        if stream.chunked and stream.completion.streamed and stream.ending in WHOLE:
+            data += b"0\r\n\r\n"
         return data, shown
 
     def _end(self, stream: Stream) -> None:
-        if stream.finished.done():
-            return
         if stream.ending != "complete":
             self.cancel(stream)
-        if stream.ending == "stall":
+        if stream.ending == "stall" or stream.finished.done():
             return
         if stream.ending == "reset":
             reset(stream.transport)

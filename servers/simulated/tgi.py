@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 from servers.simulated import tokenizer
-from servers.simulated.http import ServerProtocol, fixed
 from servers.simulated.protocol import (
     DONE,
     JSON_TYPE,
@@ -33,16 +32,19 @@ from servers.simulated.protocol import (
     ok,
     text_events,
 )
-from servers.simulated.state import ServerState, exposition, metric_rows, steps_of_half
+from servers.simulated.state import (
+    ServerProtocol,
+    ServerState,
+    exposition,
+    metric_rows,
+    models_reply,
+    native_routes,
+    steps_of_half,
+)
 from servers.simulated.timing import UNLIMITED, Policy
 
-VERSION = "3.3.6-dev0"
-"""What the tag v3.3.7 calls itself."""
-DOCKER_LABEL = "sha-dfb3fbe"
-FINGERPRINT = f"{VERSION}-{DOCKER_LABEL}"
-
-_MOST_STOPS = 4
-_MOST_PROMPTS = 4
+VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
+_MOST_STOPS = _MOST_PROMPTS = 4
 _STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _OVERLOADED = ("Model is overloaded", "overloaded")
 _FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
@@ -75,7 +77,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
     final = dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
     ids, texts = completion.ids, completion.texts
 
-    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+    def encode(first: int, _tokens: int, last: bool) -> bytes:
         token = ids[first]
         special = b"true" if token == tokenizer.EOS_ID else b"false"
         begin = b'data: {"index":%d,"token":{"id":%d,"text":"%b","logprob":-1.5,"special":%b},'
@@ -92,7 +94,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
             answer["details"] = {**details, "prefill": [], "tokens": tokens}
         return [answer] if listed else answer
 
-    return _encoding(completion, prompt, encode, whole, failure=(event(flat_error(*_FAILED)),))
+    return _encoding(completion, prompt, encode, whole)
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -105,27 +107,23 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     prompt = chat_text(body["messages"])
     completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
     identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
-    usage = json_event({**identity, "choices": [], "usage": completion.usage})
+
+    def said(text: str, reason: str | None, key: str) -> dict[str, Any]:
+        message = {key: {"role": "assistant", "content": text}}
+        return {"choices": [{"index": 0, **message, "logprobs": None, "finish_reason": reason}]}
 
     def chunk(text: str, reason: str | None) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": text}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return {**identity, "choices": [choice], "usage": None}
+        return {**identity, **said(text, reason, "delta"), "usage": None}
 
     def whole() -> dict[str, Any]:
-        message = {"role": "assistant", "content": completion.text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended}
-        return {**identity, "object": "chat.completion", "choices": [choice], "usage": completion.usage}
+        shown = said(completion.text, ended, "message")
+        return {**identity, "object": "chat.completion", **shown, "usage": completion.usage}
 
+    usage = json_event({**identity, "choices": [], "usage": completion.usage})
+    closing = (usage, DONE) if body.get("stream_options", {}).get("include_usage") else (DONE,)
     texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
-    return _encoding(
-        completion,
-        prompt,
-        text_events(texts, chunk(TEXT, None), chunk(TEXT, ended)),
-        whole,
-        closing=(usage, DONE) if body.get("stream_options", {}).get("include_usage") else (DONE,),
-        role_only=(json_event(chunk("", None)),),
-    )
+    encode, role = text_events(texts, chunk(TEXT, None), chunk(TEXT, ended)), json_event(chunk("", None))
+    return _encoding(completion, prompt, encode, whole, closing=closing, role_only=(role,))
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -133,7 +131,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     if body.get("suffix") is not None:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
-        raise ErrorReply(Reply(flat_error(message, "suffix not supported"), 422))
+        raise ErrorReply(flat_error(message, "suffix not supported", 422))
     prompt = body.get("prompt")
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
@@ -141,7 +139,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     if len(prompts) > 1:
         most = 1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS  # one is our limit, not TGI's
         message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
-        raise ErrorReply(Reply(flat_error(message, "batch size exceeded"), 422))
+        raise ErrorReply(flat_error(message, "batch size exceeded", 422))
     completion = _openai(state, request, prompts[0], body.get("max_tokens"))
     identity, ended = _identity(state, request, "text_completion"), _ended(completion)
 
@@ -184,20 +182,15 @@ def _completion(
     if prompt_tokens > longest - 1:
         raise refuse(f"`inputs` must have less than {longest - 1} tokens. Given: {prompt_tokens}")
     asked = min(asked, longest - prompt_tokens)
-    ends = _end_of_sequence(state, request.index)
-    said = state.complete(request, prompt_tokens, asked, streamed=streamed, ends_after=ends, ended="eos_token")
+    if (mean := state.config.eos_mean_tokens) is not None:
+        # Where the model ends by itself: geometric, as if each token were the last with the same probability.
+        uniform = Random(f"eos/{state.config.seed}/{request.index}").random()  # noqa: S311 - not secret
+        ends = 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
+        request = replace(request, stop_after=min(ends, request.stop_after or ends))
+    said = state.complete(request, prompt_tokens, asked, streamed=streamed, ended="eos_token")
     if said.finish_reason == "length":
         return said
     return replace(said, ids=[*said.ids[:-1], tokenizer.EOS_ID], texts=[*said.texts[:-1], _EOS_TEXT])
-
-
-def _end_of_sequence(state: ServerState, index: int) -> int | None:
-    """Where the model ends by itself: geometric, as if each token were the last with the same probability."""
-    mean = state.config.eos_mean_tokens
-    if mean is None:
-        return None
-    uniform = Random(f"eos/{state.config.seed}/{index}").random()  # noqa: S311 - not secret
-    return 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
 
 
 # Name, what is allowed, and validation.rs's words for the rest.
@@ -244,9 +237,9 @@ def _untyped(message: str) -> ErrorReply:
     return ErrorReply(Reply(said.encode(), 422, TEXT_TYPE))
 
 
-def flat_error(message: str, kind: str) -> bytes:
-    """The body of every error, and the error event of the native routes."""
-    return dumps({"error": message, "error_type": kind})
+def flat_error(message: str, kind: str, status: int = 500) -> Reply:
+    """Every error, and as an event that of the native routes."""
+    return Reply(dumps({"error": message, "error_type": kind}), status)
 
 
 def openai_error(message: str) -> bytes:
@@ -255,32 +248,20 @@ def openai_error(message: str) -> bytes:
 
 
 def _refusal(streamed: bool, openai: bool, message: str) -> ErrorReply:
-    said = f"Input validation error: {message}"
-    return ErrorReply(_refused(said, "validation", 422, streamed=streamed, openai=openai))
+    return ErrorReply(_refused(f"Input validation error: {message}", "validation", 422, streamed, openai))
 
 
-def _refused(message: str, kind: str, status: int, *, streamed: bool, openai: bool) -> Reply:
+def _refused(message: str, kind: str, status: int, streamed: bool, openai: bool) -> Reply:
     """With that status, but as an event under status 200 once the answer is a stream."""
+    reply = flat_error(message, kind, status)
     if not streamed:
-        return Reply(flat_error(message, kind), status)
-    payloads = (openai_error(message), b"[DONE]") if openai else (flat_error(message, kind),)
-    return events_reply(*payloads, headers=_STREAM_TYPE)
-
-
-def _overloaded(refused: Encoding) -> Reply:
-    return _refused(*_OVERLOADED, 429, streamed=refused.completion.streamed, openai=bool(refused.closing))
+        return reply
+    return events_reply(*((openai_error(message), b"[DONE]") if openai else (reply.body,)), headers=_STREAM_TYPE)
 
 
 def _failure(status: int) -> Reply:
-    said = {
-        429: _OVERLOADED,
-        500: ("Incomplete generation", "incomplete_generation"),
-        503: ("unhealthy", "healthcheck"),
-    }
-    return Reply(flat_error(*said[status]), status)
-
-
-_OPENAI_FAILURE = (event(openai_error(_FAILED[0])), DONE)
+    said = {500: ("Incomplete generation", "incomplete_generation"), 503: ("unhealthy", "healthcheck")}
+    return flat_error(*said.get(status, _OVERLOADED), status)
 
 
 def _encoding(
@@ -289,11 +270,11 @@ def _encoding(
     encode: EventEncoder,
     whole: Callable[[], Any],
     *,
-    failure: Events = _OPENAI_FAILURE,
     closing: Events = (),
     role_only: Events = (),
 ) -> Encoding:
     computed: Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
+    failure = (event(openai_error(_FAILED[0])), DONE) if closing else (event(flat_error(*_FAILED).body),)
 
     def answer(total_s: float) -> Reply:
         """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
@@ -316,7 +297,7 @@ def _encoding(
 
 def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict[str, Any]:
     made = {"object": kind, "id": "", "created": request.created_s, "model": state.config.model}
-    return made | {"system_fingerprint": FINGERPRINT}
+    return made | {"system_fingerprint": f"{VERSION}-{DOCKER_LABEL}"}
 
 
 def _ended(completion: Completion) -> str:
@@ -343,11 +324,6 @@ def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
             "docker_label": DOCKER_LABEL,
         }
     )
-
-
-def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    model = state.config.model
-    return ok({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": model}]})
 
 
 def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -385,10 +361,9 @@ _POLICY = Policy(
     running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, block_tokens=1, memory_fraction=0.9
 )
 
-_EMPTY = fixed(Reply(headers=()))
+_EMPTY = Reply(headers=())
 
 PROTOCOL = ServerProtocol(
-    before="",
     after=(
         "access-control-allow-origin: *\r\n"
         "vary: origin, access-control-request-method, access-control-request-headers\r\n"
@@ -397,19 +372,13 @@ PROTOCOL = ServerProtocol(
     stream_headers=_STREAM_TYPE,
     keep_alive_s=3600,
     body_limit=2_000_000,
-    generate={
-        "/": native,
-        "/generate": partial(native, streamed=False),
-        "/generate_stream": partial(native, streamed=True),
-        "/v1/chat/completions": chat,
-        "/v1/completions": completions,
-    },
+    generate=native_routes(native, chat, completions),
     pages={
         ("GET", "/"): _EMPTY,
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("GET", "/info"): _info,
-        ("GET", "/v1/models"): _models,
+        ("GET", "/v1/models"): lambda state, _: models_reply(state, state.config.model, created=0),
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/chat_tokenize"): _chat_tokenize,
@@ -422,7 +391,7 @@ PROTOCOL = ServerProtocol(
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods),)),
     failure=_failure,
-    overloaded=_overloaded,
+    overloaded=lambda refused: _refused(*_OVERLOADED, 429, refused.completion.streamed, bool(refused.closing)),
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
     default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)

@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 
 from servers.simulated import tokenizer
-from servers.simulated.http import ServerProtocol, fixed
 from servers.simulated.protocol import (
     DONE,
-    EVENT_STREAM_TYPE,
     Completion,
     CompletionRequest,
     Encoding,
@@ -27,15 +25,23 @@ from servers.simulated.protocol import (
     ok,
     openai_error,
 )
-from servers.simulated.state import SECONDS, TOKENS, ServerState, exposition, metric_rows, models_reply
+from servers.simulated.state import (
+    SECONDS,
+    TOKENS,
+    ServerProtocol,
+    ServerState,
+    exposition,
+    metric_rows,
+    models_reply,
+)
 from servers.simulated.timing import Policy
 
 VERSION = "0.32.0"
 FINGERPRINT = "vllm-0.32.0-4465e90d"
+# `max_tokens` of /v1/completions where nothing is asked (entrypoints/openai/completion/protocol.py).
 _COMPLETION_TOKENS = 16
-"""`max_tokens` of /v1/completions where nothing is asked (entrypoints/openai/completion/protocol.py)."""
+# A text with more than so many characters per token of the context is refused unread (err_toolong_text).
 _TOKEN_CHARACTERS = 9
-"""A text with more than so many characters per token of the context is refused unread (err_toolong_text)."""
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -76,7 +82,7 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
         raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
     if body.get("model") not in (None, state.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
-        raise ErrorReply(Reply(openai_error(message, "NotFoundError", 404, "model"), 404))
+        raise ErrorReply(openai_error(message, "NotFoundError", 404, "model"))
     if body.get("stream_options") and not body.get("stream"):
         why = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
         raise _bad(why, "stream_options")
@@ -158,10 +164,10 @@ def _encoding(
     end = b"" if include_usage else fingerprint
     closing = (b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage, fingerprint),) if include_usage else ()
     return Encoding(
-        completion=completion,
-        event=_event_encoder(completion, stream, returned, end, continuous, chat=chat),
-        answer=lambda _: _answer(completion, identity, returned, chat=chat),
-        failure=(event(openai_error("Internal server error", "InternalServerError", 500)), DONE),
+        completion,
+        _event_encoder(completion, stream, returned, end, continuous, chat=chat),
+        lambda _: _answer(completion, identity, returned, chat=chat),
+        (event(_failure(500).body), DONE),
         merges=True,
         opening=opening,
         closing=(*closing, DONE),
@@ -220,15 +226,13 @@ def _bad_value(parameter: str, message: str, value: Any) -> ErrorReply:
 
 
 def _bad(message: str, parameter: str | None) -> ErrorReply:
-    return ErrorReply(Reply(openai_error(message, "BadRequestError", 400, parameter), 400))
+    return ErrorReply(openai_error(message, "BadRequestError", 400, parameter))
 
 
 def _invalid(where: str, problem: dict[str, Any]) -> ErrorReply:
     """What pydantic says about a body that does not fit the schema."""
-    kind = problem.pop("type")
-    shown = {"type": kind, "loc": where} | problem
-    message = f"1 validation error:\n  {shown}"
-    return ErrorReply(Reply(openai_error(message, "Bad Request", 400, where), 400))
+    shown = {"type": problem.pop("type"), "loc": where} | problem
+    return ErrorReply(openai_error(f"1 validation error:\n  {shown}", "Bad Request", 400, where))
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -294,9 +298,9 @@ def _buckets(longest: int) -> dict[str, Sequence[float]]:
 def _failure(status: int) -> Reply:
     """503 and 429 in the words of the queue limits (v1/engine/async_llm.py); vLLM itself has no 429."""
     if status == 500:
-        return Reply(openai_error("Internal server error", "InternalServerError", 500), 500)
+        return openai_error("Internal server error", "InternalServerError", 500)
     kind = "ServiceUnavailableError" if status == 503 else "RateLimitError"
-    return Reply(openai_error("The server is overloaded, please try again later.", kind, status), status)
+    return openai_error("The server is overloaded, please try again later.", kind, status)
 
 
 def _overloaded(refused: Encoding) -> Reply:
@@ -314,12 +318,11 @@ _POLICY = Policy(
 )
 
 _NOT_JSON = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-_EMPTY = fixed(Reply(headers=(("content-length", "0"),)))
+_EMPTY = Reply(headers=())
 
 PROTOCOL = ServerProtocol(
     before="date: {date}\r\nserver: uvicorn\r\n",
     after="vary: Origin\r\n",
-    stream_headers=EVENT_STREAM_TYPE,
     keep_alive_s=5,
     body_limit=64 << 20,
     generate={"/v1/completions": completions, "/v1/chat/completions": chat},
@@ -327,14 +330,14 @@ PROTOCOL = ServerProtocol(
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("POST", "/ping"): _EMPTY,
-        ("GET", "/version"): fixed(ok({"version": VERSION})),
-        ("GET", "/load"): fixed(ok({"server_load": 0})),  # counts only with --enable-server-load-tracking
+        ("GET", "/version"): ok({"version": VERSION}),
+        ("GET", "/load"): ok({"server_load": 0}),  # counts only with --enable-server-load-tracking
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/detokenize"): lambda _, fields: ok({"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}),
     },
-    bad_type=Reply(openai_error(_NOT_JSON, "Bad Request", 400), 400),
+    bad_type=openai_error(_NOT_JSON, "Bad Request", 400),
     bad_json=_bad_json,
     too_large=_failure(500),
     failure=_failure,

@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.faults import FAULTS, parse_rule
-from servers.simulated.stream import LogLine
+from servers.simulated.config import SimulatedConfig, parse_rule
+from servers.simulated.stream import FAULTS, LogLine
 from tests.simulated import Running, running
 
 TOKENS = 8

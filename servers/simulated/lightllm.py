@@ -26,16 +26,7 @@ from servers.simulated.protocol import (
     openai_error,
     text_events,
 )
-from servers.simulated.state import (
-    Page,
-    ServerProtocol,
-    ServerState,
-    exposition,
-    metric_rows,
-    models_reply,
-    native_routes,
-    steps_of_half,
-)
+from servers.simulated.state import Page, ServerProtocol, ServerState, native_routes, steps_of_half
 from servers.simulated.timing import Policy
 
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
@@ -259,9 +250,7 @@ def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """server/metrics/metrics.py. What we do not know is left out."""
-    labels = {"model_name": state.config.model}
-    return Reply(exposition("lightllm_", labels, metric_rows("lightllm"), state.figures()).encode(), headers=())
+    return Reply(state.metrics("lightllm_", {"model_name": state.config.model}), headers=())
 
 
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
@@ -294,9 +283,9 @@ PROTOCOL = ServerProtocol(
         ("GET", "/health"): _HEALTHY,
         ("HEAD", "/health"): _HEALTHY,
         ("GET", "/healthz"): _HEALTHY,
-        ("GET", "/v1/models"): lambda state, _: models_reply(state, "lightllm", max_model_len=state.longest),
+        ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.longest),
         ("GET", "/token_load"): lambda state, _: ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
-        ("GET", "/metrics"): _metrics,
+        ("GET", "/metrics"): _metrics,  # server/metrics/metrics.py; what we do not know is left out
     },
     bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),
     too_large=error_reply(400, "body too large"),

@@ -152,6 +152,19 @@ class ServerState:
             "nothing": 0,
         }
 
+    def metrics(
+        self, prefix: str, labels: Labels, more: Mapping[str, Figure] | None = None, rows: slice = slice(None)
+    ) -> bytes:
+        """Rows of the server's page of metrics, from `figures` and what else the server has."""
+        return exposition(
+            prefix, labels, _metric_rows(self.config.server)[rows], self.figures() | (more or {})
+        ).encode()
+
+    def models(self, owner: str, **more: Any) -> Reply:
+        """The list of models, which has one."""
+        card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner, **more}
+        return ok({"object": "list", "data": [card]})
+
     def settle(self) -> None:
         """Accounts for every request that has ended, for somebody who wants to read the totals."""
         while self._ended:
@@ -172,8 +185,7 @@ class ServerState:
             self._count(stream, ended_ns)
             line.prompt_tokens = stream.completion.prompt_tokens
         line.received_ns += offset_ns
-        line.due_ns = [instant + offset_ns for instant in line.due_ns]
-        line.sent_ns = [instant + offset_ns for instant in line.sent_ns]
+        line.due_ns, line.sent_ns = ([at_ns + offset_ns for at_ns in each] for each in (line.due_ns, line.sent_ns))
         line.output_tokens = sum(line.tokens)
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
             self._log.write(msgspec.json.encode(line) + b"\n")
@@ -209,12 +221,6 @@ def native_routes(native: Callable[..., Encoding], chat: Generate, completions: 
     return {"/": native, **by_path, "/v1/chat/completions": chat, "/v1/completions": completions}
 
 
-def models_reply(state: ServerState, owner: str, **more: Any) -> Reply:
-    """The list of models, which has one."""
-    card = {"id": state.config.model, "object": "model", "created": state.started_s, "owned_by": owner, **more}
-    return ok({"object": "list", "data": [card]})
-
-
 # The Prometheus text format, version 0.0.4.
 
 Labels = Mapping[str, str]
@@ -223,7 +229,7 @@ Figure = float | Mapping[tuple[str, str], float] | Histogram
 
 
 @cache
-def metric_rows(server: str) -> list[dict[str, str]]:
+def _metric_rows(server: str) -> list[dict[str, str]]:
     """The metrics of one server's page, in its order and words: exported name without the server's prefix, kind, which
     figure it is, and HELP text. A counter's name has its suffix already."""
     with Path(__file__).with_name(f"{server}.csv").open(encoding="utf-8", newline="") as file:

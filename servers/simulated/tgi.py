@@ -32,15 +32,7 @@ from servers.simulated.protocol import (
     ok,
     text_events,
 )
-from servers.simulated.state import (
-    ServerProtocol,
-    ServerState,
-    exposition,
-    metric_rows,
-    models_reply,
-    native_routes,
-    steps_of_half,
-)
+from servers.simulated.state import ServerProtocol, ServerState, native_routes, steps_of_half
 from servers.simulated.timing import UNLIMITED, Policy
 
 VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
@@ -278,17 +270,11 @@ def _encoding(
 
     def answer(total_s: float) -> Reply:
         """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
-        total_ms = int(total_s * 1e3)
-        timed = (
-            ("x-compute-time", f"{total_s:.9f}"),
-            ("x-total-time", str(total_ms)),
-            ("x-validation-time", "0"),
-            ("x-queue-time", "0"),
-            ("x-inference-time", str(total_ms)),
-            ("x-time-per-token", str(total_ms // completion.output_tokens)),
-            ("x-prompt-tokens", str(completion.prompt_tokens)),
-            ("x-generated-tokens", str(completion.output_tokens)),
-        )
+        total_ms, output = int(total_s * 1e3), completion.output_tokens
+        spent = {"compute-time": f"{total_s:.9f}", "total-time": total_ms, "validation-time": 0, "queue-time": 0}
+        spent |= {"inference-time": total_ms, "time-per-token": total_ms // output}
+        spent |= {"prompt-tokens": completion.prompt_tokens, "generated-tokens": output}
+        timed = tuple((f"x-{name}", str(value)) for name, value in spent.items())
         return ok(whole(), computed + timed + JSON_TYPE)
 
     head = (*computed, ("x-accel-buffering", "no"))
@@ -306,24 +292,13 @@ def _ended(completion: Completion) -> str:
 
 
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    return ok(
-        {
-            "model_id": state.config.model,
-            "model_sha": None,
-            "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": state.config.max_concurrent_requests,
-            "max_best_of": 2,
-            "max_stop_sequences": _MOST_STOPS,
-            "max_input_tokens": state.longest - 1,  # one must be left for the output (launcher/src/main.rs)
-            "max_total_tokens": state.longest,
-            "validation_workers": 2,
-            "max_client_batch_size": _MOST_PROMPTS,
-            "router": "text-generation-router",
-            "version": VERSION,
-            "sha": "dfb3fbe7",
-            "docker_label": DOCKER_LABEL,
-        }
-    )
+    config = state.config
+    names = {"model_id": config.model, "model_sha": None, "model_pipeline_tag": "text-generation"}
+    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": 2}
+    limits |= {"max_stop_sequences": _MOST_STOPS, "max_input_tokens": state.longest - 1}  # launcher/src/main.rs
+    limits |= {"max_total_tokens": state.longest, "validation_workers": 2, "max_client_batch_size": _MOST_PROMPTS}
+    version = {"version": VERSION, "sha": "dfb3fbe7", "docker_label": DOCKER_LABEL}
+    return ok({**names, **limits, "router": "text-generation-router", **version})
 
 
 def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -349,8 +324,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
     failures = {**state.refused, "dropped": state.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
-    figures = state.figures() | {"failed_by_kind": failed}
-    return Reply(exposition("tgi_", {}, metric_rows("tgi"), figures).encode(), headers=TEXT_TYPE)
+    return Reply(state.metrics("tgi_", {}, {"failed_by_kind": failed}), headers=TEXT_TYPE)
 
 
 # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
@@ -378,7 +352,7 @@ PROTOCOL = ServerProtocol(
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("GET", "/info"): _info,
-        ("GET", "/v1/models"): lambda state, _: models_reply(state, state.config.model, created=0),
+        ("GET", "/v1/models"): lambda state, _: state.models(state.config.model, created=0),
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/chat_tokenize"): _chat_tokenize,

@@ -25,17 +25,12 @@ class Job:
     """One request inside the simulated server. Compared by identity; finished when `emitted == output_tokens`."""
 
     prompt_tokens: int
-    output_tokens: int
-    """At least 1."""
+    output_tokens: int  # at least 1
     arrived_ns: int
-    emitted: int = 0
-    """Tokens that the clock has handed out so far. Only the clock writes it, and the next two."""
-    held: int = 0
-    """KV cache taken, in tokens."""
-    computed: int = 0
-    """Tokens of the known sequence, prompt and what was emitted, that prefill has been through."""
-    owner: Any = None
-    """Whatever the caller wants back with each emission. The clock does not look at it."""
+    emitted: int = 0  # tokens that the clock has handed out so far; only the clock writes it, and the next two
+    held: int = 0  # KV cache taken, in tokens
+    computed: int = 0  # tokens of the known sequence, prompt and what was emitted, that prefill has been through
+    owner: Any = None  # whatever the caller wants back with each emission; the clock does not look at it
 
 
 Emission = tuple[Job, int, int]
@@ -48,10 +43,8 @@ class Gauges:
 
     running: int
     waiting: int
-    kv_usage: float
-    """Share of the KV cache in use, 0..1."""
-    preemptions: int
-    """Since the start."""
+    kv_usage: float  # share of the KV cache in use, 0..1
+    preemptions: int  # since the start
 
 
 class ScriptClock:
@@ -65,11 +58,8 @@ class ScriptClock:
     def __init__(self, ttft_ns: int, itl_ns: int, jitter_ns: int = 0, tokens_per_event: int = 1, seed: int = 0) -> None:
         assert min(ttft_ns, itl_ns, jitter_ns) >= 0
         assert tokens_per_event >= 1
-        self._ttft_ns = ttft_ns
-        self._itl_ns = itl_ns
-        self._jitter_ns = jitter_ns
-        self._tokens_per_event = tokens_per_event
-        self._seed = seed
+        self._ttft_ns, self._itl_ns, self._jitter_ns = ttft_ns, itl_ns, jitter_ns
+        self._tokens_per_event, self._seed = tokens_per_event, seed
         self._submitted = 0
         self._live: set[Job] = set()
         # (due, place in the order of submission, job, due without jitter, the job's jitter). The second is unique, so
@@ -108,15 +98,13 @@ class ScriptClock:
             if job not in live:
                 heappop(heap)
                 continue
-            left = job.output_tokens - job.emitted
-            if left <= step:
-                job.emitted += left
-                due.append((job, left, due_ns))
+            tokens = min(step, job.output_tokens - job.emitted)
+            job.emitted += tokens
+            due.append((job, tokens, due_ns))
+            if job.emitted == job.output_tokens:
                 live.discard(job)
                 heappop(heap)
                 continue
-            job.emitted += step
-            due.append((job, step, due_ns))
             base_ns += itl_ns
             next_ns = base_ns if jitter is None else max(due_ns, base_ns + jitter())
             heapreplace(heap, (next_ns, place, job, base_ns, jitter))
@@ -142,8 +130,7 @@ class ScriptClock:
 class Policy:
     """How one server kind fills the steps of its engine."""
 
-    running_limit: int
-    """Sequences in one step."""
+    running_limit: int  # sequences in one step
     step_tokens: int
     """Prompt tokens in one step; with `mixed` prefill the decoding sequences count too, one token each."""
     prefill: Literal["mixed", "alone"]
@@ -152,10 +139,8 @@ class Policy:
     reserve_output: bool
     """Admission takes KV cache for prompt and output at once. Otherwise for the prompt, and more as the output grows;
     when there is no more, the newest sequence is preempted and later computed again."""
-    block_tokens: int
-    """KV cache is handed out in blocks of so many tokens."""
-    memory_fraction: float
-    """Share of the GPU's memory that weights and KV cache may fill."""
+    block_tokens: int  # KV cache is handed out in blocks of so many tokens
+    memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
 
 
 class BatchingClock:
@@ -176,37 +161,29 @@ class BatchingClock:
     def __init__(self, policy: Policy, kv_tokens: int, step_ns: Callable[[Work], int], speed: float = 1.0) -> None:
         assert speed > 0
         assert min(kv_tokens, policy.running_limit, policy.step_tokens, policy.block_tokens) >= 1
-        self.kv_tokens = kv_tokens
-        self._policy = policy
-        self._step_ns = step_ns
-        self._speed = speed
-        self._free = kv_tokens
+        self._kv_tokens = self._free = kv_tokens
+        self._policy, self._step_ns, self._speed = policy, step_ns, speed
         self._waiting: deque[Job] = deque()
         # Both in order of admission, so that the newest job is the last of `_prefilling`, else of `_decoding`.
         self._prefilling: dict[Job, None] = {}
         self._decoding: dict[Job, None] = {}
-        self._decoding_tokens = 0
-        """Known tokens of all decoding sequences, kept as a running sum."""
-        self._chunks: list[tuple[Job, int]] = []
-        """Prompt tokens that the current step computes."""
-        self._decodes = False
-        """The current step decodes."""
-        self._end_ns: int | None = None
-        """End of the current step; None when idle."""
+        self._decoding_tokens = 0  # known tokens of all decoding sequences, kept as a running sum
+        self._chunks: list[tuple[Job, int]] = []  # prompt tokens that the current step computes
+        self._decodes = False  # the current step decodes
+        self._end_ns: int | None = None  # end of the current step; None when idle
         self._idle_from_ns = 0
         # Steps without a pause between them are added up at speed 1 and divided once: rounding never accumulates.
-        self._busy_from_ns = 0
-        self._busy_ns = 0
+        self._busy_from_ns = self._busy_ns = 0
         self._preemptions = 0
 
     def submit(self, job: Job, now_ns: int) -> None:
         """Raises ValueError for a job that the whole KV cache could not hold."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        if self._blocks(job.prompt_tokens + job.output_tokens - 1) > self.kv_tokens:
+        if self._blocks(job.prompt_tokens + job.output_tokens - 1) > self._kv_tokens:
             raise ValueError(
                 f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens never fit a KV cache of "
-                f"{self.kv_tokens} tokens: limit the model's length to the cache"
+                f"{self._kv_tokens} tokens: limit the model's length to the cache"
             )
         self._waiting.append(job)
         if self._end_ns is None:
@@ -238,7 +215,7 @@ class BatchingClock:
         return Gauges(
             running=len(self._prefilling) + len(self._decoding),
             waiting=len(self._waiting),
-            kv_usage=(self.kv_tokens - self._free) / self.kv_tokens,
+            kv_usage=(self._kv_tokens - self._free) / self._kv_tokens,
             preemptions=self._preemptions,
         )
 
@@ -254,8 +231,7 @@ class BatchingClock:
             self._start_after_pause()
 
     def _start_after_pause(self) -> None:
-        self._busy_from_ns = max(self._waiting[0].arrived_ns, self._idle_from_ns)
-        self._busy_ns = 0
+        self._busy_from_ns, self._busy_ns = max(self._waiting[0].arrived_ns, self._idle_from_ns), 0
         self._start_step(self._busy_from_ns)
 
     def _start_step(self, now_ns: int) -> None:

@@ -18,17 +18,14 @@ from random import Random
 from string import ascii_lowercase
 
 VOCABULARY_SIZE = 32_000
-BOS_ID = 1
-EOS_ID = 2
-EOS_TEXT = "</s>"
-
-PERIOD = 8192
-"""Power of two: how many drawn words repeat."""
+BOS_ID, EOS_ID, EOS_TEXT = 1, 2, "</s>"
+PERIOD = 8192  # power of two: how many drawn words repeat
 
 _SPECIALS = ("<unk>", "<s>", EOS_TEXT)
 _FIRST_BYTE = len(_SPECIALS)
 _UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
+_LONGEST = 1 + max(map(len, _WORDS))  # characters of a piece, with the blank before it
 
 
 def encode(text: str) -> list[int]:
@@ -46,14 +43,11 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
     """(id, start, stop) of every token, in characters. The bytes of one character share its place."""
     found = []
     for unit in _UNITS.finditer(text):
-        start = unit.start()
-        if len(unit[0]) == 1:
-            found += [(token, start, start + 1) for token in _unit_ids(unit[0])]
-            continue
+        start, single = unit.start(), len(unit[0]) == 1
         for token in _unit_ids(unit[0]):
-            stop = start + len(_pieces()[token])
+            stop = start + (1 if single else len(_pieces()[token]))
             found.append((token, start, stop))
-            start = stop
+            start = start if single else stop
     return found
 
 
@@ -85,11 +79,9 @@ class Vocabulary:
 def _unit_ids(unit: str) -> tuple[int, ...]:
     if len(unit) == 1:
         return tuple(_FIRST_BYTE + byte for byte in unit.encode("utf-8", "surrogatepass"))
-    ids, longest = _ids(), _longest()
-    found = []
-    start = 0
+    ids, found, start = _ids(), [], 0
     while start < len(unit):
-        stop = min(len(unit), start + longest)
+        stop = min(len(unit), start + _LONGEST)
         while unit[start:stop] not in ids:
             stop -= 1
         found.append(ids[unit[start:stop]])
@@ -109,11 +101,6 @@ def _ids() -> dict[str, int]:
     """Id of every piece that is text. One ASCII character is its byte."""
     ids = {chr(byte): _FIRST_BYTE + byte for byte in range(128)}
     return ids | {text: _FIRST_BYTE + 256 + place for place, text in enumerate(_texts())}
-
-
-@cache
-def _longest() -> int:
-    return max(map(len, _ids()))
 
 
 @cache

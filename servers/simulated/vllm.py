@@ -25,15 +25,7 @@ from servers.simulated.protocol import (
     ok,
     openai_error,
 )
-from servers.simulated.state import (
-    SECONDS,
-    TOKENS,
-    ServerProtocol,
-    ServerState,
-    exposition,
-    metric_rows,
-    models_reply,
-)
+from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
 from servers.simulated.timing import Policy
 
 VERSION = "0.32.0"
@@ -251,7 +243,7 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
         permission[f"allow_{right}"] = right in allowed
     permission |= {"organization": "*", "group": None, "is_blocking": False}
     rest = {"parent": None, "max_model_len": state.longest, "permission": [permission]}
-    return models_reply(state, "vllm", root=state.config.model, **rest)
+    return state.models("vllm", root=state.config.model, **rest)
 
 
 def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -266,20 +258,20 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    rows, served = metric_rows("vllm"), {"model_name": state.config.model}
+    served = {"model_name": state.config.model}
     begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
     overloaded = state.refused["overloaded"]
     reasons = ("stop", "length", "abort", "error", "repetition")
-    figures = state.figures() | {
+    figures: dict[str, Figure] = {
         "generated": state.output_tokens + sum(stream.count for stream in state.streams),
         "prefilled": state.prompt_tokens + begun,
         "waiting_by_reason": {("reason", "capacity"): state.gauges().waiting, ("reason", "deferred"): 0},
         "ended_by_reason": {("finished_reason", reason): state.by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
-    page = exposition("vllm:", {"engine": "0", **served}, rows[:-1], figures)
-    page += exposition("vllm:", served, rows[-1:], figures)  # its front end rejects, not an engine
-    return Reply(page.encode(), headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
+    page = state.metrics("vllm:", {"engine": "0", **served}, figures, slice(-1))
+    page += state.metrics("vllm:", served, figures, slice(-1, None))  # its front end rejects, not an engine
+    return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 
 def _buckets(longest: int) -> dict[str, Sequence[float]]:

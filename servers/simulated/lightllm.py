@@ -7,25 +7,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from servers.simulated import tokenizer
-from servers.simulated.protocol import (
-    DONE,
-    TEXT,
-    Completion,
-    CompletionRequest,
-    Encoding,
-    ErrorReply,
-    Reply,
-    chat_text,
-    dumps,
-    events_reply,
-    integer,
-    json_event,
-    number,
-    ok,
-    openai_error,
-    text_events,
-)
+from servers.simulated import protocol, tokenizer
+from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import Page, ServerProtocol, ServerState, native_routes, steps_of_half
 from servers.simulated.timing import Policy
 
@@ -34,7 +17,9 @@ _NATIVE_TOKENS, _OPENAI_TOKENS = 65_535, 65_536
 # A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`).
 _TOKEN_CHARACTERS = 8
 # An error after the stream has begun, and the last there is (api_openai.py, `_safe_stream_wrapper`).
-_FAILURE = (json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),)
+_FAILURE = (
+    protocol.json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),
+)
 
 
 def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
@@ -61,7 +46,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
     )
     used = {"input_text_tokens": prompt_tokens, "input_audio_tokens": 0, "input_image_tokens": 0}
     counts = b'"prompt_tokens":%d,"logprobs":{}},"generated_text":null,' % prompt_tokens
-    usage = b'"details":null,"input_usage":%b}\n\n' % dumps(used)
+    usage = b'"details":null,"input_usage":%b}\n\n' % protocol.dumps(used)
     inner = b'%b"finished":false,"finish_reason":null,%b' % (counts, usage)
     final = b'%b"finished":true,"finish_reason":"%b",%b' % (counts, reason.encode(), usage)
 
@@ -79,7 +64,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
                 {"id": token, **same, "count_output_tokens": place, "text": texts[place - 1].decode()}
                 for place, token in enumerate(ids, 1)
             ]
-        return ok(whole | {"logprobs": [{}] * output, "input_usage": used}, headers=())
+        return protocol.ok(whole | {"logprobs": [{}] * output, "input_usage": used}, headers=())
 
     return Encoding(completion, encode, answer, _FAILURE)
 
@@ -90,7 +75,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     if not isinstance(body.get("messages"), list):
         raise _schema_error(body, "messages")
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    completion = _openai(state, request, chat_text(body["messages"]), asked, add_bos=True)
+    completion = _openai(state, request, tokenizer.chat_text(body["messages"]), asked, add_bos=True)
     identity = _identity(state, request, "chatcmpl-{:032x}", "chat.completion.chunk")
     reason, usage = completion.finish_reason, _usage(completion)
 
@@ -101,14 +86,14 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         message = {"role": "assistant", "content": completion.text, "reasoning": "", "reasoning_content": None}
         choice = {"index": 0, "message": message | {"tool_calls": None}, "finish_reason": reason}
         made = _identity(state, request, "{}", "chat.completion")
-        return ok({**made, "choices": [choice], "usage": usage})
+        return protocol.ok({**made, "choices": [choice], "usage": usage})
 
-    text = {"content": TEXT}
+    text = {"content": protocol.TEXT}
     inner = chunk(text, logprobs=None, token_ids=None, finish_reason=None)
     final = chunk(text, finish_reason=reason, logprobs=None, token_ids=None, stop_reason=None)
     role = chunk({"role": "assistant", "content": ""}, logprobs=None, finish_reason=None) | {"prompt_token_ids": None}
-    closing = (json_event({**identity, "choices": [], "usage": usage}), DONE)
-    opening, encode = (json_event(role),), text_events(completion.texts, inner, final)
+    closing = (protocol.json_event({**identity, "choices": [], "usage": usage}), protocol.DONE)
+    opening, encode = (protocol.json_event(role),), protocol.text_events(completion.texts, inner, final)
     return Encoding(completion, encode, answer, _FAILURE, opening=opening, closing=closing, role_only=opening)
 
 
@@ -133,10 +118,14 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
     reason, usage = completion.finish_reason, _usage(completion)
     named = _identity(state, request, "cmpl-{:08x}", "text_completion")
-    closing = (json_event({**identity, "choices": [], "usage": usage}), DONE)
-    encode = text_events(completion.texts, chunk(TEXT, None), chunk(TEXT, reason))
+    closing = (protocol.json_event({**identity, "choices": [], "usage": usage}), protocol.DONE)
+    encode = protocol.text_events(completion.texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, reason))
     return Encoding(
-        completion, encode, lambda _: ok(chunk(completion.text, reason, usage) | named), _FAILURE, closing=closing
+        completion,
+        encode,
+        lambda _: protocol.ok(chunk(completion.text, reason, usage) | named),
+        _FAILURE,
+        closing=closing,
     )
 
 
@@ -155,7 +144,7 @@ def _completion(
     """Length checks happen when the body is first read: a stream has its 200 by then, and gets an event."""
     try:
         prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)
-        wanted = integer(asked) or _OPENAI_TOKENS
+        wanted = protocol.integer(asked) or _OPENAI_TOKENS
         room = state.longest - prompt_tokens
         if room <= 0:
             raise ValueError(f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {state.longest}")
@@ -163,8 +152,8 @@ def _completion(
         if not streamed:
             raise _bad(str(problem)) from None
         # A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`).
-        said = dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
-        raise ErrorReply(events_reply(said)) from None
+        said = protocol.dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
+        raise ErrorReply(protocol.events_reply(said)) from None
     return state.complete(request, prompt_tokens, min(wanted, room), streamed=streamed)
 
 
@@ -203,7 +192,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 def _check_values(parameters: Mapping[str, Any]) -> None:
     for name, allows, message in _RULES:
-        value = number(parameters.get(name))
+        value = protocol.number(parameters.get(name))
         if value is not None and not allows(value):
             raise _bad(message.format(parameters[name]))
 
@@ -212,7 +201,7 @@ def error_reply(status: int, message: str) -> Reply:
     """`create_error_response` (api_errors.py)."""
     kinds = {404: "NotFoundError", 429: "RateLimitError"}
     kind = "InternalServerError" if status >= 500 else kinds.get(status, "BadRequestError")
-    return openai_error(message, kind, status)
+    return protocol.openai_error(message, kind, status)
 
 
 def _bad(message: str) -> ErrorReply:
@@ -222,7 +211,7 @@ def _bad(message: str) -> ErrorReply:
 def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
     """FastAPI's words for a body that does not fit the schema."""
     detail = [{"type": "missing", "loc": ["body", name], "msg": "Field required", "input": dict(body)}]
-    return ErrorReply(Reply(dumps({"detail": detail}), 422))
+    return ErrorReply(Reply(protocol.dumps({"detail": detail}), 422))
 
 
 def _usage(completion: Completion) -> dict[str, Any]:
@@ -239,14 +228,14 @@ def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
     names = {"run_mode": "normal", "host": config.host, "port": config.port, "model_name": config.model}
     limits = {"max_req_total_len": state.longest, "running_max_req_size": config.max_concurrent_requests}
-    return ok({**names, **limits, "tp": 1, "dp": 1})
+    return protocol.ok({**names, **limits, "tp": 1, "dp": 1})
 
 
 def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("text"), str):
         raise ErrorReply(error_reply(417, "error: 'text'"))
     parameters = fields.get("parameters") or {}
-    return ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
+    return protocol.ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -254,11 +243,11 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
-_HEALTHY = ok({"message": "Ok"})
+_HEALTHY = protocol.ok({"message": "Ok"})
 _PAGES: dict[str, Page | Reply] = {
-    "/liveness": ok({"status": "ok"}),
-    "/readiness": ok({"status": "ok"}),
-    "/get_model_name": lambda state, _: ok({"model_name": state.config.model}),
+    "/liveness": protocol.ok({"status": "ok"}),
+    "/readiness": protocol.ok({"status": "ok"}),
+    "/get_model_name": lambda state, _: protocol.ok({"model_name": state.config.model}),
     "/get_server_info": _server_info,
     "/tokens": _tokens,
 }
@@ -284,7 +273,7 @@ PROTOCOL = ServerProtocol(
         ("HEAD", "/health"): _HEALTHY,
         ("GET", "/healthz"): _HEALTHY,
         ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.longest),
-        ("GET", "/token_load"): lambda state, _: ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
+        ("GET", "/token_load"): lambda state, _: protocol.ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
         ("GET", "/metrics"): _metrics,  # server/metrics/metrics.py; what we do not know is left out
     },
     bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),

@@ -155,20 +155,3 @@ def integer(value: Any) -> int | None:
 def number(value: Any) -> float | None:
     """A number, or None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def chat_text(messages: Any) -> str:
-    """Messages as the simulated model's chat template renders them.
-
-    Every role and content stands on lines of its own, so that a message's tokens do not depend on its neighbours.
-    """
-    found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
-    rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in found]
-    return "".join(rendered) + "assistant:\n"
-
-
-def _message_text(value: Any) -> str:
-    """Text, or the texts of a list of parts."""
-    if isinstance(value, list):
-        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
-    return value if isinstance(value, str) else ""

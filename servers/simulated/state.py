@@ -156,9 +156,8 @@ class ServerState:
         self, prefix: str, labels: Labels, more: Mapping[str, Figure] | None = None, rows: slice = slice(None)
     ) -> bytes:
         """Rows of the server's page of metrics, from `figures` and what else the server has."""
-        return exposition(
-            prefix, labels, _metric_rows(self.config.server)[rows], self.figures() | (more or {})
-        ).encode()
+        shown, figures = _metric_rows(self.config.server)[rows], {**self.figures(), **(more or {})}
+        return exposition(prefix, labels, shown, figures).encode()
 
     def models(self, owner: str, **more: Any) -> Reply:
         """The list of models, which has one."""

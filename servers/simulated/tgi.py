@@ -9,35 +9,14 @@ from math import ceil, log
 from random import Random
 from typing import Any
 
-from servers.simulated import tokenizer
-from servers.simulated.protocol import (
-    DONE,
-    JSON_TYPE,
-    TEXT,
-    TEXT_TYPE,
-    Completion,
-    CompletionRequest,
-    Encoding,
-    ErrorReply,
-    EventEncoder,
-    Events,
-    Headers,
-    Reply,
-    chat_text,
-    dumps,
-    event,
-    events_reply,
-    json_event,
-    number,
-    ok,
-    text_events,
-)
+from servers.simulated import protocol, tokenizer
+from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import ServerProtocol, ServerState, native_routes, steps_of_half
 from servers.simulated.timing import UNLIMITED, Policy
 
 VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
 _MOST_STOPS = _MOST_PROMPTS = 4
-_STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
+_STREAM_TYPE: protocol.Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _OVERLOADED = ("Model is overloaded", "overloaded")
 _FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
@@ -66,7 +45,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
         "seed": parameters.get("seed") if parameters.get("do_sample") else None,
     }
     shown = {**details, "input_length": completion.prompt_tokens} if parameters.get("details") else None
-    final = dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
+    final = protocol.dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
     ids, texts = completion.ids, completion.texts
 
     def encode(first: int, _tokens: int, last: bool) -> bytes:
@@ -96,7 +75,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         raise _untyped("missing field `messages`")
     if not isinstance(body.get("stream_options", {}), Mapping):  # null is refused too, since v3.2.0
         raise _untyped("stream_options: invalid type, expected struct StreamOptions")
-    prompt = chat_text(body["messages"])
+    prompt = tokenizer.chat_text(body["messages"])
     completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
     identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
 
@@ -111,10 +90,13 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         shown = said(completion.text, ended, "message")
         return {**identity, "object": "chat.completion", **shown, "usage": completion.usage}
 
-    usage = json_event({**identity, "choices": [], "usage": completion.usage})
-    closing = (usage, DONE) if body.get("stream_options", {}).get("include_usage") else (DONE,)
+    usage = protocol.json_event({**identity, "choices": [], "usage": completion.usage})
+    closing = (usage, protocol.DONE) if body.get("stream_options", {}).get("include_usage") else (protocol.DONE,)
     texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
-    encode, role = text_events(texts, chunk(TEXT, None), chunk(TEXT, ended)), json_event(chunk("", None))
+    encode, role = (
+        protocol.text_events(texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, ended)),
+        protocol.json_event(chunk("", None)),
+    )
     return _encoding(completion, prompt, encode, whole, closing=closing, role_only=(role,))
 
 
@@ -141,9 +123,11 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     def whole() -> dict[str, Any]:
         return identity | choices(completion.text, ended) | {"usage": completion.usage}
 
-    inner = {name: identity[name] for name in ("object", "id", "created")} | choices(TEXT, "") | identity
-    final = identity | choices(TEXT, completion.finish_reason) | {"usage": completion.usage}
-    return _encoding(completion, prompts[0], text_events(completion.texts, inner, final), whole, closing=(DONE,))
+    inner = {name: identity[name] for name in ("object", "id", "created")} | choices(protocol.TEXT, "") | identity
+    final = identity | choices(protocol.TEXT, completion.finish_reason) | {"usage": completion.usage}
+    return _encoding(
+        completion, prompts[0], protocol.text_events(completion.texts, inner, final), whole, closing=(protocol.DONE,)
+    )
 
 
 def _completion(
@@ -201,7 +185,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
     for name, allows, message in _RULES:
-        value = number(parameters.get(name))
+        value = protocol.number(parameters.get(name))
         if value is None and parameters.get(name) is not None:
             raise _untyped(f"{name}: invalid type, expected a number")
         if value is not None and not allows(value):
@@ -218,7 +202,7 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: str, asked: 
     body = request.body
     names = ("top_p", "frequency_penalty", "stop", "seed", "repetition_penalty")
     parameters = {name: body[name] for name in names if body.get(name) is not None} | {"max_new_tokens": asked}
-    if number(body.get("temperature")):
+    if protocol.number(body.get("temperature")):
         parameters["temperature"] = body["temperature"]
     return _completion(state, request, prompt, parameters, streamed=bool(body.get("stream")), openai=True)
 
@@ -226,17 +210,17 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: str, asked: 
 def _untyped(message: str) -> ErrorReply:
     """What axum says about JSON that does not fit: plain text."""
     said = f"Failed to deserialize the JSON body into the target type: {message}"
-    return ErrorReply(Reply(said.encode(), 422, TEXT_TYPE))
+    return ErrorReply(Reply(said.encode(), 422, protocol.TEXT_TYPE))
 
 
 def flat_error(message: str, kind: str, status: int = 500) -> Reply:
     """Every error, and as an event that of the native routes."""
-    return Reply(dumps({"error": message, "error_type": kind}), status)
+    return Reply(protocol.dumps({"error": message, "error_type": kind}), status)
 
 
 def openai_error(message: str) -> bytes:
     """The error event of the OpenAI routes: the code is 422 whatever happened."""
-    return dumps({"error": {"message": message, "http_status_code": 422}})
+    return protocol.dumps({"error": {"message": message, "http_status_code": 422}})
 
 
 def _refusal(streamed: bool, openai: bool, message: str) -> ErrorReply:
@@ -248,7 +232,9 @@ def _refused(message: str, kind: str, status: int, streamed: bool, openai: bool)
     reply = flat_error(message, kind, status)
     if not streamed:
         return reply
-    return events_reply(*((openai_error(message), b"[DONE]") if openai else (reply.body,)), headers=_STREAM_TYPE)
+    return protocol.events_reply(
+        *((openai_error(message), b"[DONE]") if openai else (reply.body,)), headers=_STREAM_TYPE
+    )
 
 
 def _failure(status: int) -> Reply:
@@ -259,14 +245,18 @@ def _failure(status: int) -> Reply:
 def _encoding(
     completion: Completion,
     prompt: str,
-    encode: EventEncoder,
+    encode: protocol.EventEncoder,
     whole: Callable[[], Any],
     *,
-    closing: Events = (),
-    role_only: Events = (),
+    closing: protocol.Events = (),
+    role_only: protocol.Events = (),
 ) -> Encoding:
-    computed: Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
-    failure = (event(openai_error(_FAILED[0])), DONE) if closing else (event(flat_error(*_FAILED).body),)
+    computed: protocol.Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
+    failure = (
+        (protocol.event(openai_error(_FAILED[0])), protocol.DONE)
+        if closing
+        else (protocol.event(flat_error(*_FAILED).body),)
+    )
 
     def answer(total_s: float) -> Reply:
         """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
@@ -275,7 +265,7 @@ def _encoding(
         spent |= {"inference-time": total_ms, "time-per-token": total_ms // output}
         spent |= {"prompt-tokens": completion.prompt_tokens, "generated-tokens": output}
         timed = tuple((f"x-{name}", str(value)) for name, value in spent.items())
-        return ok(whole(), computed + timed + JSON_TYPE)
+        return protocol.ok(whole(), computed + timed + protocol.JSON_TYPE)
 
     head = (*computed, ("x-accel-buffering", "no"))
     return Encoding(completion, encode, answer, failure, closing=closing, role_only=role_only, head=head)
@@ -298,20 +288,20 @@ def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     limits |= {"max_stop_sequences": _MOST_STOPS, "max_input_tokens": state.longest - 1}  # launcher/src/main.rs
     limits |= {"max_total_tokens": state.longest, "validation_workers": 2, "max_client_batch_size": _MOST_PROMPTS}
     version = {"version": VERSION, "sha": "dfb3fbe7", "docker_label": DOCKER_LABEL}
-    return ok({**names, **limits, "router": "text-generation-router", **version})
+    return protocol.ok({**names, **limits, "router": "text-generation-router", **version})
 
 
 def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("inputs"), str):
         raise _untyped("missing field `inputs`")
-    return ok(_token_list(fields["inputs"]))
+    return protocol.ok(_token_list(fields["inputs"]))
 
 
 def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("messages"), list):
         raise _untyped("missing field `messages`")
-    text = chat_text(fields["messages"])
-    return ok({"tokenize_response": _token_list(text), "templated_text": text})
+    text = tokenizer.chat_text(fields["messages"])
+    return protocol.ok({"tokenize_response": _token_list(text), "templated_text": text})
 
 
 def _token_list(text: str) -> list[dict[str, Any]]:
@@ -324,7 +314,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
     failures = {**state.refused, "dropped": state.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
-    return Reply(state.metrics("tgi_", {}, {"failed_by_kind": failed}), headers=TEXT_TYPE)
+    return Reply(state.metrics("tgi_", {}, {"failed_by_kind": failed}), headers=protocol.TEXT_TYPE)
 
 
 # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
@@ -357,11 +347,13 @@ PROTOCOL = ServerProtocol(
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/chat_tokenize"): _chat_tokenize,
     },
-    bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, TEXT_TYPE),
+    bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
     bad_json=lambda message, position: Reply(
-        f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(), 400, TEXT_TYPE
+        f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(),
+        400,
+        protocol.TEXT_TYPE,
     ),
-    too_large=Reply(b"length limit exceeded", 413, TEXT_TYPE),
+    too_large=Reply(b"length limit exceeded", 413, protocol.TEXT_TYPE),
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods),)),
     failure=_failure,

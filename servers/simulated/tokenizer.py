@@ -10,12 +10,13 @@ length rely on. The vocabulary has 32,000 ids, as Llama 2's:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, islice, product
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
+from typing import Any
 
 VOCABULARY_SIZE = 32_000
 BOS_ID, EOS_ID, EOS_TEXT = 1, 2, "</s>"
@@ -54,6 +55,23 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
 def decode(ids: Sequence[int]) -> str:
     """The text of `ids`, special tokens left out. Bytes that are no UTF-8 become the replacement character."""
     return b"".join(_pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
+
+
+def chat_text(messages: Any) -> str:
+    """Messages as the simulated model's chat template renders them.
+
+    Every role and content stands on lines of its own, so that a message's tokens do not depend on its neighbours.
+    """
+    found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
+    rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in found]
+    return "".join(rendered) + "assistant:\n"
+
+
+def _message_text(value: Any) -> str:
+    """Text, or the texts of a list of parts."""
+    if isinstance(value, list):
+        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
+    return value if isinstance(value, str) else ""
 
 
 class Vocabulary:

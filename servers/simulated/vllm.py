@@ -7,24 +7,8 @@ from typing import Any
 
 import msgspec
 
-from servers.simulated import tokenizer
-from servers.simulated.protocol import (
-    DONE,
-    Completion,
-    CompletionRequest,
-    Encoding,
-    ErrorReply,
-    EventEncoder,
-    Reply,
-    chat_text,
-    dumps,
-    event,
-    events_reply,
-    integer,
-    number,
-    ok,
-    openai_error,
-)
+from servers.simulated import protocol, tokenizer
+from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
 from servers.simulated.timing import Policy
 
@@ -56,7 +40,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     if "messages" not in body:
         raise _invalid("body.messages", {"type": "missing", "msg": "Field required", "input": _dict_of(body)})
     _check(state, body)
-    ids = _prompt_ids(state, chat_text(body["messages"]), add_bos=True)
+    ids = _prompt_ids(state, tokenizer.chat_text(body["messages"]), add_bos=True)
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     asked = _asked(state, asked, state.longest - len(ids), len(ids))
     return _encoding(state, request, ids, asked, chat=True)
@@ -66,7 +50,11 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
     """What vLLM refuses, in its words and its order: types, the model, values."""
     for name in ("max_tokens", "max_completion_tokens", "n", "logprobs"):
         value = body.get(name)
-        if integer(value) is None and value is not None and not (name == "logprobs" and isinstance(value, bool)):
+        if (
+            protocol.integer(value) is None
+            and value is not None
+            and not (name == "logprobs" and isinstance(value, bool))
+        ):
             why = "Input should be a valid integer, unable to parse string as an integer"
             raise _invalid(f"body.{name}", {"type": "int_parsing", "msg": why, "input": value})
     if not isinstance(body.get("stream_options") or {}, Mapping):
@@ -74,23 +62,23 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
         raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
     if body.get("model") not in (None, state.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
-        raise ErrorReply(openai_error(message, "NotFoundError", 404, "model"))
+        raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
     if body.get("stream_options") and not body.get("stream"):
         why = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
         raise _bad(why, "stream_options")
-    if (temperature := number(body.get("temperature")) or 0) < 0:
+    if (temperature := protocol.number(body.get("temperature")) or 0) < 0:
         raise _bad_value("temperature", f"temperature must be non-negative, got {temperature}.", temperature)
-    if (logprobs := integer(body.get("logprobs")) or 0) > 20:
+    if (logprobs := protocol.integer(body.get("logprobs")) or 0) > 20:
         why = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: 20"
         raise _bad_value("logprobs", why, logprobs)
-    if (integer(body.get("n")) or 1) != 1:
+    if (protocol.integer(body.get("n")) or 1) != 1:
         raise _bad_value("n", "The simulated server gives one answer per request.", body["n"])
 
 
 def _asked(state: ServerState, asked: Any, default: int, prompt_tokens: int) -> int:
     """The limit on new tokens, clamped to what the context has left (`get_max_tokens`)."""
     longest = state.longest
-    wanted = integer(asked)
+    wanted = protocol.integer(asked)
     wanted = default if wanted is None else wanted
     if wanted < 1:
         raise _bad_value("max_tokens", f"max_tokens must be at least 1, got {wanted}.", wanted)
@@ -144,14 +132,17 @@ def _encoding(
         "created": request.created_s,
         "model": state.config.model,
     }
-    stream = b"data: " + dumps(identity | {"object": "chat.completion.chunk"} if chat else identity)[:-1]
+    stream = b"data: " + protocol.dumps(identity | {"object": "chat.completion.chunk"} if chat else identity)[:-1]
     fingerprint = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
     usage = _usage(len(ids), completion.output_tokens)
     opening: tuple[bytes, ...] = ()
     if chat:
         counted = b',"usage":' + _usage(len(ids), 0) if continuous else b""
         role = stream + b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
-        role += b'"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (counted, dumps(returned))
+        role += b'"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (
+            counted,
+            protocol.dumps(returned),
+        )
         opening = (role,)
     end = b"" if include_usage else fingerprint
     closing = (b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage, fingerprint),) if include_usage else ()
@@ -159,24 +150,24 @@ def _encoding(
         completion,
         _event_encoder(completion, stream, returned, end, continuous, chat=chat),
         lambda _: _answer(completion, identity, returned, chat=chat),
-        (event(_failure(500).body), DONE),
+        (protocol.event(_failure(500).body), protocol.DONE),
         merges=True,
         opening=opening,
-        closing=(*closing, DONE),
+        closing=(*closing, protocol.DONE),
         role_only=opening,
     )
 
 
 def _event_encoder(
     completion: Completion, stream: bytes, returned: list[int] | None, end: bytes, continuous: bool, *, chat: bool
-) -> EventEncoder:
+) -> protocol.EventEncoder:
     """Events are joined from pieces that are encoded once per request: the JSON of a token costs nothing here.
 
     `end` is what only the last has; with `continuous` every one carries usage.
     """
     ids, texts, prompt_tokens = completion.ids, completion.texts, completion.prompt_tokens
     head = stream + b',"choices":[{"index":0,%b' % (b'"delta":{"content":"' if chat else b'"text":"')
-    given = dumps(returned)
+    given = protocol.dumps(returned)
     prompt_ids = b"" if chat else b'"prompt_token_ids":%b,'
     inner = b'"%b,"logprobs":null,"finish_reason":null,%b' % (b"}" * chat, b"" if chat else b'"stop_reason":null,')
     reason = completion.finish_reason.encode()
@@ -184,7 +175,7 @@ def _event_encoder(
 
     def encode(first: int, tokens: int, last: bool) -> bytes:
         text = texts[first] if tokens == 1 else b"".join(texts[first : first + tokens])
-        shown = b"null" if returned is None else dumps(ids[first : first + tokens])
+        shown = b"null" if returned is None else protocol.dumps(ids[first : first + tokens])
         before = prompt_ids and prompt_ids % (b"null" if first else given)
         counted = b',"usage":' + _usage(prompt_tokens, first + tokens) if continuous else b""
         pieces = (head, text, final if last else inner, before, b'"token_ids":', shown, b"}]", counted)
@@ -206,7 +197,7 @@ def _answer(completion: Completion, identity: Mapping[str, Any], returned: list[
     rest: dict[str, Any] = {"service_tier": None, "system_fingerprint": FINGERPRINT, "usage": usage}
     rest |= {**prompt, "prompt_text": None} if chat else {}
     rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
-    return ok({**identity, "choices": [choice | {"routed_experts": None}], **rest})
+    return protocol.ok({**identity, "choices": [choice | {"routed_experts": None}], **rest})
 
 
 def _usage(prompt: int, output: int) -> bytes:
@@ -218,13 +209,13 @@ def _bad_value(parameter: str, message: str, value: Any) -> ErrorReply:
 
 
 def _bad(message: str, parameter: str | None) -> ErrorReply:
-    return ErrorReply(openai_error(message, "BadRequestError", 400, parameter))
+    return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
 
 
 def _invalid(where: str, problem: dict[str, Any]) -> ErrorReply:
     """What pydantic says about a body that does not fit the schema."""
     shown = {"type": problem.pop("type"), "loc": where} | problem
-    return ErrorReply(openai_error(f"1 validation error:\n  {shown}", "Bad Request", 400, where))
+    return ErrorReply(protocol.openai_error(f"1 validation error:\n  {shown}", "Bad Request", 400, where))
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -248,12 +239,12 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     is_chat = "messages" in fields
-    text = chat_text(fields["messages"]) if is_chat else fields.get("prompt")
+    text = tokenizer.chat_text(fields["messages"]) if is_chat else fields.get("prompt")
     if not isinstance(text, str):
         raise _invalid("body.prompt", {"type": "missing", "msg": "Field required", "input": _dict_of(fields)})
     ids = [tokenizer.BOS_ID] * bool(is_chat or fields.get("add_special_tokens", True)) + tokenizer.encode(text)
     strings = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
-    return ok({"count": len(ids), "max_model_len": state.longest, "tokens": ids, "token_strs": strings})
+    return protocol.ok({"count": len(ids), "max_model_len": state.longest, "tokens": ids, "token_strs": strings})
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -290,15 +281,15 @@ def _buckets(longest: int) -> dict[str, Sequence[float]]:
 def _failure(status: int) -> Reply:
     """503 and 429 in the words of the queue limits (v1/engine/async_llm.py); vLLM itself has no 429."""
     if status == 500:
-        return openai_error("Internal server error", "InternalServerError", 500)
+        return protocol.openai_error("Internal server error", "InternalServerError", 500)
     kind = "ServiceUnavailableError" if status == 503 else "RateLimitError"
-    return openai_error("The server is overloaded, please try again later.", kind, status)
+    return protocol.openai_error("The server is overloaded, please try again later.", kind, status)
 
 
 def _overloaded(refused: Encoding) -> Reply:
     """Past max_num_queued_reqs. A streamed request has its 200 by then, so the refusal is an event."""
     reply = _failure(503)
-    return events_reply(reply.body, b"[DONE]") if refused.completion.streamed else reply
+    return protocol.events_reply(reply.body, b"[DONE]") if refused.completion.streamed else reply
 
 
 # Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
@@ -322,14 +313,16 @@ PROTOCOL = ServerProtocol(
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("POST", "/ping"): _EMPTY,
-        ("GET", "/version"): ok({"version": VERSION}),
-        ("GET", "/load"): ok({"server_load": 0}),  # counts only with --enable-server-load-tracking
+        ("GET", "/version"): protocol.ok({"version": VERSION}),
+        ("GET", "/load"): protocol.ok({"server_load": 0}),  # counts only with --enable-server-load-tracking
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
-        ("POST", "/detokenize"): lambda _, fields: ok({"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}),
+        ("POST", "/detokenize"): lambda _, fields: protocol.ok(
+            {"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}
+        ),
     },
-    bad_type=openai_error(_NOT_JSON, "Bad Request", 400),
+    bad_type=protocol.openai_error(_NOT_JSON, "Bad Request", 400),
     bad_json=_bad_json,
     too_large=_failure(500),
     failure=_failure,

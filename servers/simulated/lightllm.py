@@ -9,7 +9,7 @@ from typing import Any
 
 from servers.simulated import protocol, tokenizer
 from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
-from servers.simulated.state import Page, ServerProtocol, ServerState, native_routes, steps_of_half
+from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
 from servers.simulated.timing import Policy
 
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
@@ -22,7 +22,7 @@ _FAILURE = (
 )
 
 
-def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
+def native(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /generate, /generate_stream, and / where the body says whether to stream.
 
     Events have no blank after `data:`, and there is no [DONE]. A whole answer has no content type, and its text is a
@@ -36,8 +36,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
         raise ErrorReply(error_reply(417, "'parameters' must be an object"))
     _check_values(parameters)
     asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
-    streamed = bool(body.get("stream")) if streamed is None else streamed
-    completion = _completion(state, request, body["inputs"], asked, streamed=streamed, add_bos=add_bos)
+    completion = _completion(state, request, body["inputs"], asked, add_bos=add_bos)
     ids, texts, prompt_tokens, reason = (
         completion.ids,
         completion.texts,
@@ -135,11 +134,11 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: Any, asked: 
     names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
     values = {name: body[name] for name in (*names, "best_of") if body.get(name) is not None}
     _check_values(values if asked is None else values | {"max_new_tokens": asked})
-    return _completion(state, request, prompt, asked, streamed=bool(body.get("stream")), add_bos=add_bos)
+    return _completion(state, request, prompt, asked, add_bos=add_bos)
 
 
 def _completion(
-    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, streamed: bool, add_bos: bool
+    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, add_bos: bool
 ) -> Completion:
     """Length checks happen when the body is first read: a stream has its 200 by then, and gets an event."""
     try:
@@ -149,12 +148,12 @@ def _completion(
         if room <= 0:
             raise ValueError(f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {state.longest}")
     except ValueError as problem:
-        if not streamed:
+        if not request.streamed:
             raise _bad(str(problem)) from None
         # A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`).
         said = protocol.dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
         raise ErrorReply(protocol.events_reply(said)) from None
-    return state.complete(request, prompt_tokens, min(wanted, room), streamed=streamed)
+    return state.complete(request, prompt_tokens, min(wanted, room), "stop")
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
@@ -266,7 +265,7 @@ PROTOCOL = ServerProtocol(
     after="date: {date}\r\nserver: hypercorn-h11\r\n",
     keep_alive_s=10,
     body_limit=64 << 20,
-    generate=native_routes(native, chat, completions),
+    generate={"/v1/chat/completions": chat, "/v1/completions": completions} | dict.fromkeys(protocol.NATIVE, native),
     pages={
         **{(method, path): page for path, page in _PAGES.items() for method in ("GET", "POST")},
         ("GET", "/health"): _HEALTHY,

@@ -21,6 +21,9 @@ JSON_TYPE: Headers = (("content-type", "application/json"),)
 EVENT_STREAM_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
 TEXT_TYPE: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
+NATIVE = ("/", "/generate", "/generate_stream")
+"""Paths of TGI's and LightLLM's own routes."""
+
 dumps = msgspec.json.encode
 
 
@@ -47,9 +50,15 @@ class CompletionRequest:
     """One request for tokens, as it came in."""
 
     index: int  # its place among all requests for tokens
+    path: str
     body: Mapping[str, Any]
     created_s: int
-    stop_after: int | None  # the model ends its answer by itself after so many tokens; None: it does not
+    stop_after: int | None = None  # the model ends its answer by itself after so many tokens; None: it does not
+
+    @property
+    def streamed(self) -> bool:
+        """Two of the native routes say so themselves; elsewhere the body does."""
+        return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from itertools import count
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -149,7 +149,16 @@ def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
                 process.stdin.write(config.to_json())
-            yield _url_of(process, complaints), process.pid
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
+            line = process.stdout.readline().decode() if ready else ""
+            if not line.startswith(READY):
+                process.kill()
+                process.wait()  # its last words are written by then
+                complaints.seek(0)
+                said = complaints.read()[-1000:].decode(errors="replace").strip()
+                raise StartError(f"the simulated server did not start: {said or 'no answer'}")
+            yield line.removeprefix(READY).strip(), process.pid
         finally:
             process.terminate()
             try:
@@ -175,20 +184,6 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
         raise ConfigError(str(problem)) from None
     longest = min(config.max_model_len, kv_tokens - policy.block_tokens)
     return BatchingClock(policy, kv_tokens, hardware.step_ns, config.speed), longest
-
-
-def _url_of(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> str:
-    """Waits for the child's first line."""
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
-    line = process.stdout.readline().decode() if ready else ""
-    if line.startswith(READY):
-        return line.removeprefix(READY).strip()
-    process.kill()
-    process.wait()  # its last words are written by then
-    complaints.seek(0)
-    said = complaints.read()[-1000:].decode(errors="replace").strip()
-    raise StartError(f"the simulated server did not start: {said or 'no answer'}")
 
 
 class HttpServer:
@@ -268,9 +263,14 @@ class HttpServer:
         try:
             found = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            if strict:
-                raise ErrorReply(self.protocol.bad_json(*_what_is_wrong(body))) from None
-            return {}
+            if not strict:
+                return {}
+            message, place = "not JSON", 0
+            try:
+                json.loads(body)
+            except ValueError as problem:
+                message, place = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
+            raise ErrorReply(self.protocol.bad_json(message, place)) from None
         return found if isinstance(found, dict) else {}
 
     def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
@@ -323,7 +323,7 @@ class CompletionHandler:
     def _encoding(self, fields: Mapping[str, Any]) -> Encoding:
         """Raises ErrorReply with the server's own words when the request is not one it would take."""
         make, fault = self._protocol.generate[self._request.path], self._line.fault
-        request = CompletionRequest(self._index, fields, int(time.time()), stop_after=None)
+        request = CompletionRequest(self._index, self._request.path, fields, int(time.time()))
         try:
             encoding = make(self._state, request)
         except ErrorReply:
@@ -433,15 +433,6 @@ def status(state: ServerState, pump: Pump) -> dict[str, Any]:
     """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
     told = {name: getattr(state.config, name) for name in ("server", "model", "clock", "speed")}
     return told | {"requests": state.requests, "active": len(state.streams)} | pump.lateness.figures()
-
-
-def _what_is_wrong(body: bytearray) -> tuple[str, int]:
-    """Python's own words for a body that is not JSON, and the place."""
-    try:
-        json.loads(body)
-    except ValueError as problem:
-        return getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
-    return "not JSON", 0
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:

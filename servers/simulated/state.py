@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -111,15 +111,13 @@ class ServerState:
         self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
         self._collected_s = time.monotonic()
 
-    def complete(
-        self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, *, streamed: bool, ended: str = "stop"
-    ) -> Completion:
+    def complete(self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, ended: str) -> Completion:
         """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that."""
         output = min(asked_tokens, request.stop_after or asked_tokens)
         words, start = self.vocabulary, self.vocabulary.start(request.index)
         ids, texts = words.ids[start : start + output], words.texts[start : start + output]
         reason = "length" if output == asked_tokens else ended
-        return Completion(streamed, prompt_tokens, asked_tokens, ids, texts, reason)
+        return Completion(request.streamed, prompt_tokens, asked_tokens, ids, texts, reason)
 
     def end(self, line: LogLine, stream: Stream | None = None) -> None:
         """A request for tokens has ended, or was refused, which has no stream.
@@ -212,12 +210,6 @@ class ServerState:
             self.histograms[name].observe(value)
         for before_ns, after_ns in pairwise(line.sent_ns):
             self.histograms["itl_s"].observe((after_ns - before_ns) / 1e9)
-
-
-def native_routes(native: Callable[..., Encoding], chat: Generate, completions: Generate) -> dict[str, Generate]:
-    """The routes of TGI and LightLLM: / streams where the body says so, and the OpenAI ones."""
-    by_path = {"/generate": partial(native, streamed=False), "/generate_stream": partial(native, streamed=True)}
-    return {"/": native, **by_path, "/v1/chat/completions": chat, "/v1/completions": completions}
 
 
 # The Prometheus text format, version 0.0.4.

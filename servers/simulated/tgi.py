@@ -11,7 +11,7 @@ from typing import Any
 
 from servers.simulated import protocol, tokenizer
 from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
-from servers.simulated.state import ServerProtocol, ServerState, native_routes, steps_of_half
+from servers.simulated.state import ServerProtocol, ServerState, steps_of_half
 from servers.simulated.timing import UNLIMITED, Policy
 
 VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
@@ -24,20 +24,19 @@ _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 Refuse = Callable[[str], ErrorReply]
 
 
-def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
+def native(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /generate, /generate_stream, and / where the body says whether to stream and a whole answer is a list of
     one."""
-    body, listed = request.body, streamed is None
-    streamed = bool(body.get("stream")) if streamed is None else streamed
+    body = request.body
     if not isinstance(body.get("inputs"), str):
         raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
     parameters = body.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise _untyped("parameters: invalid type, expected struct GenerateParameters")
-    if streamed and parameters.get("decoder_input_details"):
-        raise _refusal(True, False, "`decoder_input_details` == true is not supported when streaming tokens")
+    if request.streamed and parameters.get("decoder_input_details"):
+        raise _refusal(request, "`decoder_input_details` == true is not supported when streaming tokens")
     prompt = body["inputs"]
-    completion = _completion(state, request, prompt, parameters, streamed=streamed, openai=False)
+    completion = _completion(state, request, prompt, parameters)
     full = f"{prompt}{completion.text}" if parameters.get("return_full_text") else completion.text
     details = {
         "finish_reason": completion.finish_reason,
@@ -63,7 +62,7 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
                 for token, text in zip(ids, texts, strict=True)
             ]
             answer["details"] = {**details, "prefill": [], "tokens": tokens}
-        return [answer] if listed else answer
+        return [answer] if request.path == "/" else answer
 
     return _encoding(completion, prompt, encode, whole)
 
@@ -93,11 +92,9 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     usage = protocol.json_event({**identity, "choices": [], "usage": completion.usage})
     closing = (usage, protocol.DONE) if body.get("stream_options", {}).get("include_usage") else (protocol.DONE,)
     texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
-    encode, role = (
-        protocol.text_events(texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, ended)),
-        protocol.json_event(chunk("", None)),
-    )
-    return _encoding(completion, prompt, encode, whole, closing=closing, role_only=(role,))
+    encode = protocol.text_events(texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, ended))
+    role_only = (protocol.json_event(chunk("", None)),)
+    return _encoding(completion, prompt, encode, whole, closing=closing, role_only=role_only)
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -125,22 +122,13 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
     inner = {name: identity[name] for name in ("object", "id", "created")} | choices(protocol.TEXT, "") | identity
     final = identity | choices(protocol.TEXT, completion.finish_reason) | {"usage": completion.usage}
-    return _encoding(
-        completion, prompts[0], protocol.text_events(completion.texts, inner, final), whole, closing=(protocol.DONE,)
-    )
+    encode = protocol.text_events(completion.texts, inner, final)
+    return _encoding(completion, prompts[0], encode, whole, closing=(protocol.DONE,))
 
 
-def _completion(
-    state: ServerState,
-    request: CompletionRequest,
-    text: str,
-    values: Mapping[str, Any],
-    *,
-    streamed: bool,
-    openai: bool,
-) -> Completion:
+def _completion(state: ServerState, request: CompletionRequest, text: str, values: Mapping[str, Any]) -> Completion:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
-    refuse = partial(_refusal, streamed, openai)
+    refuse = partial(_refusal, request)
     _check_values(values, refuse)
     if not text:
         raise refuse("`inputs` cannot be empty")
@@ -163,7 +151,7 @@ def _completion(
         uniform = Random(f"eos/{state.config.seed}/{request.index}").random()  # noqa: S311 - not secret
         ends = 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
         request = replace(request, stop_after=min(ends, request.stop_after or ends))
-    said = state.complete(request, prompt_tokens, asked, streamed=streamed, ended="eos_token")
+    said = state.complete(request, prompt_tokens, asked, "eos_token")
     if said.finish_reason == "length":
         return said
     return replace(said, ids=[*said.ids[:-1], tokenizer.EOS_ID], texts=[*said.texts[:-1], _EOS_TEXT])
@@ -204,7 +192,7 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: str, asked: 
     parameters = {name: body[name] for name in names if body.get(name) is not None} | {"max_new_tokens": asked}
     if protocol.number(body.get("temperature")):
         parameters["temperature"] = body["temperature"]
-    return _completion(state, request, prompt, parameters, streamed=bool(body.get("stream")), openai=True)
+    return _completion(state, request, prompt, parameters)
 
 
 def _untyped(message: str) -> ErrorReply:
@@ -218,23 +206,23 @@ def flat_error(message: str, kind: str, status: int = 500) -> Reply:
     return Reply(protocol.dumps({"error": message, "error_type": kind}), status)
 
 
-def openai_error(message: str) -> bytes:
-    """The error event of the OpenAI routes: the code is 422 whatever happened."""
-    return protocol.dumps({"error": {"message": message, "http_status_code": 422}})
+def _error_payloads(message: str, kind: str, openai: bool) -> tuple[bytes, ...]:
+    """An error as events; on the OpenAI routes the code is 422 whatever happened."""
+    if openai:
+        return protocol.dumps({"error": {"message": message, "http_status_code": 422}}), b"[DONE]"
+    return (flat_error(message, kind).body,)
 
 
-def _refusal(streamed: bool, openai: bool, message: str) -> ErrorReply:
-    return ErrorReply(_refused(f"Input validation error: {message}", "validation", 422, streamed, openai))
+def _refusal(request: CompletionRequest, message: str) -> ErrorReply:
+    said, openai = f"Input validation error: {message}", request.path.startswith("/v1/")
+    return ErrorReply(_refused(said, "validation", 422, request.streamed, openai))
 
 
 def _refused(message: str, kind: str, status: int, streamed: bool, openai: bool) -> Reply:
     """With that status, but as an event under status 200 once the answer is a stream."""
-    reply = flat_error(message, kind, status)
-    if not streamed:
-        return reply
-    return protocol.events_reply(
-        *((openai_error(message), b"[DONE]") if openai else (reply.body,)), headers=_STREAM_TYPE
-    )
+    if streamed:
+        return protocol.events_reply(*_error_payloads(message, kind, openai), headers=_STREAM_TYPE)
+    return flat_error(message, kind, status)
 
 
 def _failure(status: int) -> Reply:
@@ -252,11 +240,7 @@ def _encoding(
     role_only: protocol.Events = (),
 ) -> Encoding:
     computed: protocol.Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
-    failure = (
-        (protocol.event(openai_error(_FAILED[0])), protocol.DONE)
-        if closing
-        else (protocol.event(flat_error(*_FAILED).body),)
-    )
+    failure = tuple(map(protocol.event, _error_payloads(*_FAILED, bool(closing))))
 
     def answer(total_s: float) -> Reply:
         """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
@@ -336,7 +320,7 @@ PROTOCOL = ServerProtocol(
     stream_headers=_STREAM_TYPE,
     keep_alive_s=3600,
     body_limit=2_000_000,
-    generate=native_routes(native, chat, completions),
+    generate={"/v1/chat/completions": chat, "/v1/completions": completions} | dict.fromkeys(protocol.NATIVE, native),
     pages={
         ("GET", "/"): _EMPTY,
         ("GET", "/health"): _EMPTY,

@@ -120,7 +120,7 @@ def _encoding(
 ) -> Encoding:
     """The answer to a prompt of `ids`, of `asked` tokens unless the model stops before."""
     body = request.body
-    completion = state.complete(request, len(ids), asked, streamed=bool(body.get("stream")))
+    completion = state.complete(request, len(ids), asked, "stop")
     options = body.get("stream_options") or {}
     include_usage = bool(options.get("include_usage"))
     continuous = include_usage and bool(options.get("continuous_usage_stats"))

@@ -23,11 +23,7 @@ _FAILURE = (
 
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /generate, /generate_stream, and / where the body says whether to stream.
-
-    Events have no blank after `data:`, and there is no [DONE]. A whole answer has no content type, and its text is a
-    list.
-    """
+    """POST on NATIVE: no blank after `data:`, no [DONE]; a whole answer has no content type, and its text is a list."""
     body = request.body
     if missing := [name for name in ("inputs", "parameters") if name not in body]:
         raise ErrorReply(error_reply(417, f"'{missing[0]}'"))
@@ -93,7 +89,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     role = chunk({"role": "assistant", "content": ""}, logprobs=None, finish_reason=None) | {"prompt_token_ids": None}
     closing = (protocol.json_event({**identity, "choices": [], "usage": usage}), protocol.DONE)
     opening, encode = (protocol.json_event(role),), protocol.text_events(completion.texts, inner, final)
-    return Encoding(completion, encode, answer, _FAILURE, opening=opening, closing=closing, role_only=opening)
+    return Encoding(completion, encode, answer, _FAILURE, opening=opening, closing=closing)
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:

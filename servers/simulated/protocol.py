@@ -18,7 +18,7 @@ Events = tuple[bytes, ...]
 """Server-sent events, each complete with its blank line."""
 
 JSON_TYPE: Headers = (("content-type", "application/json"),)
-EVENT_STREAM_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
+EVENTS_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
 TEXT_TYPE: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
 NATIVE = ("/", "/generate", "/generate_stream")
@@ -105,7 +105,7 @@ class Encoding:
     """Several tokens can share one event. Otherwise each has its own, and the events leave in one send."""
     opening: Events = ()  # sent together with the first token
     closing: Events = ()  # sent together with the last token
-    role_only: Events = ()  # chat: what a server sends that announces the role before it has generated anything
+    role_only: Events = ()  # chat: what announces the role before a token, where it is not `opening`
     head: Headers = ()  # headers of the stream that depend on the request
 
 
@@ -136,7 +136,7 @@ def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping
     return encode
 
 
-def events_reply(*payloads: bytes, headers: Headers = EVENT_STREAM_TYPE) -> Reply:
+def events_reply(*payloads: bytes, headers: Headers = EVENTS_TYPE) -> Reply:
     """An event stream that is known as a whole, as a refusal after status 200 is."""
     return Reply(b"".join(map(event, payloads)), headers=headers, chunked=True)
 

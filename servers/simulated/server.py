@@ -332,7 +332,9 @@ class CompletionHandler:
         if fault == "early-stop":
             at = self._at or max(1, encoding.completion.asked_tokens // 2)
             return make(self._state, replace(request, stop_after=at))
-        return replace(encoding, opening=()) if fault == "role-first" else encoding
+        if fault == "role-first":
+            return replace(encoding, opening=(), role_only=encoding.role_only or encoding.opening)
+        return encoding
 
     async def _admission(self, encoding: Encoding) -> int:
         """Waits for a place or raises ErrorReply, as the server does. Returns the instant from which tokens count."""

@@ -17,16 +17,7 @@ from typing import Any
 import msgspec
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.protocol import (
-    EVENT_STREAM_TYPE,
-    JSON_TYPE,
-    Completion,
-    CompletionRequest,
-    Encoding,
-    Headers,
-    Reply,
-    ok,
-)
+from servers.simulated.protocol import EVENTS_TYPE, JSON_TYPE, Completion, CompletionRequest, Encoding, Headers, Reply
 from servers.simulated.stream import LogLine, Stream
 from servers.simulated.timing import Gauges, Policy
 from servers.simulated.tokenizer import Vocabulary
@@ -50,7 +41,7 @@ class ServerProtocol:
 
     before: str = ""  # head lines of every answer, ahead of its own headers; `{date}` is filled in
     after: str  # the same, behind them
-    stream_headers: Headers = EVENT_STREAM_TYPE
+    stream_headers: Headers = EVENTS_TYPE
     keep_alive_s: float
     body_limit: int  # in bytes; a larger body gets `too_large`
     generate: Mapping[str, Generate]  # POST routes that make tokens
@@ -97,10 +88,8 @@ class ServerState:
         self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
         self.requests = 0
-        # Requests that were taken and have ended, by the server's own word, or `abort` for those cut short.
-        self.by_reason: Counter[str] = Counter()
-        # Requests that were not taken: `overloaded`, `validation`, ...
-        self.refused: Counter[str] = Counter()
+        self.by_reason: Counter[str] = Counter()  # requests that have ended: the server's word, or `abort`: cut short
+        self.refused: Counter[str] = Counter()  # requests that were not taken: `overloaded`, `validation`, ...
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.histograms = {name: Histogram(bounds) for name, bounds in buckets(longest).items()}
@@ -120,11 +109,8 @@ class ServerState:
         return Completion(request.streamed, prompt_tokens, asked_tokens, ids, texts, reason)
 
     def end(self, line: LogLine, stream: Stream | None = None) -> None:
-        """A request for tokens has ended, or was refused, which has no stream.
-
-        It is accounted for when no stream is left that could be made late: a burst's streams all end within a moment,
-        and what counting one costs would be what the last tokens of the others are late.
-        """
+        """A request for tokens has ended, or was refused, which has no stream. Counted when no stream is left that
+        could be made late: a burst's streams all end within a moment, and counting one would delay the others."""
         ended_ns = time.monotonic_ns()
         # One offset between the clocks for the line, as streams last seconds.
         self._ended.append((line, stream, ended_ns, time.time_ns() - ended_ns))
@@ -160,7 +146,7 @@ class ServerState:
     def models(self, owner: str, **more: Any) -> Reply:
         """The list of models, which has one."""
         card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner, **more}
-        return ok({"object": "list", "data": [card]})
+        return Reply(msgspec.json.encode({"object": "list", "data": [card]}))
 
     def settle(self) -> None:
         """Accounts for every request that has ended, for somebody who wants to read the totals."""
@@ -196,15 +182,16 @@ class ServerState:
         self.output_tokens += stream.count  # generated, also when the client had gone
         if not complete:
             return
-        first_ns, last_ns, gaps = line.sent_ns[0], line.sent_ns[-1], stream.count - 1
+        first_ns, received_ns, gaps = line.sent_ns[0], line.received_ns, stream.count - 1
+        decode_s = (line.sent_ns[-1] - first_ns) / 1e9
         values = {
             "prompt_tokens": completion.prompt_tokens,
             "output_tokens": stream.count,
             "asked_tokens": completion.asked_tokens,
-            "ttft_s": (first_ns - line.received_ns) / 1e9,
-            "e2e_s": (ended_ns - line.received_ns) / 1e9,
-            "decode_s": (last_ns - first_ns) / 1e9,
-            "tpot_s": (last_ns - first_ns) / 1e9 / gaps if gaps else 0.0,
+            "ttft_s": (first_ns - received_ns) / 1e9,
+            "e2e_s": (ended_ns - received_ns) / 1e9,
+            "decode_s": decode_s,
+            "tpot_s": decode_s / gaps if gaps else 0.0,
         }
         for name, value in values.items():
             self.histograms[name].observe(value)
@@ -221,8 +208,7 @@ Figure = float | Mapping[tuple[str, str], float] | Histogram
 
 @cache
 def _metric_rows(server: str) -> list[dict[str, str]]:
-    """The metrics of one server's page, in its order and words: exported name without the server's prefix, kind, which
-    figure it is, and HELP text. A counter's name has its suffix already."""
+    """The metrics of one server's page, in its order and words: exported name after the prefix, kind, figure, help."""
     with Path(__file__).with_name(f"{server}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 

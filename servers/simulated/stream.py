@@ -1,7 +1,7 @@
 """The sending path: one pump for all streams, one wake-up per due instant, one `write` per emission.
 
-aiohttp has parsed the request and started nothing else; frames go straight to the connection's file descriptor, because
-a write through the event loop's transport leaves at the end of the loop's turn, behind every other callback.
+Frames go straight to the connection's file descriptor, because a write through the event loop's transport leaves at the
+end of the loop's turn, behind every other callback.
 
     clock ──emissions(now)──> pump ──events──> chunk coding ──write(fd)──> kernel
                                 │                              └─ would block: transport.write, order kept
@@ -35,11 +35,8 @@ WHOLE = ("complete", "truncated", "failed")
 
 
 class LogLine(msgspec.Struct):
-    """The account of one request for tokens, filled while it lasts: a line of the log, and what the metrics count.
-
-    Instants are in nanoseconds, of CLOCK_MONOTONIC until the request is settled and of CLOCK_REALTIME, as the kernel's
-    receive stamps are, from then on.
-    """
+    """The account of one request for tokens: a line of the log, and what the metrics count. Instants are of
+    CLOCK_MONOTONIC until it is settled, and from then on of CLOCK_REALTIME, as the kernel's receive stamps are."""
 
     request_id: str  # the client's X-Request-Id; empty when it sent none
     received_ns: int  # when the request's head had been read
@@ -52,11 +49,7 @@ class LogLine(msgspec.Struct):
 
 
 class Stream:
-    """One answer on its way, with the instants at which its pieces were due and left. Mutable: it is the hot path's.
-
-    `detour`, where set, takes the place of `events`: (stream, tokens sent before, tokens due) to the events to send
-    and how many tokens they hold. It may set `ending`.
-    """
+    """One answer on its way. Mutable: it is the hot path's."""
 
     __slots__ = (
         *("backlogged", "chunked", "completion", "count", "detour", "encoding", "ending", "event", "fd", "finished"),
@@ -101,10 +94,7 @@ class Stream:
         return b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events])
 
     def send(self, data: bytes) -> None:
-        """Hands `data` to the kernel now, or to the transport when the socket's buffer is full.
-
-        Raises OSError when the client has gone.
-        """
+        """Hands `data` to the kernel, or to the transport when its buffer is full. Raises OSError: nobody is there."""
         transport = self.transport
         if transport.is_closing():
             raise ConnectionResetError
@@ -123,6 +113,8 @@ class Stream:
 
 
 Detour = Callable[[Stream, int, int], tuple[list[bytes], int]]
+"""In place of `Stream.events`: (stream, tokens sent before, tokens due) to the events to send and how many tokens they
+hold. It may set `ending`."""
 
 
 def collect(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
@@ -166,10 +158,7 @@ def _held_back(merges: bool, at: int, stream: Stream, first: int, tokens: int) -
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """A fault: what the documentation says it does, and the detour that does it, which gets K first.
-
-    Faults without one are done before the first token, in server.py.
-    """
+    """A fault in the documentation's words, and its detour, which gets K first; what has none is done in server.py."""
 
     says: str
     detour: Callable[..., tuple[list[bytes], int]] | None = None
@@ -202,9 +191,7 @@ FAULTS: dict[str, Behaviour] = {
 LATE_NS = 5_000_000
 """The server falls behind when more than one send in a hundred is later than this: a quarter of the 20 ms between two
 tokens of a stream at 50 tokens/s, so that no stream's pace is what was asked any more."""
-
-_BIN_NS = 1_000
-_BINS = 100_000
+_BIN_NS, _BINS = 1_000, 100_000
 
 
 class Lateness:

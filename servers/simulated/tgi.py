@@ -25,8 +25,7 @@ Refuse = Callable[[str], ErrorReply]
 
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /generate, /generate_stream, and / where the body says whether to stream and a whole answer is a list of
-    one."""
+    """POST on NATIVE; on / a whole answer is a list of one."""
     body = request.body
     if not isinstance(body.get("inputs"), str):
         raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")

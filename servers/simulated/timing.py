@@ -1,8 +1,7 @@
 """When a simulated server's tokens leave: a clock that follows a script, and one that batches like an engine.
 
-Both have the same methods, and instants passed in must not go backwards. A clock never reads the time: every instant is
-in nanoseconds on the caller's monotonic clock and is given by the caller, so tests drive a clock through hours in
-microseconds.
+Both have the same methods and never read the time: every instant is in nanoseconds of the caller's monotonic clock and
+is given by the caller, never backwards, so tests drive a clock through hours in microseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from itertools import count
 from random import Random
 from typing import Any, Literal
 
@@ -50,9 +50,8 @@ class Gauges:
 class ScriptClock:
     """Token event k of a job is due at `arrived_ns + ttft_ns + k * itl_ns`, exactly: the reference of calibration.
 
-    Due instants are absolute, so a late caller shifts nothing. `jitter_ns` moves each event by a uniform draw from
-    [-jitter_ns, jitter_ns] around that instant, without accumulating and without reordering a job's own events; the
-    draws depend only on `seed`, the job's place in the order of submission, and k.
+    `jitter_ns` moves each event by a uniform draw from [-jitter_ns, jitter_ns] around it, without adding up or
+    reordering a job's own events; draws depend only on `seed`, the job's place in the order of submission, and k.
     """
 
     def __init__(self, ttft_ns: int, itl_ns: int, jitter_ns: int = 0, tokens_per_event: int = 1, seed: int = 0) -> None:
@@ -60,7 +59,7 @@ class ScriptClock:
         assert tokens_per_event >= 1
         self._ttft_ns, self._itl_ns, self._jitter_ns = ttft_ns, itl_ns, jitter_ns
         self._tokens_per_event, self._seed = tokens_per_event, seed
-        self._submitted = 0
+        self._places = count()
         self._live: set[Job] = set()
         # (due, place in the order of submission, job, due without jitter, the job's jitter). The second is unique, so
         # that comparisons never reach the job. One entry per job; a cancelled job's entry stays until it surfaces.
@@ -70,15 +69,14 @@ class ScriptClock:
         """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        jitter = self._jitter(self._submitted) if self._jitter_ns else None
-        base_ns = job.arrived_ns + self._ttft_ns
+        place, base_ns = next(self._places), job.arrived_ns + self._ttft_ns
+        jitter = self._jitter(place) if self._jitter_ns else None
         due_ns = max(job.arrived_ns, base_ns + jitter()) if jitter else base_ns
-        heappush(self._heap, (due_ns, self._submitted, job, base_ns, jitter))
-        self._submitted += 1
+        heappush(self._heap, (due_ns, place, job, base_ns, jitter))
         self._live.add(job)
 
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - the script does not depend on it
-        """Forgets a job whose client went away. A job that is finished or unknown is ignored."""
+        """Forgets a job whose client went away; one that is finished or unknown is ignored."""
         self._live.discard(job)
         self._drop_cancelled()
 
@@ -87,10 +85,7 @@ class ScriptClock:
         return self._heap[0][0] if self._heap else None
 
     def emissions(self, now_ns: int) -> list[Emission]:
-        """Everything due up to and including `now_ns` that was not handed out before, in due order.
-
-        The hot path: about a microsecond per emission with 1000 jobs.
-        """
+        """Everything due up to and including `now_ns`, once, in due order. Hot: about a microsecond with 1000 jobs."""
         heap, live, itl_ns, step = self._heap, self._live, self._itl_ns, self._tokens_per_event
         due: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
@@ -144,11 +139,9 @@ class Policy:
 
 
 class BatchingClock:
-    """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): runs the steps of
-    `policy` on a KV cache of `kv_tokens`; each lasts `step_ns(work) / speed`.
-
-    Before each step it admits waiting jobs, first come first served, as far as its running limit, its KV cache and the
-    step's token budget allow; at the step's end every sequence that took part emits one token.
+    """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023), on a cache of `kv_tokens`: before a step it
+    admits waiting jobs, first come first served, as far as running limit, KV cache and the step's token budget allow;
+    after `step_ns(work) / speed` every sequence that took part emits one token.
 
         waiting ──admit──> prefilling ──prompt computed, first token──> decoding ──last token──> gone
            ^                   │                                            │
@@ -181,10 +174,9 @@ class BatchingClock:
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
         if self._blocks(job.prompt_tokens + job.output_tokens - 1) > self._kv_tokens:
-            raise ValueError(
-                f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens never fit a KV cache of "
-                f"{self._kv_tokens} tokens: limit the model's length to the cache"
-            )
+            what = f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens"
+            why = f"never fit a KV cache of {self._kv_tokens} tokens: limit the model's length to the cache"
+            raise ValueError(f"{what} {why}")
         self._waiting.append(job)
         if self._end_ns is None:
             self._start_after_pause()
@@ -254,10 +246,8 @@ class BatchingClock:
         self._end_ns = self._busy_from_ns + int(self._busy_ns / self._speed)
 
     def _work(self) -> Work:
-        tokens = logits = pairs = kv_tokens = 0
-        if self._decodes:
-            tokens = logits = len(self._decoding)
-            pairs = kv_tokens = self._decoding_tokens
+        tokens = logits = len(self._decoding) if self._decodes else 0
+        pairs = kv_tokens = self._decoding_tokens if self._decodes else 0
         for job, chunk in self._chunks:
             tokens += chunk
             logits += 1

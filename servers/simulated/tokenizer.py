@@ -1,8 +1,7 @@
 """A deterministic tokenizer for servers without a model: every text becomes tokens, and the tokens the same text again.
 
-Words are cut greedily into the longest pieces of a fixed vocabulary, as WordPiece does; anything else becomes bytes.
-A text cut at the end of a token therefore keeps the tokens it had, which is what people who build prompts of an exact
-length rely on. The vocabulary has 32,000 ids, as Llama 2's:
+Words are cut greedily into the longest pieces of a fixed vocabulary, as WordPiece does; anything else becomes bytes. So
+a text cut at the end of a token keeps the tokens it had, on which prompts of an exact length rely. The ids:
 
     0 <unk>  1 <s>  2 </s>  3..258 bytes  then one to three letters, common words, and invented words up to the end
 """
@@ -18,7 +17,7 @@ from random import Random
 from string import ascii_lowercase
 from typing import Any
 
-VOCABULARY_SIZE = 32_000
+VOCABULARY_SIZE = 32_000  # as Llama 2's
 BOS_ID, EOS_ID, EOS_TEXT = 1, 2, "</s>"
 PERIOD = 8192  # power of two: how many drawn words repeat
 
@@ -58,10 +57,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def chat_text(messages: Any) -> str:
-    """Messages as the simulated model's chat template renders them.
-
-    Every role and content stands on lines of its own, so that a message's tokens do not depend on its neighbours.
-    """
+    """Messages as the model's chat template renders them: on lines of their own, so that none's tokens depend on another."""
     found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
     rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in found]
     return "".join(rendered) + "assistant:\n"
@@ -75,11 +71,9 @@ def _message_text(value: Any) -> str:
 
 
 class Vocabulary:
-    """What a simulated model says: seeded common words, one token each, the same for the same seed.
+    """What a simulated model says: common words, one token each, by `ids` and as `texts` that can stand in a JSON string.
 
-    `ids[i]` and `texts[i]` describe token i; they are long enough for a request that starts anywhere below
-    PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
-    stand inside a JSON string as it is.
+    There are enough for a request that starts anywhere below PERIOD and runs for `longest` tokens: nothing wraps around.
     """
 
     def __init__(self, seed: int, longest: int) -> None:
@@ -124,12 +118,10 @@ def _ids() -> dict[str, int]:
 @cache
 def _texts() -> tuple[str, ...]:
     """Every piece of more than one byte, in order of id."""
-    pairs = ["".join(letters) for letters in product(ascii_lowercase, repeat=2)]
-    triples = ["".join(letters) for letters in product(ascii_lowercase, repeat=3)]
+    pairs, triples = (["".join(letters) for letters in product(ascii_lowercase, repeat=size)] for size in (2, 3))
     short = [f" {text}" for text in chain(ascii_lowercase, pairs)] + pairs + triples
     syllables = ["".join(sounds) for sounds in product("bdfgklmnprstvz", "aeiou")]
     invented = (f" {''.join(parts)}" for length in (2, 3) for parts in product(syllables, repeat=length))
-    words = (f" {word}" for word in _WORDS)
-    known = dict.fromkeys(chain(short, words))
+    known = dict.fromkeys(chain(short, (f" {word}" for word in _WORDS)))
     new = (text for text in invented if text not in known)
     return (*known, *islice(new, VOCABULARY_SIZE - _FIRST_BYTE - 256 - len(known)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -126,12 +127,8 @@ def _encoding(
     continuous = include_usage and bool(options.get("continuous_usage_stats"))
     returned = list(ids) if body.get("return_token_ids") else None
     name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
-    identity = {
-        "id": f"{name}-{state.started_s:08x}{request.index:08x}",
-        "object": kind,
-        "created": request.created_s,
-        "model": state.config.model,
-    }
+    number = f"{name}-{state.started_s:08x}{request.index:08x}"
+    identity = {"id": number, "object": kind, "created": request.created_s, "model": state.config.model}
     stream = b"data: " + protocol.dumps(identity | {"object": "chat.completion.chunk"} if chat else identity)[:-1]
     fingerprint = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
     usage = _usage(len(ids), completion.output_tokens)
@@ -145,26 +142,19 @@ def _encoding(
         )
         opening = (role,)
     end = b"" if include_usage else fingerprint
-    closing = (b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage, fingerprint),) if include_usage else ()
-    return Encoding(
-        completion,
-        _event_encoder(completion, stream, returned, end, continuous, chat=chat),
-        lambda _: _answer(completion, identity, returned, chat=chat),
-        (protocol.event(_failure(500).body), protocol.DONE),
-        merges=True,
-        opening=opening,
-        closing=(*closing, protocol.DONE),
-        role_only=opening,
-    )
+    counts = b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage, fingerprint)
+    closing = (counts, protocol.DONE) if include_usage else (protocol.DONE,)
+    encode = _event_encoder(completion, stream, returned, end, continuous, chat=chat)
+    failure = (protocol.event(_failure(500).body), protocol.DONE)
+    answer = partial(_answer, completion, identity, returned, chat)
+    return Encoding(completion, encode, answer, failure, merges=True, opening=opening, closing=closing)
 
 
 def _event_encoder(
     completion: Completion, stream: bytes, returned: list[int] | None, end: bytes, continuous: bool, *, chat: bool
 ) -> protocol.EventEncoder:
-    """Events are joined from pieces that are encoded once per request: the JSON of a token costs nothing here.
-
-    `end` is what only the last has; with `continuous` every one carries usage.
-    """
+    """Events, joined from pieces that are encoded once per request. `end`: what only the last has; with `continuous`
+    every one carries usage."""
     ids, texts, prompt_tokens = completion.ids, completion.texts, completion.prompt_tokens
     head = stream + b',"choices":[{"index":0,%b' % (b'"delta":{"content":"' if chat else b'"text":"')
     given = protocol.dumps(returned)
@@ -184,7 +174,9 @@ def _event_encoder(
     return encode
 
 
-def _answer(completion: Completion, identity: Mapping[str, Any], returned: list[int] | None, *, chat: bool) -> Reply:
+def _answer(
+    completion: Completion, identity: dict[str, Any], returned: list[int] | None, chat: bool, _: float
+) -> Reply:
     prompt: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": returned}
     nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
     message = {"role": "assistant", "content": completion.text, **nothing}

@@ -57,7 +57,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def chat_text(messages: Any) -> str:
-    """Messages as the model's chat template renders them: on lines of their own, so that none's tokens depend on another."""
+    """Messages in the model's chat template: on lines of their own, so that none's tokens depend on its neighbours."""
     found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
     rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in found]
     return "".join(rendered) + "assistant:\n"
@@ -71,9 +71,9 @@ def _message_text(value: Any) -> str:
 
 
 class Vocabulary:
-    """What a simulated model says: common words, one token each, by `ids` and as `texts` that can stand in a JSON string.
+    """What a simulated model says: common words, one token each, as `ids` and as `texts` fit for a JSON string.
 
-    There are enough for a request that starts anywhere below PERIOD and runs for `longest` tokens: nothing wraps around.
+    There are enough for a request that starts anywhere below PERIOD and runs for `longest` tokens: none wraps around.
     """
 
     def __init__(self, seed: int, longest: int) -> None:

@@ -26,10 +26,10 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST on NATIVE: no blank after `data:`, no [DONE]; a whole answer has no content type, and its text is a list."""
     body = request.body
     if missing := [name for name in ("inputs", "parameters") if name not in body]:
-        raise ErrorReply(error_reply(417, f"'{missing[0]}'"))
+        raise _bad(f"'{missing[0]}'", 417)
     parameters = body["parameters"]
     if not isinstance(parameters, Mapping):
-        raise ErrorReply(error_reply(417, "'parameters' must be an object"))
+        raise _bad("'parameters' must be an object", 417)
     _check_values(parameters)
     asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
     completion = _completion(state, request, body["inputs"], asked, add_bos=add_bos)
@@ -199,8 +199,8 @@ def error_reply(status: int, message: str) -> Reply:
     return protocol.openai_error(message, kind, status)
 
 
-def _bad(message: str) -> ErrorReply:
-    return ErrorReply(error_reply(400, message))
+def _bad(message: str, status: int = 400) -> ErrorReply:
+    return ErrorReply(error_reply(status, message))
 
 
 def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
@@ -228,7 +228,7 @@ def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("text"), str):
-        raise ErrorReply(error_reply(417, "error: 'text'"))
+        raise _bad("error: 'text'", 417)
     parameters = fields.get("parameters") or {}
     return protocol.ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
 

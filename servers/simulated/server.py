@@ -1,5 +1,4 @@
-"""A simulated server as a whole: what all kinds do with a request, and starting and stopping one, here or in a process
-of its own.
+"""A simulated server as a whole: its side of HTTP, and how one is started, here or in a process of its own.
 
 aiohttp parses requests and keeps connections; answers are written here, byte by byte as the real server's, because the
 head of a response, its order and its spelling are part of a protocol too.
@@ -42,10 +41,8 @@ from servers.simulated.state import ServerProtocol, ServerState
 from servers.simulated.stream import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
 from servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
 
-STATUS_PATH = "/simulated/status"
-"""The one page that no real server has: this is how our own probe knows."""
-READY = "ready "
-"""First line of a child's standard output, followed by its URL."""
+STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
+READY = "ready "  # first line of a child's standard output, followed by its URL
 CHILD = "from servers.simulated.server import child; child()"
 """The program of a server in a process of its own; its standard input begins with the config, as `to_json`."""
 
@@ -54,8 +51,7 @@ _HEAD_PIECES, _SLOW_HEAD_MS = 20, 1000
 _LIE_BYTES = 1 << 20  # so many bytes more than come are promised by the fault `content-length`
 _BACKLOG = 4096
 _LEAVE_LIMIT_S = 0.05  # for answers on their way when the server stops (zero would mean for ever, to aiohttp)
-_YOUNG_ONLY = (10_000, 1_000, 1_000)
-"""Collections by themselves are of young objects, below a millisecond; state.py has the full ones."""
+_YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a millisecond; state.py has the full ones
 _START_LIMIT_S, _STOP_LIMIT_S = 30, 5
 
 
@@ -89,7 +85,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
             listening.close()
             await handler.shutdown(_LEAVE_LIMIT_S)
     finally:
-        pump.close()
+        pump.timer.close()
         summary = status(state, pump)
         state.close(summary)
     return summary
@@ -190,9 +186,7 @@ class HttpServer:
     """Answers requests in the manner of one server."""
 
     def __init__(self, state: ServerState, protocol: ServerProtocol, pump: Pump) -> None:
-        self.state = state
-        self.protocol = protocol
-        self.pump = pump
+        self.state, self.protocol, self.pump = state, protocol, pump
         self.numbers = count()  # of the requests for tokens
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
         self._dated_s = 0
@@ -253,10 +247,7 @@ class HttpServer:
         return body
 
     def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
-        """The JSON object in a body; empty where it is something else.
-
-        With `strict` raises ErrorReply, with the words and the place that Python's own parser has for a broken body.
-        """
+        """The JSON object in a body; empty where it is something else. `strict`: a broken body raises ErrorReply."""
         bad_type = self.protocol.bad_type
         if strict and bad_type is not None and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
@@ -267,7 +258,7 @@ class HttpServer:
                 return {}
             message, place = "not JSON", 0
             try:
-                json.loads(body)
+                json.loads(body)  # for its words, and the place
             except ValueError as problem:
                 message, place = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
             raise ErrorReply(self.protocol.bad_json(message, place)) from None

@@ -50,13 +50,11 @@ class ServerProtocol:
     bad_json: Callable[[str, int], Reply]  # (message, position) of what Python's json module says about a body
     too_large: Reply
     failure: Callable[[int], Reply]  # an answer with status 429, 500 or 503 in the server's own words
-    overloaded: Callable[[Encoding], Reply] | None = None
-    """Refusal past the limit on concurrent requests; None: the server lets them wait."""
+    overloaded: Callable[[Encoding], Reply] | None = None  # past the limit on concurrent requests; None: they wait
     guarded: Callable[[str], bool]  # paths that want the API key
     unauthorized: Reply
     default_limit: int | None  # of concurrent requests
-    limits_batch: bool = False
-    """That limit is the engine's running limit too: one option of the real server is both."""
+    limits_batch: bool = False  # the limit is the engine's running limit too: one option of the real server is both
     not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))  # FastAPI's, as the next
     not_allowed: Callable[[str], Reply] = lambda methods: Reply(
         b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
@@ -136,12 +134,9 @@ class ServerState:
             "nothing": 0,
         }
 
-    def metrics(
-        self, prefix: str, labels: Labels, more: Mapping[str, Figure] | None = None, rows: slice = slice(None)
-    ) -> bytes:
+    def metrics(self, prefix: str, labels: Labels, rows: slice = slice(None), **more: Figure) -> bytes:
         """Rows of the server's page of metrics, from `figures` and what else the server has."""
-        shown, figures = _metric_rows(self.config.server)[rows], {**self.figures(), **(more or {})}
-        return exposition(prefix, labels, shown, figures).encode()
+        return exposition(prefix, labels, _metric_rows(self.config.server)[rows], {**self.figures(), **more}).encode()
 
     def models(self, owner: str, **more: Any) -> Reply:
         """The list of models, which has one."""

@@ -51,11 +51,6 @@ class LogLine(msgspec.Struct):
 class Stream:
     """One answer on its way. Mutable: it is the hot path's."""
 
-    __slots__ = (
-        *("backlogged", "chunked", "completion", "count", "detour", "encoding", "ending", "event", "fd", "finished"),
-        *("held", "held_due_ns", "job", "line", "total", "transport"),
-    )
-
     def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:
         self.encoding = encoding
         self.completion = completion = encoding.completion
@@ -231,8 +226,8 @@ class Pump:
 
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
         self.lateness = Lateness()
+        self.timer = timer(loop, self._run)
         self._clock = clock
-        self._timer = timer(loop, self._run)
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:
@@ -257,13 +252,9 @@ class Pump:
         line.tokens.append(tokens)
         self.lateness.add(sent_ns - due_ns)
 
-    def close(self) -> None:
-        """Nothing more is sent."""
-        self._timer.close()
-
     def _arm(self, at_ns: int | None) -> None:
         self._armed_ns = at_ns
-        self._timer.arm(at_ns)
+        self.timer.arm(at_ns)
 
     def _run(self) -> None:
         """Sends everything due by now. What comes due meanwhile waits for the next wake-up, so that reading goes on."""

@@ -19,6 +19,7 @@ _MOST_STOPS = _MOST_PROMPTS = 4
 _STREAM_TYPE: protocol.Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _OVERLOADED = ("Model is overloaded", "overloaded")
 _FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
+_OPENAI_REASONS = {"eos_token": "stop", "length": "length"}
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 
 Refuse = Callable[[str], ErrorReply]
@@ -75,7 +76,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         raise _untyped("stream_options: invalid type, expected struct StreamOptions")
     prompt = tokenizer.chat_text(body["messages"])
     completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
-    identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
+    identity, ended = _identity(state, request, "chat.completion.chunk"), _OPENAI_REASONS[completion.finish_reason]
 
     def said(text: str, reason: str | None, key: str) -> dict[str, Any]:
         message = {key: {"role": "assistant", "content": text}}
@@ -111,7 +112,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
         raise ErrorReply(flat_error(message, "batch size exceeded", 422))
     completion = _openai(state, request, prompts[0], body.get("max_tokens"))
-    identity, ended = _identity(state, request, "text_completion"), _ended(completion)
+    identity, ended = _identity(state, request, "text_completion"), _OPENAI_REASONS[completion.finish_reason]
 
     def choices(text: str, reason: str) -> dict[str, Any]:
         return {"choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]}
@@ -259,11 +260,6 @@ def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict
     return made | {"system_fingerprint": f"{VERSION}-{DOCKER_LABEL}"}
 
 
-def _ended(completion: Completion) -> str:
-    """The finish reason as OpenAI has it."""
-    return "stop" if completion.finish_reason == "eos_token" else completion.finish_reason
-
-
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
     names = {"model_id": config.model, "model_sha": None, "model_pipeline_tag": "text-generation"}
@@ -297,7 +293,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
     failures = {**state.refused, "dropped": state.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
-    return Reply(state.metrics("tgi_", {}, {"failed_by_kind": failed}), headers=protocol.TEXT_TYPE)
+    return Reply(state.metrics("tgi_", {}, failed_by_kind=failed), headers=protocol.TEXT_TYPE)
 
 
 # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then

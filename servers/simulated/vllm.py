@@ -13,8 +13,7 @@ from servers.simulated.protocol import Completion, CompletionRequest, Encoding, 
 from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
 from servers.simulated.timing import Policy
 
-VERSION = "0.32.0"
-FINGERPRINT = "vllm-0.32.0-4465e90d"
+VERSION, FINGERPRINT = "0.32.0", "vllm-0.32.0-4465e90d"
 # `max_tokens` of /v1/completions where nothing is asked (entrypoints/openai/completion/protocol.py).
 _COMPLETION_TOKENS = 16
 # A text with more than so many characters per token of the context is refused unread (err_toolong_text).
@@ -39,7 +38,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/chat/completions."""
     body = request.body
     if "messages" not in body:
-        raise _invalid("body.messages", {"type": "missing", "msg": "Field required", "input": _dict_of(body)})
+        raise _missing("body.messages", body)
     _check(state, body)
     ids = _prompt_ids(state, tokenizer.chat_text(body["messages"]), add_bos=True)
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
@@ -57,10 +56,10 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
             and not (name == "logprobs" and isinstance(value, bool))
         ):
             why = "Input should be a valid integer, unable to parse string as an integer"
-            raise _invalid(f"body.{name}", {"type": "int_parsing", "msg": why, "input": value})
+            raise _invalid(f"body.{name}", "int_parsing", why, input=value)
     if not isinstance(body.get("stream_options") or {}, Mapping):
         why = "Input should be a valid dictionary or instance of StreamOptions"
-        raise _invalid("body.stream_options", {"type": "model_attributes_type", "msg": why})
+        raise _invalid("body.stream_options", "model_attributes_type", why)
     if body.get("model") not in (None, state.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
         raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
@@ -136,10 +135,8 @@ def _encoding(
     if chat:
         counted = b',"usage":' + _usage(len(ids), 0) if continuous else b""
         role = stream + b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
-        role += b'"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (
-            counted,
-            protocol.dumps(returned),
-        )
+        given = protocol.dumps(returned)
+        role += b'"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (counted, given)
         opening = (role,)
     end = b"" if include_usage else fingerprint
     counts = b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage, fingerprint)
@@ -204,19 +201,19 @@ def _bad(message: str, parameter: str | None) -> ErrorReply:
     return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
 
 
-def _invalid(where: str, problem: dict[str, Any]) -> ErrorReply:
+def _invalid(where: str, kind: str, message: str, **more: Any) -> ErrorReply:
     """What pydantic says about a body that does not fit the schema."""
-    shown = {"type": problem.pop("type"), "loc": where} | problem
+    shown = {"type": kind, "loc": where, "msg": message, **more}
     return ErrorReply(protocol.openai_error(f"1 validation error:\n  {shown}", "Bad Request", 400, where))
 
 
+def _missing(where: str, body: Mapping[str, Any]) -> ErrorReply:
+    return _invalid(where, "missing", "Field required", input=f"<dict of {len(body)} items>")
+
+
 def _bad_json(message: str, position: int) -> Reply:
-    problem = {"type": "json_invalid", "msg": "JSON decode error", "input": _dict_of({}), "ctx": {"error": message}}
-    return _invalid(f"body.{position}", problem).reply
-
-
-def _dict_of(body: Mapping[str, Any]) -> str:
-    return f"<dict of {len(body)} items>"
+    more = {"input": "<dict of 0 items>", "ctx": {"error": message}}
+    return _invalid(f"body.{position}", "json_invalid", "JSON decode error", **more).reply
 
 
 def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -233,7 +230,7 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     is_chat = "messages" in fields
     text = tokenizer.chat_text(fields["messages"]) if is_chat else fields.get("prompt")
     if not isinstance(text, str):
-        raise _invalid("body.prompt", {"type": "missing", "msg": "Field required", "input": _dict_of(fields)})
+        raise _missing("body.prompt", fields)
     ids = [tokenizer.BOS_ID] * bool(is_chat or fields.get("add_special_tokens", True)) + tokenizer.encode(text)
     strings = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
     return protocol.ok({"count": len(ids), "max_model_len": state.longest, "tokens": ids, "token_strs": strings})
@@ -252,21 +249,18 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         "ended_by_reason": {("finished_reason", reason): state.by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
-    page = state.metrics("vllm:", {"engine": "0", **served}, figures, slice(-1))
-    page += state.metrics("vllm:", served, figures, slice(-1, None))  # its front end rejects, not an engine
+    page = state.metrics("vllm:", {"engine": "0", **served}, slice(-1), **figures)
+    page += state.metrics("vllm:", served, slice(-1, None), **figures)  # its front end rejects, not an engine
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 
 def _buckets(longest: int) -> dict[str, Sequence[float]]:
     """v1/metrics/loggers.py and buckets.py: lengths go 1, 2, 5, 10, 20, 50, ... up to the model's."""
     latency = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-    ttft = (
-        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-        *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-    )
+    ttft = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
     itl = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
     lengths = [float(digit * 10**power) for power in range(9) for digit in (1, 2, 5) if digit * 10**power <= longest]
-    seconds = dict.fromkeys(SECONDS, latency) | {"ttft_s": ttft, "itl_s": itl, "tpot_s": itl}
+    seconds = dict.fromkeys(SECONDS, latency) | {"ttft_s": (*ttft, 2560), "itl_s": itl, "tpot_s": itl}
     return {**seconds, **dict.fromkeys(TOKENS, lengths)}
 
 
@@ -310,8 +304,8 @@ PROTOCOL = ServerProtocol(
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
-        ("POST", "/detokenize"): lambda _, fields: protocol.ok(
-            {"prompt": tokenizer.decode(_checked_ids(fields.get("tokens")))}
+        ("POST", "/detokenize"): lambda _, sent: protocol.ok(
+            {"prompt": tokenizer.decode(_checked_ids(sent.get("tokens")))}
         ),
     },
     bad_type=protocol.openai_error(_NOT_JSON, "Bad Request", 400),

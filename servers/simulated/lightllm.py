@@ -12,6 +12,7 @@ from servers.simulated.protocol import Completion, CompletionRequest, Encoding, 
 from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
 from servers.simulated.timing import Policy
 
+_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
 _NATIVE_TOKENS, _OPENAI_TOKENS = 65_535, 65_536
 # A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`).
@@ -72,7 +73,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     completion = _openai(state, request, tokenizer.chat_text(body["messages"]), asked, add_bos=True)
     identity = _identity(state, request, "chatcmpl-{:032x}", "chat.completion.chunk")
-    reason, usage = completion.finish_reason, _usage(completion)
+    reason, usage = completion.finish_reason, {**completion.usage, **_CACHED}
 
     def chunk(delta: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
         return {**identity, "choices": [{"index": 0, "delta": delta, **rest}]}
@@ -111,7 +112,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
         return {**identity, "choices": [choice], "usage": usage}
 
-    reason, usage = completion.finish_reason, _usage(completion)
+    reason, usage = completion.finish_reason, {**completion.usage, **_CACHED}
     named = _identity(state, request, "cmpl-{:08x}", "text_completion")
     closing = (protocol.json_event({**identity, "choices": [], "usage": usage}), protocol.DONE)
     encode = protocol.text_events(completion.texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, reason))
@@ -209,10 +210,6 @@ def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
     return ErrorReply(Reply(protocol.dumps({"detail": detail}), 422))
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    return {**completion.usage, "prompt_tokens_details": {"cached_tokens": 0}}
-
-
 def _identity(state: ServerState, request: CompletionRequest, name: str, kind: str) -> dict[str, Any]:
     """With a request id in the name: they count up in steps of eight (`req_id_generator.py`)."""
     model = request.body.get("model", state.config.model)
@@ -233,10 +230,6 @@ def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     return protocol.ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
 
 
-def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    return Reply(state.metrics("lightllm_", {"model_name": state.config.model}), headers=())
-
-
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
 _HEALTHY = protocol.ok({"message": "Ok"})
 _PAGES: dict[str, Page | Reply] = {
@@ -247,15 +240,6 @@ _PAGES: dict[str, Page | Reply] = {
     "/tokens": _tokens,
 }
 """By GET and by POST."""
-
-# running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
-# of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
-# lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
-# reach; here the whole output is reserved, which admits somewhat less and never has to pause.
-_POLICY = Policy(
-    running_limit=256, step_tokens=8192, prefill="mixed", reserve_output=True, block_tokens=1, memory_fraction=0.8
-)
-
 
 PROTOCOL = ServerProtocol(
     after="date: {date}\r\nserver: hypercorn-h11\r\n",
@@ -269,7 +253,8 @@ PROTOCOL = ServerProtocol(
         ("GET", "/healthz"): _HEALTHY,
         ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.longest),
         ("GET", "/token_load"): lambda state, _: protocol.ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
-        ("GET", "/metrics"): _metrics,  # server/metrics/metrics.py; what we do not know is left out
+        # server/metrics/metrics.py; what we do not know is left out.
+        ("GET", "/metrics"): lambda state, _: Reply(state.metrics("lightllm_", state.served), headers=()),
     },
     bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),
     too_large=error_reply(400, "body too large"),
@@ -278,6 +263,10 @@ PROTOCOL = ServerProtocol(
     unauthorized=Reply(status=401),
     default_limit=256,
     limits_batch=True,  # `--running_max_req_size` is both
-    policy=_POLICY,
+    # running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
+    # of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
+    # lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
+    # reach; here the whole output is reserved, which admits somewhat less and never has to pause.
+    policy=Policy(running_limit=256, step_tokens=8192, prefill="mixed", reserve_output=True, memory_fraction=0.8),
     buckets=partial(steps_of_half, 0.001),
 )

@@ -83,6 +83,7 @@ class ServerState:
 
     def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
         self.config = config
+        self.served = {"model_name": config.model}  # a label of metrics
         self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
         self.requests = 0

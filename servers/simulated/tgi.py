@@ -22,8 +22,6 @@ _FAILED = ("Request failed during generation: Server error: simulated failure", 
 _OPENAI_REASONS = {"eos_token": "stop", "length": "length"}
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 
-Refuse = Callable[[str], ErrorReply]
-
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST on NATIVE; on / a whole answer is a list of one."""
@@ -38,11 +36,8 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
     prompt = body["inputs"]
     completion = _completion(state, request, prompt, parameters)
     full = f"{prompt}{completion.text}" if parameters.get("return_full_text") else completion.text
-    details = {
-        "finish_reason": completion.finish_reason,
-        "generated_tokens": completion.output_tokens,
-        "seed": parameters.get("seed") if parameters.get("do_sample") else None,
-    }
+    seed = parameters.get("seed") if parameters.get("do_sample") else None
+    details = {"finish_reason": completion.finish_reason, "generated_tokens": completion.output_tokens, "seed": seed}
     shown = {**details, "input_length": completion.prompt_tokens} if parameters.get("details") else None
     final = protocol.dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
     ids, texts = completion.ids, completion.texts
@@ -171,7 +166,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 
 
-def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
+def _check_values(parameters: Mapping[str, Any], refuse: Callable[[str], ErrorReply]) -> None:
     for name, allows, message in _RULES:
         value = protocol.number(parameters.get(name))
         if value is None and parameters.get(name) is not None:
@@ -296,14 +291,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     return Reply(state.metrics("tgi_", {}, failed_by_kind=failed), headers=protocol.TEXT_TYPE)
 
 
-# Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
-# a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
-# size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
-# (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
-_POLICY = Policy(
-    running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, block_tokens=1, memory_fraction=0.9
-)
-
+_NOT_JSON = "Failed to parse the request body as JSON: {} at line 1 column {}"
 _EMPTY = Reply(headers=())
 
 PROTOCOL = ServerProtocol(
@@ -327,11 +315,7 @@ PROTOCOL = ServerProtocol(
         ("POST", "/chat_tokenize"): _chat_tokenize,
     },
     bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
-    bad_json=lambda message, position: Reply(
-        f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(),
-        400,
-        protocol.TEXT_TYPE,
-    ),
+    bad_json=lambda message, place: Reply(_NOT_JSON.format(message, place + 1).encode(), 400, protocol.TEXT_TYPE),
     too_large=Reply(b"length limit exceeded", 413, protocol.TEXT_TYPE),
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods),)),
@@ -340,6 +324,10 @@ PROTOCOL = ServerProtocol(
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
     default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)
-    policy=_POLICY,
+    # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
+    # a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
+    # size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
+    # (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
+    policy=Policy(running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, memory_fraction=0.9),
     buckets=partial(steps_of_half, 0.0001),
 )

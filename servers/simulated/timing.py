@@ -121,7 +121,7 @@ class ScriptClock:
         return lambda: int(random() * (2 * limit_ns + 1)) - limit_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How one server kind fills the steps of its engine."""
 
@@ -131,10 +131,10 @@ class Policy:
     prefill: Literal["mixed", "alone"]
     """`mixed`: prompts are cut into chunks that share steps with decoding. `alone`: whole prompts in steps of their
     own, between which decoding gets one step; a prompt longer than `step_tokens` gets a step to itself."""
-    reserve_output: bool
+    reserve_output: bool = False
     """Admission takes KV cache for prompt and output at once. Otherwise for the prompt, and more as the output grows;
     when there is no more, the newest sequence is preempted and later computed again."""
-    block_tokens: int  # KV cache is handed out in blocks of so many tokens
+    block_tokens: int = 1  # KV cache is handed out in blocks of so many tokens
     memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
 
 
@@ -204,14 +204,8 @@ class BatchingClock:
         return due
 
     def gauges(self) -> Gauges:
-        return Gauges(
-            running=len(self._prefilling) + len(self._decoding),
-            waiting=len(self._waiting),
-            kv_usage=(self._kv_tokens - self._free) / self._kv_tokens,
-            preemptions=self._preemptions,
-        )
-
-    # Steps
+        running, usage = len(self._prefilling) + len(self._decoding), (self._kv_tokens - self._free) / self._kv_tokens
+        return Gauges(running, len(self._waiting), usage, self._preemptions)
 
     def _start_next(self, now_ns: int) -> None:
         """At a step's end: the next step at once, after a pause, or not at all."""
@@ -278,8 +272,6 @@ class BatchingClock:
             if job.emitted == job.output_tokens:
                 self._leave_decoding(job)
         self._chunks.clear()
-
-    # Admission and KV cache
 
     def _admit(self, now_ns: int, budget: int) -> None:
         """Moves jobs from the head of the queue into the step. The first that does not fit blocks those behind it."""

@@ -238,7 +238,6 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    served = {"model_name": state.config.model}
     begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
     overloaded = state.refused["overloaded"]
     reasons = ("stop", "length", "abort", "error", "repetition")
@@ -249,8 +248,8 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         "ended_by_reason": {("finished_reason", reason): state.by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
-    page = state.metrics("vllm:", {"engine": "0", **served}, slice(-1), **figures)
-    page += state.metrics("vllm:", served, slice(-1, None), **figures)  # its front end rejects, not an engine
+    page = state.metrics("vllm:", {"engine": "0", **state.served}, slice(-1), **figures)
+    page += state.metrics("vllm:", state.served, slice(-1, None), **figures)  # its front end rejects, not an engine
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 
@@ -277,14 +276,6 @@ def _overloaded(refused: Encoding) -> Reply:
     reply = _failure(503)
     return protocol.events_reply(reply.body, b"[DONE]") if refused.completion.streamed else reply
 
-
-# Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
-# Running before waiting, preemption of the newest, no admission in a step that preempted, the whole known sequence
-# must fit: vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`, `scheduler_reserve_full_isl`).
-# Memory fraction of 0.33 and the block of 16: vllm/config/cache.py.
-_POLICY = Policy(
-    running_limit=1024, step_tokens=8192, prefill="mixed", reserve_output=False, block_tokens=16, memory_fraction=0.92
-)
 
 _NOT_JSON = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
 _EMPTY = Reply(headers=())
@@ -316,6 +307,10 @@ PROTOCOL = ServerProtocol(
     guarded=lambda path: path.startswith(("/v1", "/v2", "/inference")),
     unauthorized=Reply(b'{"error":"Unauthorized"}', 401),
     default_limit=None,
-    policy=_POLICY,
+    # Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
+    # Running before waiting, preemption of the newest, no admission in a step that preempted, the whole known sequence
+    # must fit: vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`, `scheduler_reserve_full_isl`).
+    # Memory fraction of 0.33 and the block of 16: vllm/config/cache.py.
+    policy=Policy(running_limit=1024, step_tokens=8192, prefill="mixed", block_tokens=16, memory_fraction=0.92),
     buckets=_buckets,
 )

@@ -27,8 +27,7 @@ from gevent.event import Event
 from loadgen import prepare
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, access_of
-from servers.count import connect as tokenizer_of
-from servers.find import dialect_on, of_version
+from servers.find import dialect_on, of_version, tokenizer_of
 from servers.kinds.base import Dialect, ServerFacts
 from servers.wire.connection import READ_BYTES, Connection, Target, target_of
 from servers.wire.poller import Poller

@@ -31,8 +31,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
-from servers.hardware import HardwareError
-from servers.hardware.roofline import roofline
+from servers.hardware import HardwareError, roofline
 from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError, StartError
 from servers.simulated.config import SimulatedConfig, fault_of, parse_fault

@@ -26,7 +26,7 @@ import msgspec
 
 from servers.simulated.protocol import Encoding
 from servers.simulated.timing import Job, TokenClock
-from servers.wire.timer import timer
+from servers.wire.poller import Timer
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
@@ -226,7 +226,7 @@ class Pump:
 
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
         self.lateness = Lateness()
-        self.timer = timer(loop, self._run)
+        self.timer = Timer(loop, self._run)
         self._clock = clock
         self._armed_ns: int | None = None
 

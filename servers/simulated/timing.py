@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 from typing import Any, Literal
 
-from servers.hardware.roofline import Work
+from servers.hardware import Work
 
 UNLIMITED = sys.maxsize
 

@@ -91,15 +91,10 @@ class Group(NamedTuple):
 
     folder: Path
     parts: list[ReportedRun]
-    between: BetweenRuns | None
+    json: dict[str, Any]
+    """summary.json of a run; of repeats what they say together, and all of theirs."""
+    between: BetweenRuns | None = None
     """What repeats say together; None for a run by itself."""
-
-    def json(self) -> dict[str, Any]:
-        """summary.json of a run; of repeats what they say together, and all of theirs."""
-        from analysis.summary import as_dict
-
-        summaries = [as_dict(part.summary) for part in self.parts]
-        return summaries[0] if self.between is None else {"repeats": to_builtins(self.between), "runs": summaries}
 
 
 class Output:
@@ -142,10 +137,8 @@ class Output:
             print(as_text())
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
-        """Write summary.json beside each run and `page` for all of them, and print the figures as asked.
-
-        A path may be a folder of repeats; they are reported by what differs between them. Returns every run's summary.
-        """
+        """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
+        a folder of repeats; they are reported by what differs between them. Returns every run's summary."""
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
         summaries = [part.summary for part in parts]
@@ -156,7 +149,7 @@ class Output:
 
             write_text(self._junit, junit(summaries))
         if self._as_json:
-            found = [group.json() for group in groups]
+            found = [group.json for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
         elif not self._quiet:
             from analysis import repeats
@@ -174,18 +167,21 @@ class Output:
         return summaries
 
     def _group(self, path: Path) -> Group:
+        from analysis.repeats import between
+        from analysis.summary import as_dict
+
         parts = []
         for run in runs_in(path):
             parts.append(summarised(run, self.objectives, self._bounds))
             write_summary(run, parts[-1].summary)
+        summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
-            return Group(folder_of(path), parts, None)
-        from analysis.repeats import between
-
-        group = Group(path, parts, between([part.summary for part in parts]))
-        found = group.json() | {"runs": [part.run.path.parent.name for part in parts]}
-        write_text(path / "summary.json", json.dumps(found, indent=2) + "\n")
-        return group
+            return Group(folder_of(path), parts, summaries[0])
+        together = between([part.summary for part in parts])
+        found = {"repeats": to_builtins(together), "runs": summaries}
+        named = found | {"runs": [part.run.path.parent.name for part in parts]}
+        write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
+        return Group(path, parts, found, together)
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
@@ -205,10 +201,8 @@ def runs_in(path: Path) -> list[Path]:
     """The repeats in a folder of repeats, in their order; the path itself otherwise."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
-    found = {
-        int(each.parent.name.removeprefix("repeat-")): each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")
-    }
-    return [found[place] for place in sorted(found)] or [path]
+    found = [each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")]
+    return sorted(found, key=lambda run: int(run.name.removeprefix("repeat-"))) or [path]
 
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:

@@ -175,7 +175,24 @@ def lifetime(frame: Frame) -> dict[str, Any]:
         for gap_s, row, token, ended_ns in longest
     ]
     columns = {f"longest_{name}": [each[key] for each in placed] for name, key in LONGEST_COLUMNS.items()}
-    return _drawn(frame, counts, largest, width) | {"longest": placed} | columns
+    # A percentile is drawn only where enough requests reach that far for it to mean something.
+    totals = counts.sum(axis=1)
+    held = np.flatnonzero(totals)
+    below = np.cumsum(counts, axis=1)
+    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
+    drawn: dict[str, Any] = {
+        "token": np.maximum(held * width, 1).tolist(),
+        "width": width,
+        "n": totals[held].tolist(),
+        "requests": int(frame.sampled.sum()),
+        "max": [round(float(value), 7) for value in largest[held]],
+    }
+    for name in SHOWN:
+        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
+        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
+        values = np.minimum(middles[reached], largest[held])
+        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
+    return drawn | {"longest": placed} | columns
 
 
 def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -279,24 +296,3 @@ def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, I
     places = np.repeat(np.arange(rows.start, rows.stop), counts)[1:][kept]
     instants = frame.chunk_ns[chunks]
     return np.diff(instants)[kept] / 1e9, tokens, places, instants[1:][kept]
-
-
-def _drawn(frame: Frame, counts: Integers, largest: Floats, width: int) -> dict[str, Any]:
-    """Only where there are gaps; a percentile only where enough requests reach that far for it to mean something."""
-    totals = counts.sum(axis=1)
-    held = np.flatnonzero(totals)
-    below = np.cumsum(counts, axis=1)
-    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
-    drawn: dict[str, Any] = {
-        "token": np.maximum(held * width, 1).tolist(),
-        "width": width,
-        "n": totals[held].tolist(),
-        "requests": int(frame.sampled.sum()),
-        "max": [round(float(value), 7) for value in largest[held]],
-    }
-    for name in SHOWN:
-        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
-        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
-        values = np.minimum(middles[reached], largest[held])
-        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
-    return drawn

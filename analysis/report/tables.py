@@ -37,11 +37,9 @@ def numbers(*titles: str) -> dict[str, Kind]:
 def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
     """A table from texts and cells. The column `run` is left out where there is one run."""
     kept = [place for place, head in enumerate(heads) if several or head != "run"]
-    columns = [TableColumn(head, kind) for head, kind in heads.items()]
+    columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
     made = [[TableCell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    return Table(
-        title, [columns[each] for each in kept], [TableRow([row[each] for each in kept]) for row in made], **more
-    )
+    return Table(title, columns, [TableRow([row[each] for each in kept]) for row in made], **more)
 
 
 def cards(summary: Summary) -> dict[str, Card]:
@@ -94,9 +92,8 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
     columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
     columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
     columns += [TableColumn(name.replace("p99_9", "p99.9"), key=name) for name in shown]
-    notes = []
-    if any(cell.thin for row in rows for cell in row.cells):
-        notes.append("n<N: too few samples, the percentile needs N independent ones.")
+    thin = any(cell.thin for row in rows for cell in row.cells)
+    notes = ["n<N: too few samples, the percentile needs N independent ones."] if thin else []
     if brief and summaries[0].burst.skew_s is not None and summaries[0].requests.complete:
         notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
     title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
@@ -97,33 +98,29 @@ class Group(NamedTuple):
     """What repeats say together; None for a run by itself."""
 
 
+@dataclass(kw_only=True)
 class Output:
-    """One command's output."""
+    """One command's output, as it was asked for."""
 
-    def __init__(
-        self,
-        *,
-        as_json: bool,
-        quiet: bool,
-        assertions: Sequence[str] | None = None,
-        goodput: Sequence[str] | None = None,
-        junit: Path | None = None,
-    ) -> None:
-        self.objectives, self._bounds = expressions(assertions, goodput, junit)
-        self._junit = junit
-        self._as_json = as_json
-        self._quiet = quiet
-        self._stream = sys.stderr if as_json else sys.stdout
+    as_json: bool
+    quiet: bool
+    assertions: Sequence[str] | None = None
+    goodput: Sequence[str] | None = None
+    junit: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit)
+        self._stream = sys.stderr if self.as_json else sys.stdout
 
     def say(self, line: str) -> None:
         """One line for people."""
-        if not self._quiet:
+        if not self.quiet:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
     def progress(self, requests: int | None, *, plain: bool = True) -> Iterator[OnProgress]:
         """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
-        if self._quiet or not (plain or sys.stderr.isatty()):
+        if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
         else:
             with shown_progress(requests, sys.stderr) as show:
@@ -131,9 +128,9 @@ class Output:
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
         """A result in the form that was asked for."""
-        if self._as_json:
+        if self.as_json:
             print(as_json, end="")
-        elif not self._quiet:
+        elif not self.quiet:
             print(as_text())
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
@@ -144,14 +141,14 @@ class Output:
         summaries = [part.summary for part in parts]
         if page is not None:
             write_page(parts, page, [group for group in groups if group.between])
-        if self._junit is not None:
+        if self.junit is not None:
             from analysis.slo import junit
 
-            write_text(self._junit, junit(summaries))
-        if self._as_json:
+            write_text(self.junit, junit(summaries))
+        if self.as_json:
             found = [group.json for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
-        elif not self._quiet:
+        elif not self.quiet:
             from analysis import repeats
             from analysis.report.sections import brief
             from analysis.report.terminal import render
@@ -162,7 +159,7 @@ class Output:
                 document = repeats.document(group.between, own) if group.between else brief(own[0])
                 print(f"\n{render(document, width=width, colour=colour)}")
             print(page or groups[0].folder / "summary.json")
-        if self._as_json or self._quiet:
+        if self.as_json or self.quiet:
             self._complain(summaries)
         return summaries
 
@@ -188,7 +185,7 @@ class Output:
         from analysis.report.findings import measured
 
         for each in (each for summary in summaries for each in summary.objectives):
-            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self._quiet):
+            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self.quiet):
                 print(f"loadgen: {each.verdict}: {each.objective}: {measured(each)}", file=sys.stderr)
 
 

@@ -225,8 +225,8 @@ def server_for(
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is not None:
-        simulated = f"SIMULATED {facts.name} (clock x{facts.speed:g})"
-        say(f"{simulated if facts.simulated else f'{facts.name} {facts.version}'} at {facts.url}{about}")
+        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{who} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
         yield replace(facts, model=plan.model or facts.model)
         return
@@ -252,8 +252,8 @@ def _words(plan: Plan) -> str:
     """The plan in one line."""
     how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
-    named = arrivals.parse(plan.arrivals)
-    when = named.text if named.burst else plan.arrivals
+    facts = arrivals.parse(plan.arrivals).facts
+    when = facts["text"] if facts.get("burst") else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 

@@ -19,7 +19,7 @@ from loadgen import errors
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.objectives import Bound, Objective
+    from analysis.objectives import Objective
     from analysis.repeats import BetweenRuns
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
@@ -52,7 +52,7 @@ def finish(output: Output, folder: Path, *, report: bool) -> int:
 
 def expressions(
     assertions: Sequence[str] | None, goodput: Sequence[str] | None = None, junit: Path | None = None
-) -> tuple[Sequence[Objective], Sequence[Bound]]:
+) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """The objectives asked for, and what makes a request good. Raises PlanError, which names every mistake, so that
     nothing is sent in vain."""
     if junit is not None and not assertions:
@@ -202,7 +202,7 @@ def runs_in(path: Path) -> list[Path]:
     return sorted(found, key=lambda run: int(run.name.removeprefix("repeat-"))) or [path]
 
 
-def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
     from analysis.report.sections import reported
     from analysis.slo import goodput, judge

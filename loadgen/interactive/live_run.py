@@ -37,7 +37,7 @@ from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, 
 from servers.kinds.base import Dialect
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
-from workloads.arrivals import Interactive
+from workloads.arrivals import INTERACTIVE
 from workloads.request import Request
 
 REQUEST_SAMPLES = 1_000_000
@@ -185,7 +185,7 @@ class LiveRun:
         self._making = RLock()
         self.start_ns = time.monotonic_ns()
         header.command = list(command)
-        header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
+        header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
         header.client["calibration"] = host.recall(header.host, lambda _: None)
         open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
@@ -245,7 +245,7 @@ class LiveRun:
         states: Mapping[str, int] = self.figures.states
         counts = {state: states[state] for state in ("complete", "truncated", "failed", "dropped")}
         footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
-        self._part.add(footer)  # type: ignore[arg-type]
+        self._part.add(footer)
         rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
         if rescued is None:
             for path in read:

@@ -44,7 +44,7 @@ def spread_of(distributed: bool, expect_workers: int, bind: str, join_timeout_s:
     if not distributed:
         return None
     from loadgen.distributed.master import MachinePlan
-    from loadgen.distributed.peers import address_of
+    from loadgen.distributed.protocol import address_of
     from loadgen.errors import PlanError
 
     if expect_workers < 1:
@@ -65,7 +65,7 @@ def worker(
     here or not the one named; 130 interrupted.
     """
     from loadgen.cli.output import Output
-    from loadgen.distributed.peers import address_of
+    from loadgen.distributed.protocol import address_of
     from loadgen.distributed.worker import serve
 
     output = Output(as_json=False, quiet=quiet)

@@ -13,7 +13,6 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
-from types import FrameType
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
@@ -51,15 +50,16 @@ class Interrupts:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Within this block the signals only count."""
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def on_signal(*_: object) -> None:
+            self.count += 1
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
 
 
 def run(
@@ -133,7 +133,12 @@ def drive(
             worker.process.kill()
             worker.process.join()
     on_progress("ended", workers)
-    return [Outcome(worker.task, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
+    outcomes = []
+    for worker in workers:
+        code = worker.process.exitcode or 0
+        words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        outcomes.append(Outcome(worker.task, worker.counts.due, words, worker.rescued))
+    return outcomes
 
 
 def _fork(task: WorkerTask, others: Sequence[Pipe]) -> Worker:
@@ -154,8 +159,16 @@ def _until(
     """Wait until each worker has reached a point or is dead, passing interrupts on."""
     told = 0
     while pending := [worker for worker in workers if not (reached(worker) or worker.done)]:
-        for pipe in wait([worker.pipe for worker in pending], POLL_S):
-            _listen(next(worker for worker in pending if worker.pipe is pipe))
+        ready = wait([worker.pipe for worker in pending], POLL_S)
+        for worker in (each for each in pending if each.pipe in ready):
+            try:
+                word, value = worker.pipe.recv()
+            except (EOFError, OSError):
+                word, value = "done", None
+            if word == "ready":
+                worker.stamps = value
+            else:
+                worker.done, worker.rescued = True, value
         if interrupts.count > told:
             told = interrupts.count
             if told == 1:
@@ -166,24 +179,7 @@ def _until(
         show()
 
 
-def _listen(worker: Worker) -> None:
-    try:
-        word, value = worker.pipe.recv()
-    except (EOFError, OSError):
-        worker.done = True
-        return
-    if word == "ready":
-        worker.stamps = value
-    else:
-        worker.done, worker.rescued = True, value
-
-
 def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.pipe.send(order)
-
-
-def _exit(worker: Worker) -> str:
-    code = worker.process.exitcode
-    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, append, gather, open_run
 from loadgen.plan import Plan
+from loadgen.prepare import OnProgress, Say
 from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Telemetry
 from servers.wire.stamps import common
@@ -48,7 +50,7 @@ class MachinePlan:
     join_timeout_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Machine:
     """One worker machine, as the master sees it."""
 
@@ -68,6 +70,8 @@ class Machine:
     samples: list[ClockSample] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     due: list[int] = field(default_factory=list)
+    offset: ClockOffset = field(init=False)
+    """As of the start, and then of the end."""
     ended: protocol.Ended | None = None
     lost: str = ""
     """Why nothing more comes from it."""
@@ -78,24 +82,13 @@ class Machine:
         return [task.worker for task in self.tasks]
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more of the run comes from it."""
-        return self.ended is not None or bool(self.lost)
-
-    @property
     def kept_there(self) -> str:
         """Where to look for what a lost machine did not send."""
         return f"What it recorded and did not send is on that machine, in {self.folder}"
 
 
 def run(
-    plan: Plan,
-    spread: MachinePlan,
-    folder: Path,
-    *,
-    command: list[str],
-    say: prepare.Say,
-    on_progress: prepare.OnProgress,
+    plan: Plan, spread: MachinePlan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress
 ) -> Footer:
     """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
 
@@ -131,8 +124,8 @@ class Master:
     """What each machine gets that has a place in the run."""
     _spread: MachinePlan
     _folder: Path
-    _say: prepare.Say
-    _on_progress: prepare.OnProgress
+    _say: Say
+    _on_progress: OnProgress
     interrupts: Interrupts = field(default_factory=Interrupts)
     _port: int | None = None
     _places: list[Machine | None] = field(init=False)
@@ -145,10 +138,8 @@ class Master:
         self._places = [None] * len(self._tasks)
 
     def run(self, sampler: Sampler) -> Footer:
-        """From the first machine to the footer. However it ends, each machine is told. `sampler` reads the server from
-        here."""
-        ended = "the master failed"
-        kept = False
+        """From the first machine to the footer. However it ends, each machine is told."""
+        ended, kept = "the master failed", False
         try:
             sampler.idle()
             self._assemble()
@@ -237,31 +228,29 @@ class Master:
         machines = self.present
         longest = max(sample.round_trip_ns for machine in machines for sample in machine.samples)
         start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
-        self._header.client["machines"] = [
-            {"name": machine.name, "workers": machine.workers, "host": machine.host}
-            | _known_to(offset_of(machine.samples, start_ns).before)
-            | {"exchanges": len(machine.samples)}
-            for machine in machines
-        ]
+        about = self._header.client["machines"] = []
+        for machine in machines:
+            machine.offset = offset_of(machine.samples, start_ns)
+            facts = {"name": machine.name, "workers": machine.workers, "host": machine.host}
+            about.append(facts | machine.offset.before.facts | {"exchanges": len(machine.samples)})
         stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
         open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         self._started = True
         for machine in machines:
-            at_ns = start_ns + offset_of(machine.samples, start_ns).before.offset_ns
-            self._link.tell(protocol.StartAt(at_ns), machine.node)
+            self._link.tell(protocol.StartAt(start_ns + machine.offset.before.offset_ns), machine.node)
 
     def _watch(self) -> None:
         """Until each machine has sent everything or is lost. The first interrupt stops them all; the second gives them
         up."""
         told = 0
-        while not all(machine.over for machine in self.present):
+        while not all(machine.ended or machine.lost for machine in self.present):
             self.listen()
             if self.interrupts.count > told:
                 told = self.interrupts.count
                 for machine in self.present:
                     if not machine.lost:
                         self._link.tell(protocol.Stop(), machine.node)
-                    if told > 1 and not machine.over:
+                    if told > 1 and not (machine.ended or machine.lost):
                         machine.lost = "given up by a second interrupt"
                         self._say(f"{machine.name}: {machine.lost}. {machine.kept_there}")
             self._on_progress("running", self.counts())
@@ -269,39 +258,38 @@ class Master:
 
     def _gather(self, beside: Sequence[Path]) -> Footer:
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
-        machines, offsets = self.present, [offset_of(machine.samples, start_ns) for machine in self.present]
-        append(main, (line for each in zip(machines, offsets, strict=True) for line in self._clock_lines(*each)))
-        outcomes = [line for each in zip(machines, offsets, strict=True) for line in self._outcomes(*each)]
+        machines = self.present
+        for machine in machines:
+            machine.offset = offset_of(machine.samples, start_ns)
+        append(main, chain.from_iterable(map(self._clock_lines, machines)))
+        outcomes = list(chain.from_iterable(map(self._outcomes, machines)))
         notes = [f"{each.name} was interrupted there" for each in machines if each.ended and each.ended.interrupted]
         notes += [f"{each.name} is lost: {each.lost}. {each.kept_there}" for each in machines if not each.ended]
-        ends = [
-            machine.ended.at_ns - offset.after.offset_ns
-            for machine, offset in zip(machines, offsets, strict=True)
-            if machine.ended
-        ]
+        ends = (each.ended.at_ns - each.offset.after.offset_ns for each in machines if each.ended)
         interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
         return gather(
             outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
         )
 
-    def _clock_lines(self, machine: Machine, offset: ClockOffset) -> Iterator[bytes]:
-        for sample in dict.fromkeys((offset.before, offset.after)):
-            values = {"machine": machine.name, "workers": machine.workers} | _known_to(sample)
+    def _clock_lines(self, machine: Machine) -> Iterator[bytes]:
+        for sample in dict.fromkeys((machine.offset.before, machine.offset.after)):
+            values = {"machine": machine.name, "workers": machine.workers} | sample.facts
             at_ns = sample.at_ns - self._header.start_ns
             line = Telemetry(source="clock", at_ns=at_ns, worker=machine.workers[0], values=values)
             yield msgspec.json.encode(line) + b"\n"
 
-    def _outcomes(self, machine: Machine, offset: ClockOffset) -> Iterator[Outcome]:
+    def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
         """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
         nobody else sends it."""
         tasks = machine.tasks
         measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.of_sessions
-        convert = partial(converted, offset, self._header.start_ns, closed=measured)
+        convert = None
+        if abs(machine.offset.drift_ns) > DRIFT_LEAST_NS:
+            convert = partial(converted, machine.offset, self._header.start_ns, closed=measured)
         known = machine.due or [0] * len(tasks)
         exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
         for task, due, exit_ in zip(tasks, known, exits, strict=True):
-            due_in_all = due if machine.ended else planned(task, due)
-            yield Outcome(task, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
+            yield Outcome(task, due if machine.ended else planned(task, due), exit_, None, convert)
 
     # What the machines say.
 
@@ -424,10 +412,6 @@ class Master:
 def _host_of(node: str) -> str:
     """Locust calls a worker <host name>_<random number>."""
     return node.rpartition("_")[0] or node
-
-
-def _known_to(sample: ClockSample) -> dict[str, int]:
-    return {"offset_ns": sample.offset_ns, "uncertainty_ns": sample.uncertainty_ns}
 
 
 def planned(task: WorkerTask, due: int) -> int:

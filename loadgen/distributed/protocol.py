@@ -223,9 +223,9 @@ class ClockSample(msgspec.Struct, frozen=True):
     round_trip_ns: int
 
     @property
-    def uncertainty_ns(self) -> int:
-        """The truth is no further from `offset_ns` than this."""
-        return (self.round_trip_ns + 1) // 2
+    def facts(self) -> dict[str, int]:
+        """The offset, and how far the truth is from it at most."""
+        return {"offset_ns": self.offset_ns, "uncertainty_ns": (self.round_trip_ns + 1) // 2}
 
 
 def exchanged(t1: int, t2: int, t3: int, t4: int) -> ClockSample:

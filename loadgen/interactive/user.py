@@ -152,7 +152,7 @@ class PromptUser(LoadgenUser):
 
 
 class UserConnection:
-    """One user's connection and the Exchanges on it, one after another, to which it is their Poller and its event loop at
+    """One user's connection, and to the Exchanges on it, one after another, their Poller and its event loop at
     once, in gevent's hub."""
 
     def __init__(self, target: LiveTarget, stamps: StampSource) -> None:

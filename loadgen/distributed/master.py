@@ -90,10 +90,8 @@ class Machine:
 def run(
     plan: Plan, spread: MachinePlan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress
 ) -> Footer:
-    """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
-
-    Raises DistributedError before anything is sent, and what `prepare.run` raises.
-    """
+    """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`. Raises
+    DistributedError before anything is sent, and what `prepare.run` raises."""
     protocol.require_locust()
     bind = spread.bind.numeric
     if not protocol.token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master
@@ -454,11 +452,9 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 
 
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
-    """A line of a worker machine's part, with its Record on the master's clock.
-
-    The Record moves as a whole, by the drift until it was sent: durations stay as that machine's clock measured them.
-    So does the due instant of an open loop, which is the plan's own.
-    """
+    """A line of a worker machine's part, with its Record on the master's clock. The Record moves as a whole, by the
+    drift until it was sent: durations stay as that machine's clock measured them. So does the due instant of an open
+    loop, which is the plan's own."""
     try:
         record = msgspec.json.decode(line, type=Record)
     except msgspec.DecodeError:

@@ -204,10 +204,8 @@ def _read_from(files: Sequence[Path], offset: int) -> bytes:
 
 def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_progress: prepare.OnProgress) -> int:
     """Take part in one run, or with `stay` in one after the other; parts lie in a new folder below `folder` until the
-    master has them. The exit code.
-
-    Raises DistributedError when this machine was not let in or could not deliver, and what `prepare.run` raises.
-    """
+    master has them. The exit code. Raises DistributedError when this machine was not let in or could not deliver, and
+    what `prepare.run` raises."""
     protocol.require_locust()
     token_of(os.environ)
     while True:

@@ -70,11 +70,8 @@ def run(
     sampler: Sampler | None = None,
 ) -> Footer:
     """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
-    `sampler` reads the server, the GPUs and the host meanwhile.
-
-    The first interrupt ends the run and keeps what came; the second kills the workers too.
-    Raises OutputError when the run file cannot be written.
-    """
+    `sampler` reads the server, the GPUs and the host meanwhile. The first interrupt ends the run and keeps what came;
+    the second kills the workers too. Raises OutputError when the run file cannot be written."""
     readings = sampler or Sampler({})
     ended_ns: int | None = None
     beside: Sequence[Path] = ()
@@ -113,11 +110,9 @@ def drive(
     on_progress: Callable[[str, Sequence[Worker]], None],
     end: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Fork a worker per task, let them connect, start them together, and wait for their ends.
-
-    `begin` gets the kind of stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or
-    None when there is to be no start. `end` is called as soon as every worker is done.
-    """
+    """Fork a worker per task, let them connect, start them together, and wait for their ends. `begin` gets the kind of
+    stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or None when there is to be
+    no start. `end` is called as soon as every worker is done."""
     workers: list[Worker] = []
     try:
         for task in tasks:

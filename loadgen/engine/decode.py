@@ -126,10 +126,7 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
 
 def located(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each event's end offset in the body, the index of the read that brought its last byte, and its place in the
-    buffer.
-
-    `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i.
-    """
+    buffer. `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i."""
     reads, places = [], []
     span = read = before = 0  # `before`: body bytes in the spans already passed
     start, stop = spans[0] if spans else (0, 0)

@@ -64,10 +64,8 @@ class Bursts:
     due_by: Mapping[int, int] = field(default_factory=dict)
 
     def hold_s(self, now_ns: int, counts: Counts) -> tuple[float, float]:
-        """How long to wait at this offset before reading anything, and how long a reading may then take.
-
-        Requests that failed count as sent: of those that never got a connection no byte will be.
-        """
+        """How long to wait at this offset before reading anything, and how long a reading may then take. Requests that
+        failed count as sent: of those that never got a connection no byte will be."""
         gone = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
             if due_ns - GUARD_NS <= now_ns <= due_ns + HOLD_NS and gone < number:
@@ -119,10 +117,8 @@ class Sampler:
         return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
 
     def idle(self) -> None:
-        """The first reading of everything. What cannot be read at all is left out from here on.
-
-        Connections are closed again: what is forked next would inherit them.
-        """
+        """The first reading of everything. What cannot be read at all is left out from here on. Connections are closed
+        again: what is forked next would inherit them."""
         self._look("idle")
         for name, source in list(self._sources.items()):
             source.close()
@@ -135,9 +131,7 @@ class Sampler:
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], Counts]) -> None:
         """The run will start at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`.
-
-        Raises OutputError when it cannot be written.
-        """
+        Raises OutputError when it cannot be written."""
         if not self._early:
             return
         self._start_ns = start_ns
@@ -226,10 +220,8 @@ class Sampler:
 
 
 def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
-    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load.
-
-    What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
-    """
+    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load. What is missing
+    by default is noted. Raises PlanError when something is missing that the plan asks for."""
     if not plan.metrics_every_s:
         return Sampler(
             {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
@@ -309,10 +301,8 @@ class SamplerProcess:
             self._heard()
 
     def facts(self, plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
-        """Read everything for the first time; what is measured and what is not, as in the header.
-
-        Raises PlanError when something is missing that the plan asks for.
-        """
+        """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
+        something is missing that the plan asks for."""
         self.ready()
         found = self._ask({"plan": plan.model_dump(mode="json"), "server": server})
         if found is None:

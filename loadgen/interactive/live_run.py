@@ -94,10 +94,8 @@ class LiveTarget:
     _ids: Iterator[int] = field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
-        """The server's dialect on an endpoint, as its version speaks it.
-
-        Raises EndpointError where it has none, VersionError where it is known to mislead there and nobody forced it.
-        """
+        """The server's dialect on an endpoint, as its version speaks it. Raises EndpointError where it has none,
+        VersionError where it is known to mislead there and nobody forced it."""
         found = dialect_on(self.plan.server, endpoint or self.plan.endpoint)
         if found.endpoint not in self._dialects:
             self._dialects[found.endpoint] = of_version(found, self.facts, self.say, force=self.plan.force)
@@ -145,10 +143,8 @@ class LiveTarget:
 
 
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
-    """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`.
-
-    Raises servers.errors.ServerError.
-    """
+    """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`. Raises
+    servers.errors.ServerError."""
     access = access_of(plan)
     server = prepare.server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)

@@ -57,10 +57,8 @@ class RequestError(Exception):
 
 
 class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
-    """One user: a connection of its own, and one request at a time.
-
-    Without tasks of its own it asks the prompts of the start form, one after the other.
-    """
+    """One user: a connection of its own, and one request at a time. Without tasks of its own it asks the prompts of the
+    start form, one after the other."""
 
     abstract = True
     wait_time = constant(0)
@@ -93,10 +91,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         self, prompt: str | None = None, *, output_tokens: int | None = None, endpoint: str | None = None
     ) -> Record:
         """Send one request, wait for its end, and report it to Locust and to the Run; what happened is in the Record.
-
         Without a `prompt` the next one of the start form is taken. A prompt of your own is as long as it is: nobody
-        checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise.
-        """
+        checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise."""
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
             raise StopUser  # the run could not begin; what was wrong has been said
@@ -187,10 +183,8 @@ class UserConnection:
         return exchange
 
     def wait(self, exchange: Exchange) -> None:
-        """Wait for the end, the time limit or the end of this greenlet; the Exchange says which it was.
-
-        A greenlet that is killed here leaves an Exchange that was cancelled, and goes on being killed.
-        """
+        """Wait for the end, the time limit or the end of this greenlet; the Exchange says which it was. A greenlet that
+        is killed here leaves an Exchange that was cancelled, and goes on being killed."""
         try:
             if not self._ended.wait(self._timeout_s):
                 exchange.fail("timeout", f"no end after {self._timeout_s:g} s")

@@ -55,11 +55,6 @@ class MasterSession:
         return cast("Word | None", self._words.get(kind))
 
     @property
-    def bye(self) -> protocol.Bye | None:
-        """The master's last word."""
-        return self.word(protocol.Bye)
-
-    @property
     def interrupted_here(self) -> bool:
         """Whether somebody interrupted this machine's command, rather than the master its run."""
         return self.interrupts.count > self._stopped
@@ -67,7 +62,7 @@ class MasterSession:
     @property
     def over(self) -> bool:
         """Whether the master has nothing more to say."""
-        return bool(self.gone or self.bye)
+        return bool(self.gone or self.word(protocol.Bye))
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
@@ -111,7 +106,11 @@ class MasterSession:
     def drive(self, tasks: Sequence[WorkerTask]) -> list[Outcome]:
         """Connect, wait for the start, and drive to the end."""
         self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.tell)
-        return coordinator.drive(tasks, self._begin, self.interrupts, self._look, self._end)
+
+        def end() -> None:
+            self._ended_ns = time.monotonic_ns()
+
+        return coordinator.drive(tasks, self._begin, self.interrupts, self._look, end)
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
@@ -135,9 +134,6 @@ class MasterSession:
         self._tell(workers, start.at_ns - time.monotonic_ns())
         self.began = True
         return start.at_ns
-
-    def _end(self) -> None:
-        self._ended_ns = time.monotonic_ns()
 
     def _tell(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
         counts = total(worker.counts for worker in workers)
@@ -219,11 +215,12 @@ def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_pro
                 _take_part(session, assign, parts, say)
             if session.interrupted_here:
                 return EXIT_INTERRUPTED
+            bye = session.word(protocol.Bye)
             if stay:
                 continue
-            if (session.bye and session.bye.kept) or session.word(protocol.Wait):
+            if (bye and bye.kept) or session.word(protocol.Wait):
                 return EXIT_OK
-            raise DistributedError(session.bye.reason if session.bye else session.gone)
+            raise DistributedError(bye.reason if bye else session.gone)
 
 
 def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
@@ -260,7 +257,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
         raise
     if session.began:
         session.deliver(outcomes)
-    bye = session.bye
+    bye = session.word(protocol.Bye)
     if session.began and not (bye and bye.kept):
         reason = session.gone or (bye.reason if bye else "interrupted twice")
         raise DistributedError(

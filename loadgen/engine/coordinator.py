@@ -108,15 +108,21 @@ def drive(
     begin: Callable[[str, Sequence[Worker]], int | None],
     interrupts: Interrupts,
     on_progress: Callable[[str, Sequence[Worker]], None],
-    end: Callable[[], None] = lambda: None,
+    end: Callable[[], None],
 ) -> list[Outcome]:
     """Fork a worker per task, let them connect, start them together, and wait for their ends. `begin` gets the kind of
     stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or None when there is to be
     no start. `end` is called as soon as every worker is done."""
+    context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     workers: list[Worker] = []
     try:
         for task in tasks:
-            workers.append(_fork(task, [worker.pipe for worker in workers]))
+            (ours, theirs), counts = context.Pipe(), RawValue(Counts)
+            about = (task, theirs, counts, [ours, *(worker.pipe for worker in workers)])
+            process = context.Process(target=work, args=about, name=f"loadgen-worker-{task.worker}")
+            process.start()
+            theirs.close()
+            workers.append(Worker(task, process, ours, counts))
         _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
         start_ns = begin(common(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
@@ -134,18 +140,6 @@ def drive(
         words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         outcomes.append(Outcome(worker.task, worker.counts.due, words, worker.rescued))
     return outcomes
-
-
-def _fork(task: WorkerTask, others: Sequence[Pipe]) -> Worker:
-    context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
-    ours, theirs = context.Pipe()
-    counts = RawValue(Counts)
-    process = context.Process(
-        target=work, args=(task, theirs, counts, [ours, *others]), name=f"loadgen-worker-{task.worker}"
-    )
-    process.start()
-    theirs.close()
-    return Worker(task, process, ours, counts)
 
 
 def _until(

@@ -255,7 +255,7 @@ class Driver:
             self._send([slot])
 
     def _check_done(self) -> None:
-        busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.busy
+        busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended
         if not busy:
             self._all_done.set()
 
@@ -271,17 +271,14 @@ class Driver:
             self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
             ticks += 1
             if ticks % TICKS_PER_LOOK == 0:
-                self._expire(now_ns)
+                limit_ns = now_ns - int(self._timeout_s * 1e9)
+                for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
+                    exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
                 self._recorder.watch(self._in_flight)
                 if self._feed.more:
                     self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
                 self._recorder.sample(now_ns)
-
-    def _expire(self, now_ns: int) -> None:
-        limit_ns = now_ns - int(self._timeout_s * 1e9)
-        for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
-            exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
 
 
 class Recorder:
@@ -304,13 +301,9 @@ class Recorder:
         self._worker = worker
         self._stamps = stamps
         self._clocks = ClockPairs()
-        self._ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
+        self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
+        """Taken and still to be recorded."""
         self._tokens = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether something taken is still to be recorded."""
-        return bool(self._ended)
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -320,8 +313,8 @@ class Recorder:
 
     def take(self, slot: Slot, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
         """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
-        self._ended.append((slot, exchange, kind, detail))
-        if len(self._ended) == 1:
+        self.ended.append((slot, exchange, kind, detail))
+        if len(self.ended) == 1:
             asyncio.get_running_loop().call_soon(self._record_one)
 
     def sample(self, now_ns: int) -> None:
@@ -339,7 +332,7 @@ class Recorder:
         self.counts.tokens = self._tokens + sum(arriving)
 
     def _record_one(self) -> None:
-        slot, exchange, kind, detail = self._ended[0]
+        slot, exchange, kind, detail = self.ended[0]
         if exchange is None:
             record = unsent(slot.request, kind, detail)
         else:
@@ -357,8 +350,8 @@ class Recorder:
         if slot.conversation is not None:
             complete = exchange is not None and record.state == "complete"
             self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
-        self._ended.popleft()
-        if self._ended:
+        self.ended.popleft()
+        if self.ended:
             asyncio.get_running_loop().call_soon(self._record_one)
         else:
             self.on_idle()

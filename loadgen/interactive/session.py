@@ -185,15 +185,8 @@ class LocustSession:
     def _on_start(self, **_: Any) -> None:
         if self.target is None:
             return
-        self.target = self.target.restarted()
+        target = self.target = self.target.restarted()
         self.failed = None
-        try:
-            self._begin(self.target)
-        except EXPECTED as error:
-            self.run = None
-            self.fail(error)
-
-    def _begin(self, target: LiveTarget) -> None:
         named = self._environment.parsed_options.out
         folder = Path(named) if named else default_folder(target.plan)
         if named and self.folders:
@@ -201,10 +194,13 @@ class LocustSession:
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
             self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
-        except BaseException:
+            self.folders.append(folder)
+        except BaseException as error:
             sampler.close()
-            raise
-        self.folders.append(folder)
+            self.run = None
+            if not isinstance(error, EXPECTED):
+                raise
+            self.fail(error)
 
     def _on_stop(self, **_: Any) -> None:
         if self.run is not None:
@@ -274,9 +270,9 @@ def _extend(web_ui: Any, session: LocustSession) -> None:
     app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui, base))
     # The first of them runs last: after flask_cors has put its header on.
     app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
-    for name, answer in (("live", _live), ("report", _report), ("run", _run)):
+    for rule, answer in (("live", _live), ("<any(report, run):what>", _download)):
         view = web_ui.auth_required_if_enabled(partial(answer, session))
-        app.add_url_rule(f"{base}/loadgen/{name}", f"loadgen_{name}", view)
+        app.add_url_rule(f"{base}/loadgen/{rule}", f"loadgen{answer.__name__}", view)
     assets = partial(send_from_directory, Path(__file__).parent.resolve())
     app.add_url_rule(f"{base}/loadgen/<any(live.js, live.css):path>", "loadgen_asset", assets)
 
@@ -301,9 +297,8 @@ def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
             kept = all(getattr(plan, name) == getattr(session.plan(), name) for name in _fields("form"))
             return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
         if not host.is_loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
-            return _mistake(
-                "Files can be named here only while the page is on loopback: name them when starting.", web_ui
-            )
+            loopback = "Files can be named here only while the page is on loopback: name them when starting."
+            return _mistake(loopback, web_ui)
         given = request.form.get("host", "").rstrip("/")
         if session.target is not None and given and given != session.target.facts.url:
             session.move(given)
@@ -363,17 +358,13 @@ def _live(session: LocustSession) -> Response:
     return jsonify({"server": server, "run": told})
 
 
-def _run(session: LocustSession) -> Response:
-    if session.run is None:
-        return Response("nothing has been run yet", 404)
-    return send_file(session.run.folder.resolve() / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
-
-
-def _report(session: LocustSession) -> Response:
-    """`loadgen report` on the run so far, in a process of its own, so that this one goes on."""
+def _download(session: LocustSession, what: str) -> Response:
+    """The run file so far, or `loadgen report` on it, in a process of its own, so that this one goes on."""
     if session.run is None:
         return Response("nothing has been run yet", 404)
     folder = session.run.folder.resolve()
+    if what == "run":
+        return send_file(folder / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
     with tempfile.TemporaryDirectory() as scratch:
         page = folder / "report.html" if session.run.ended else Path(scratch) / "report.html"
         command = [sys.executable, "-m", "loadgen", "report", str(folder), "--out", str(page), "--quiet"]

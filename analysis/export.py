@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import asdict, replace
 
-from analysis.frame import Window
-from analysis.gather import Gathering
+from analysis.frame import Gathering, Window
 from analysis.metrics import METRICS, of_record
 from analysis.window import windowed
 from loadgen.record import Record
@@ -79,7 +78,7 @@ REQUESTS = (
     Column("late_ns_max", "int64", "Largest delay between the kernel's stamp and this program's reading, nanoseconds."),
     Column("reads", "int64", "Reads that its answer took."),
     Column("coalesced_reads", "int64", "Reads that held more than one event."),
-    Column("first_token_merged", "bool", "Its first token came together with later ones: TTFT is an upper bound."),
+    Column("first_token_merged", "bool", "Its first token was read with later ones: TTFT is an upper bound."),
     Column("reopened", "int64", "Connections that had to be opened again for it."),
 )
 CHUNKS = (

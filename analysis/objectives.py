@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeVar
 
+import msgspec
+
 from analysis.metrics import METRICS
 
 Read = TypeVar("Read")
+Described = TypeVar("Described")
 Unit = Literal["s", "share", "requests", "per second"]
+Interval = tuple[float | None, float | None]
+"""Ends of a 95 % confidence interval; an end is None where no sample lies far enough out to bound it."""
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -97,17 +102,92 @@ class Objective:
         return COMPARISONS[self.comparison](value, self.bound)
 
 
+class BoundsMet(msgspec.Struct, kw_only=True):
+    """What a share of the requests would have met."""
+
+    scale: float
+    """Factor of all bounds."""
+    bounds_s: dict[str, float]
+    """By latency."""
+
+
+class AttainmentCurve(msgspec.Struct, kw_only=True):
+    """Attainment `y` with all bounds scaled by `x`."""
+
+    x: list[float]
+    y: list[float]
+    n: int
+    drawn: int
+
+
+class Goodput(msgspec.Struct, kw_only=True):
+    """Complete requests that met every bound (--goodput). Requests due in the window count, sent or not."""
+
+    bounds: list[str]
+    good: int
+    requests: int
+    attainment: float | None
+    """good / requests."""
+    attainment_ci95: tuple[float, float]
+    """Clopper and Pearson."""
+    per_s: float | None
+    """Good requests that ended inside the window, per second of it."""
+    each: dict[str, float | None]
+    """Attainment of each bound alone."""
+    met_by: dict[str, BoundsMet | None]
+    """By share of the requests (`90%`); None where too many are not complete."""
+    curve: AttainmentCurve
+
+
+class ObjectiveVerdict(msgspec.Struct, kw_only=True):
+    """What became of one objective (--assert)."""
+
+    objective: str
+    """As it was written."""
+    figure: str
+    verdict: Literal["pass", "fail", "cannot tell"]
+    unit: Literal["s", "share", "requests", "per second"]
+    """Of the next three."""
+    bound: float
+    measured: float | None
+    """None where the run has no such figure, which fails."""
+    ci95: Interval | None
+    """None for a figure of this run alone."""
+    requests: int
+    """Those it rests on: for a latency the complete ones, else all."""
+    left_out: int
+    """For a latency, the requests that were due in the window and not complete."""
+    requests_needed: int | None
+    """When it is inconclusive, about how many requests would tell if they went on like these; None: no such number."""
+    said: str
+    """The measured figure, its interval, and what would tell, in words."""
+
+
+class ByLatency(dict[str, Described]):
+    """Latencies by the name that METRICS gives them, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
+
+    def __getattr__(self, name: str) -> Described:
+        for key in (f"{name}_s", name):
+            if not name.startswith("_") and key in self:
+                return self[key]
+        raise AttributeError(f"no latency {name!r}; there are {', '.join(self.__dir__())}")
+
+    def __dir__(self) -> list[str]:
+        return [name.removesuffix("_s") for name in self]
+
+
 def parse(expressions: Iterable[str]) -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    return _each(expressions, _objective, "--assert", HINT)
+    return read_each(expressions, _objective, "--assert", HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Bound]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
-    return _each(expressions, _request_bound, "--goodput", BOUND_HINT)
+    return read_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
-def _each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+    """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
     found, mistakes = [], []
     for expression in expressions:
         try:

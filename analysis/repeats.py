@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from analysis.report import findings
-from analysis.report.document import Block, Document, Findings, Kind, Paragraph, Section
+from analysis.report import Block, Document, Findings, Kind, Paragraph, Section, findings
 from analysis.report.format import UNKNOWN, asked, count, share, significant, simulated, unit_of, who
 from analysis.report.tables import objectives, table
 from analysis.stats import CONFIDENCE, DECIMALS, mean_and_deviation, share_interval, student_quantile

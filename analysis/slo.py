@@ -27,10 +27,22 @@ import numpy as np
 
 from analysis import stats
 from analysis.frame import Floats, Frame, Integers
-from analysis.objectives import ATTAINMENT, GOODPUT, LATENCIES, SKEW, STATES, Bound, Objective
+from analysis.objectives import (
+    ATTAINMENT,
+    GOODPUT,
+    LATENCIES,
+    SKEW,
+    STATES,
+    AttainmentCurve,
+    Bound,
+    BoundsMet,
+    Goodput,
+    Objective,
+    ObjectiveVerdict,
+)
 from analysis.report.findings import client_said, endings, findings, measured
 from analysis.report.format import UNKNOWN, count, scale_of, significant, simulated, who
-from analysis.summary import AttainmentCurve, BoundsMet, Goodput, ObjectiveVerdict, Summary
+from analysis.summary import Summary
 
 POINTS_MAX = 300
 """Of the attainment curve."""

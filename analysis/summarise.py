@@ -17,9 +17,7 @@ import numpy as np
 
 from analysis import client, stats
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, total
-from analysis.gather import frame_of_run
 from analysis.metrics import METRICS, Metric
-from analysis.resources import MachineClock
 from analysis.summary import (
     BurstSkew,
     ClientHealth,
@@ -28,6 +26,7 @@ from analysis.summary import (
     GapTest,
     GapTests,
     IntervalMeaning,
+    MachineClock,
     MeasuredWindow,
     RequestCounts,
     RunInfo,
@@ -40,7 +39,7 @@ from analysis.summary import (
     TurnLatency,
 )
 from analysis.telemetry import counters, memory
-from analysis.window import rate_intervals
+from analysis.window import frame_of_run, rate_intervals
 from loadgen.runfile import LoadFacts, Run
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
@@ -68,7 +67,7 @@ RUN_INTERVALS = (
 def summarise(run: Run, frame: Frame | None = None) -> Summary:
     """All that is known about a Run in figures.
 
-    `frame` is that of a Run that was loaded without its Records (analysis.gather.load). Latencies are of complete
+    `frame` is that of a Run that was loaded without its Records (analysis.window.load). Latencies are of complete
     requests only; `latency_adjusted` counts every other request as infinitely slow.
     """
     if frame is None:

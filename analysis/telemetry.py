@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
-from analysis.resources import (
+from analysis.summary import (
     CounterCheck,
     GpuMemory,
     HostMemoryLevels,
@@ -198,50 +198,42 @@ ALONE = ("cached_prompt_tokens", "preemptions", "rejections", "requests_failed")
 """Words that only the server knows."""
 
 
-class _Span(NamedTuple):
-    """The readings between which the server's counts are compared, or why they cannot be."""
-
-    read: Sequence[Reading]
-    warmup: bool
-    """Whether warm-up requests lie between them."""
-    why_not: str
-
-
 def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """What the `server` and the `client` counted from before the first request, warm-up included, to after the last
     one. Empty for a run without readings of the server."""
     found = samples(run, "server")
     if not found:
         return {}
-    span = _span(run, found)
-    whole = np.ones(len(frame), np.bool_) if span.warmup else frame.measured
+    read = [sample for sample in found if not sample.gap]
+    first = next((sample for sample in read if sample.moment in BEFORE), None)
+    if first is not None:
+        read = [sample for sample in read if sample.at_s >= first.at_s]
+    whole = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
+    why_not = _why_not(run, found, read, first)
     checks = {}
     for word in (*COMPARED, *ALONE):
-        growth, resets = _growth(span.read, word)
+        growth, resets = _growth(read, word)
         if growth is not None:
             checks[word] = check = CounterCheck(server=round(growth), resets=resets)
             if word in COMPARED:
-                check.why = span.why_not
-                if not span.why_not:
+                check.why = why_not
+                if not why_not:
                     _compare(check, word, growth, frame, whole, run)
     return checks
 
 
-def _span(run: Run, found: Sequence[Reading]) -> _Span:
-    good = [sample for sample in found if not sample.gap]
-    first = next((sample for sample in good if sample.moment in BEFORE), None)
+def _why_not(run: Run, found: Sequence[Reading], read: Sequence[Reading], first: Reading | None) -> str:
+    """Why the server's counts cannot be compared; empty where they can."""
     gaps = [sample.gap for sample in found if sample.gap] or ["none was taken"]
     if first is None:
-        return _Span(good, False, f"there is no reading from before the run ({gaps[0]})")
-    read = [sample for sample in good if sample.at_s >= first.at_s]
-    why_not = ""
+        return f"there is no reading from before the run ({gaps[0]})"
     if run.footer is None or run.footer.interrupted:
-        why_not = "the run was interrupted"
-    elif last_of(found, AFTER) is None:
-        why_not = f"there is no reading from after the run ({gaps[-1]})"
-    elif anew := max(_growth(read, word)[1] for word in COMPARED):  # one past its old value already looks grown
-        why_not = f"the server began to count anew, {anew} time{'s' * (anew > 1)}"
-    return _Span(read, first.moment == "idle", why_not)
+        return "the run was interrupted"
+    if last_of(found, AFTER) is None:
+        return f"there is no reading from after the run ({gaps[-1]})"
+    # One that is past its old value already looks grown.
+    anew = max(_growth(read, word)[1] for word in COMPARED)
+    return f"the server began to count anew, {anew} time{'s' * (anew > 1)}" if anew else ""
 
 
 def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
@@ -308,17 +300,31 @@ def memory(run: Run) -> Memory | None:
     told = run.header.telemetry
     if not told and not any(found.values()):
         return None
-    gpus = [_gpu(name, read, told) for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")]
-    host = _by_name(found["host"], "host")
+    gpus = {name: read for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")}
+    processes = _by_name(found["host"], "host")
+    host, host_told = processes.pop("host", None), told.get("host", {})
+    cards = {f"GPU {each.get('index')}": each for each in told.get("gpu", {}).get("gpus", ())}
+    names = {f"process {each.get('pid')}": each.get("name", "") for each in host_told.get("processes", ())}
     return Memory(
-        gpus=gpus,
-        processes=[*_gpu_processes(found["gpu"]), *_host_processes(host, told)],
+        gpus=[
+            GpuMemory(
+                name=cards.get(of, {}).get("name", ""),
+                total_bytes=cards.get(of, {}).get("memory_total_bytes"),
+                **_levels(of, read, "memory_used_bytes"),
+            )
+            for of, read in gpus.items()
+        ],
+        processes=[
+            *_gpu_processes(gpus),
+            *(
+                ProcessMemory(on="host", name=names.get(of, ""), **_levels(of, read, "rss_bytes"))
+                for of, read in processes.items()
+            ),
+        ],
         host=HostMemoryLevels(
-            of="host",
-            total_bytes=told.get("host", {}).get("memory_total_bytes"),
-            **_levels(host["host"], "memory_used_bytes"),
+            total_bytes=host_told.get("memory_total_bytes"), **_levels("host", host, "memory_used_bytes")
         )
-        if "host" in host
+        if host
         else None,
         kv_cache=_kv_cache(run, found["server"]),
         taken_at_start=_taken(run, found["server"]) if gpus else None,
@@ -340,12 +346,13 @@ def _by_name(found: Sequence[Reading], source: Source) -> dict[str, Readings]:
     return names
 
 
-def _levels(readings: Readings, figure: str) -> dict[str, Any]:
+def _levels(of: str, readings: Readings, figure: str) -> dict[str, Any]:
     """The fields of MemoryLevels."""
     known = [(moment, int(size)) for moment, values in readings if (size := number(values, figure)) is not None]
     idle = [size for moment, size in known if moment == "idle"]
     loaded = [size for moment, size in known if moment in AFTER]
     return {
+        "of": of,
         "idle_bytes": idle[-1] if idle else None,
         "loaded_bytes": loaded[-1] if loaded else None,
         "peak_bytes": max((size for moment, size in known if moment != "idle"), default=None),
@@ -353,46 +360,29 @@ def _levels(readings: Readings, figure: str) -> dict[str, Any]:
     }
 
 
-def _gpu(name: str, readings: Readings, told: Mapping[str, Any]) -> GpuMemory:
-    known = told.get("gpu", {}).get("gpus", [])
-    facts: Mapping[str, Any] = next((each for each in known if f"GPU {each.get('index')}" == name), {})
-    levels = _levels(readings, "memory_used_bytes")
-    return GpuMemory(of=name, name=facts.get("name", ""), total_bytes=facts.get("memory_total_bytes"), **levels)
-
-
-def _gpu_processes(found: Sequence[Reading]) -> Iterator[ProcessMemory]:
+def _gpu_processes(gpus: Mapping[str, Readings]) -> Iterator[ProcessMemory]:
     """What each process held of each GPU, where the driver says so: in a container often not."""
     held: dict[tuple[str, str], Readings] = {}
-    for gpu, readings in _by_name(found, "gpu").items():
+    for gpu, readings in gpus.items():
         for moment, values in readings:
             for process in values.get("processes") or ():
                 held.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
     for (of, gpu), readings in held.items():
-        yield ProcessMemory(of=of, on=gpu, name="", **_levels(readings, "memory_used_bytes"))
-
-
-def _host_processes(found: Mapping[str, Readings], told: Mapping[str, Any]) -> Iterator[ProcessMemory]:
-    names = {f"process {each.get('pid')}": each.get("name", "") for each in told.get("host", {}).get("processes", [])}
-    for of, readings in found.items():
-        if of != "host":
-            yield ProcessMemory(of=of, on="host", name=names.get(of, ""), **_levels(readings, "rss_bytes"))
+        yield ProcessMemory(on=gpu, name="", **_levels(of, readings, "memory_used_bytes"))
 
 
 def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
     read = [(sample.moment, share) for sample in found if (share := number(sample.values, "kv_used")) is not None]
     if not read:
         return None
+    idle = [round(share, SHARE_DECIMALS) for moment, share in read if moment == "idle"]
     during = [share for moment, share in read if moment == "run"]
     sizes = [size for sample in found if (size := number(sample.values, "kv_tokens")) is not None]
     limits = run.header.server.get("limits") or {}
-
-    def share_of(value: float | None) -> float | None:
-        return None if value is None else round(value, SHARE_DECIMALS)
-
     return KvCache(
-        idle_share=share_of(next((share for moment, share in read if moment == "idle"), None)),
-        mean_share=share_of(sum(during) / len(during) if during else None),
-        peak_share=share_of(max(during, default=None)),
+        idle_share=idle[0] if idle else None,
+        mean_share=round(sum(during) / len(during), SHARE_DECIMALS) if during else None,
+        peak_share=round(max(during), SHARE_DECIMALS) if during else None,
         readings=len(during),
         tokens=int(sizes[-1]) if sizes else limits.get("max_total_token_num"),
     )

@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, Window
+from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
 from analysis.stats import CONFIDENCE, rounded
-from loadgen.runfile import Header, LoadFacts
+from loadgen.runfile import Header, LoadFacts, Run, RunFileError, scan
 
 PLATEAU_SHARE = 0.8
 STAYS_MIN = 2
@@ -55,6 +56,21 @@ class InFlight(NamedTuple):
 
     instants: Floats
     levels: Integers
+
+
+def load(path: Path) -> tuple[Run, Frame]:
+    """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
+    gathering = Gathering()
+    try:
+        run = scan(path, gathering.add)
+    except OSError as error:
+        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    return run, windowed(gathering.frame(), run.header)
+
+
+def frame_of_run(run: Run) -> Frame:
+    """The Frame of a Run that holds its Records, with its measuring window."""
+    return windowed(frame_of(run.records), run.header)
 
 
 def windowed(frame: Frame, header: Header) -> Frame:
@@ -108,7 +124,7 @@ def _everything(begins: float, ends: float, why: str) -> Window:
 
 
 def _no_plateau(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str:
-    """What speaks against a plateau between these instants; nothing if it is one."""
+    """Why there is no plateau between these instants; nothing if there is one."""
     stays = (to_ns - from_ns) / max(1.0, stay)
     if stays >= 1:
         middle = (from_ns + to_ns) / 2

@@ -34,6 +34,8 @@ from workloads.syntax import WorkloadError
 
 ANSWERS = "answers"
 """Output lengths that are those of a dataset's own answers."""
+CATALOG = Path(workload.__file__).with_name("catalog")
+"""Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
 
 Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
 """Under which heading `--help` lists an option."""
@@ -161,16 +163,14 @@ class Plan(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                lines = [_mistake(item) for item in error.errors()]
-                raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+                mistakes = "\n".join(map(_mistake, error.errors()))
+                raise PlanError(mistakes, "Nothing was sent. --help lists the options.") from None
 
     def each_repeat(self) -> list[Plan]:
         """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
         and chance in lengths and gaps would be the same each time."""
-        return [
-            self.model_copy(update={"repeat": place, "seed": self.seed + place - 1})
-            for place in range(1, self.repeats + 1)
-        ]
+        changes = ({"repeat": place, "seed": self.seed + place - 1} for place in range(1, self.repeats + 1))
+        return [self.model_copy(update=each) for each in changes]
 
     @property
     def of_sessions(self) -> bool:
@@ -199,18 +199,18 @@ class Plan(BaseModel):
             raise ValueError(f"there is no file {path}")
         return path
 
-    @field_validator("arrivals", "workload")
+    @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
     @classmethod
-    def _canonical(cls, text: str, info: ValidationInfo) -> str:
-        return str(_hinted(arrivals.parse if info.field_name == "arrivals" else workload.parse, text))
-
-    @field_validator("input_tokens", "output_tokens")
-    @classmethod
-    def _lengths(cls, value: int | str, info: ValidationInfo) -> int | str:
+    def _canonical(cls, value: int | str, info: ValidationInfo) -> int | str:
+        """As it is parsed and written again; the hint of a mistake goes into its message."""
         if value == ANSWERS and info.field_name == "output_tokens":
             return value
-        canonical = str(_hinted(lengths.parse, str(value)))
-        return int(canonical) if canonical.isdecimal() else canonical
+        parsers = {"arrivals": arrivals.parse, "workload": workload.parse}
+        try:
+            text = str(parsers.get(str(info.field_name), lengths.parse)(str(value)))
+        except WorkloadError as error:
+            raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
+        return int(text) if text.isdecimal() else text
 
     @field_validator("metrics_every_s")
     @classmethod
@@ -263,17 +263,16 @@ def command_of(plan: Plan) -> list[str]:
     """The command line that runs this plan: what differs from the defaults."""
     words = ["loadgen", "run"]
     for name in run_options(type(plan)):
-        value = getattr(plan, name)
+        value, flag = getattr(plan, name), option_name(name)
+        values = value if isinstance(value, tuple) else (value,)
         if value == type(plan).model_fields[name].default:
             continue
-        flag = option_name(name)
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif name.endswith("_s"):
-            ends = value if isinstance(value, tuple) else (value,)
-            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in ends)]
+            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
-            words += [text for each in (value if isinstance(value, tuple) else (value,)) for text in (flag, str(each))]
+            words += [text for each in values for text in (flag, str(each))]
     return words
 
 
@@ -307,39 +306,29 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
 
 
+def catalog_names() -> list[str]:
+    """The named workloads: `paper-burst` first, the others in alphabetical order."""
+    return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
+
+
 def from_catalog(name: str) -> dict[str, Any]:
     """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    from workloads.catalog import load
-
-    named = load(name)
-    return {
-        "n": named.requests,
-        "arrivals": str(named.arrivals),
-        "workload": str(named.workload),
-        "input_tokens": str(named.input_tokens),
-        "output_tokens": str(named.output_tokens),
-        "label": named.name,
-    }
-
-
-def _hinted(parse: Any, text: str) -> Any:
-    """Parse, with the hint of a mistake in its message."""
-    try:
-        return parse(text)
-    except WorkloadError as error:
-        raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
+    if name not in (names := catalog_names()):
+        raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
+    named = read_plan(CATALOG / f"{name}.toml")
+    settings = {key: value for key, value in named.items() if key not in ("summary", "source")}
+    return {"workload": "synthetic", "label": name} | settings
 
 
 def _mistake(item: Any) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if not item["loc"]:
         return message
-    name = str(item["loc"][0])
-    option = option_name(name)
+    name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
     if item["type"] == "literal_error":
-        return f"{option} {item['input']}: unknown; choose {item['ctx']['expected']}"
+        return f"{option} {value}: unknown; choose {item['ctx']['expected']}"
     if item["type"] == "extra_forbidden":
         return f"{name}: there is no such setting"
     if item["type"] == "missing":
         return f"{option} is missing"
-    return f"{option} {item['input']}: {message[0].lower()}{message[1:]}"
+    return f"{option} {value}: {message[0].lower()}{message[1:]}"

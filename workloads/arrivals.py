@@ -24,7 +24,7 @@ from itertools import count, islice, repeat, takewhile
 from pathlib import Path
 from typing import ClassVar, Self
 
-from workloads import draws, traces
+from workloads import datasets, draws
 from workloads.syntax import (
     CV_HIGH,
     CV_LOW,
@@ -384,10 +384,10 @@ class Trace(Arrivals):
             whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
         )
 
-    def entries(self) -> Iterator[traces.Entry]:
+    def entries(self) -> Iterator[datasets.Entry]:
         """The requests to replay. Raises WorkloadError for a file that is no trace, on a damaged line, or for none."""
         entry = None
-        for entry in islice((entry for entry in traces.read(self.path) if entry.at_ns >= self.start_ns), self.limit):
+        for entry in islice((entry for entry in datasets.trace(self.path) if entry.at_ns >= self.start_ns), self.limit):
             yield entry
         if entry is None:
             raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")

@@ -13,14 +13,20 @@ seeded with the text "seed:i", and only through `Random.random`, the one method 
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from math import gcd
+from pathlib import Path
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import tokenizers
 
 BLOCK_TOKENS = 16  # the granularity of vLLM's prefix cache; prompts must differ within their first block
 STRETCHES_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 512 tokens each
@@ -49,6 +55,9 @@ BATCH = 256  # texts counted together: a tokenizer's encodings are far larger th
 ROUNDS_LIMIT = 64  # attempts to mend a text whose count is off
 MEND_TOKENS = 8  # how much of the end of a text one attempt replaces
 LEAD_LIMIT = 4  # words at the start of a text that number it
+CANDIDATES_LIMIT = 1024
+MARKED_WORD = re.compile("[\u0120\u2581]([A-Za-z]{2,12})")
+"""A vocabulary's word after a blank, which byte-level BPE and SentencePiece write as these marks."""
 
 
 class PromptError(Exception):
@@ -83,6 +92,52 @@ class Judge(Tokenizer, Protocol):
     @property
     def plain(self) -> Tokenizer | None:
         """Where counting a prompt generates: the server's count of text alone, without running it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTokenizer:
+    """Counts tokens as the model does. `count` includes the special tokens that the file's post-processor adds."""
+
+    tokenizer: tokenizers.Tokenizer
+    words: tuple[str, ...]
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text, special tokens included."""
+        return [len(encoding) for encoding in self.tokenizer.encode_batch_fast(texts)]
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text, without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def load_tokenizer(path: Path) -> LocalTokenizer:
+    """Read a tokenizer.json. Raises PromptError when it cannot be read or is not one."""
+    import tokenizers
+
+    # Threads of the tokenizers library do not survive a fork, and counting is short.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json") from error
+    except Exception as error:  # the library raises plain Exception for everything that is wrong with a file
+        reason = str(error)[:200]
+        raise PromptError(f"{path} is not a tokenizer.json: {reason}", "pass a Hugging Face tokenizer.json") from error
+    # A file may ask for texts to be cut or padded to a length; the servers ignore that, and so do we.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return LocalTokenizer(tokenizer, tuple(_plain_words(tokenizer)))
+
+
+def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+    """Words that are one token each after a blank, most frequent first, then common words for other vocabularies."""
+    tokens = (tokenizer.id_to_token(token_id) or "" for token_id in range(tokenizer.get_vocab_size()))
+    marked = (match[1] for match in map(MARKED_WORD.fullmatch, tokens) if match)
+    candidates = list(dict.fromkeys([*islice(marked, CANDIDATES_LIMIT), *COMMON_WORDS]))
+    encodings = tokenizer.encode_batch_fast(candidates, add_special_tokens=False)
+    added = tokenizer.get_added_tokens_decoder().keys()
+    # A word with letters unknown to the model would become its special token for that.
+    return (word for word, encoding in zip(candidates, encodings, strict=True) if added.isdisjoint(encoding.ids))
 
 
 class Prompt(Protocol):
@@ -327,25 +382,23 @@ def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
     texts: list[str] = []
     waiting = iter(drafts)
     while batch := list(islice(waiting, BATCH)):
-        _settle(count, words, batch)
+        pending = batch
+        for _ in range(ROUNDS_LIMIT):
+            counts = count([" ".join(draft.words) for draft in pending])
+            off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
+            for draft, missing in off:
+                _mend(draft, missing, words)
+            pending = [draft for draft, _ in off]
+            if not pending:
+                break
+        else:
+            raise PromptError(
+                f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, "
+                f"in {ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
+                "use an endpoint that takes token ids, or pass the model's own --tokenizer",
+            )
         texts += [" ".join(draft.words) for draft in batch]
     return texts
-
-
-def _settle(count: Count, words: Words, pending: Sequence[Draft]) -> None:
-    for _ in range(ROUNDS_LIMIT):
-        counts = count([" ".join(draft.words) for draft in pending])
-        off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
-        if not off:
-            return
-        for draft, missing in off:
-            _mend(draft, missing, words)
-        pending = [draft for draft, _ in off]
-    raise PromptError(
-        f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, in "
-        f"{ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
-        "use an endpoint that takes token ids, or pass the model's own --tokenizer",
-    )
 
 
 def _mend(draft: Draft, missing: int, words: Words) -> None:

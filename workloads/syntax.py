@@ -6,7 +6,6 @@ it back changes nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -109,15 +108,6 @@ def opened(path: Path, what: str) -> Iterator[TextIO]:
         raise WorkloadError(f"cannot read {what} {path}: {error.strerror}") from error
     with file:
         yield file
-
-
-def reason(error: Exception) -> str:
-    """What an error of json, csv or our own readers says about a line or element, at most 200 characters."""
-    if isinstance(error, KeyError):
-        return f"has no {error.args[0]!r}"
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg}"
-    return str(error)[:200]
 
 
 def show(value: Fraction) -> str:

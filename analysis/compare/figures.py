@@ -18,7 +18,7 @@ from analysis import stats
 from analysis.compare import noise
 from analysis.compare.noise import ComparedRun, samples_of
 from analysis.metrics import Metric, by_key
-from analysis.objectives import LATENCIES, RATES
+from analysis.objectives import LATENCIES, RATES, read_each
 from analysis.repeats import completed, figures_of
 from analysis.stats import student_cdf, student_quantile
 from analysis.summary import Summary
@@ -34,7 +34,6 @@ RUNS_MOST = 1000
 """More requests, or runs, than these are no advice."""
 LOGARITHM_MOST = 500.0
 """Beyond it the exponential is no float: runs that differ so much have no interval of a ratio."""
-STATISTICS = ("p50", "p90", "p95", "p99")
 SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
 SHORT = "the run is too short to show how the server varies; repeats would"
 WELCH = "Welch's t between runs"
@@ -106,9 +105,9 @@ def of_single_runs(a: ComparedRun, b: ComparedRun, figures: Sequence[str]) -> It
         elif statistic == "pairs":
             yield _pairs(figure, by_key(name), a, b, piece)
         elif statistic:
-            yield _quantile(figure, by_key(name), statistic, a, b, piece)
+            yield _quantile(by_key(name), statistic, a, b, piece)
         else:
-            yield _rate(figure, by_key(name), a, b, piece)
+            yield _rate(by_key(name), a, b, piece)
 
 
 def of_groups(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> Iterator[ComparedFigure]:
@@ -142,10 +141,8 @@ def _by_noise(figure: str, a: float, b: float, within: float, count: int) -> Com
     )  # fmt: skip
 
 
-def _quantile(
-    figure: str, metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, piece: float
-) -> ComparedFigure:
-    share = float(statistic.removeprefix("p")) / 100
+def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+    figure, share = f"{metric.key}.{statistic}", float(statistic.removeprefix("p")) / 100
     samples = samples_of(a, metric), samples_of(b, metric)
     few = min(len(each.values) for each in samples)
     if few < (needed := stats.samples_needed(share)):
@@ -168,13 +165,13 @@ def _quantile(
     return _by_noise(figure, *values, within, min(a.requests, b.requests))
 
 
-def _rate(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
     """A rate is what was done by the time it took, so it varies as that time does."""
     value_a, value_b = metric.figure(a.frame) or 0.0, metric.figure(b.frame) or 0.0
     if min(value_a, value_b) <= 0 or not math.isfinite(piece):
-        return _blank(figure, SHORT)
+        return _blank(metric.key, SHORT)
     within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(metric, a, b, (a.span_s, b.span_s)))
-    return _by_noise(figure, value_a, value_b, within, min(a.requests, b.requests))
+    return _by_noise(metric.key, value_a, value_b, within, min(a.requests, b.requests))
 
 
 def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
@@ -331,15 +328,9 @@ def _number_for(row: ComparedFigure, aim: float, share: float) -> int | None:
 HINT = f"""A condition is a figure, and by how much B may not be worse than A: 'ttft.p99 worse by 5%'.
   figures      LATENCY.STATISTIC, complete, {", ".join(RATES)}
   latencies    {", ".join(LATENCIES)}
-  statistics   {", ".join(STATISTICS)}
+  statistics   {", ".join(stats.WITH_INTERVAL)}
   bounds       a share of A's figure such as 5%; of `complete` a difference of shares; 'worse' alone is worse by 0%"""
-_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(STATISTICS)}))? worse(?: by (\d+(?:\.\d+)?) ?%)?")
-
-
-class GateError(Exception):
-    """Expressions that are no gates: one line for each, and a hint of what is allowed."""
-
-    hint = HINT
+_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse(?: by (\d+(?:\.\d+)?) ?%)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,38 +350,31 @@ class Gate:
     """A share of A's figure, or a difference of shares."""
 
 
-GateVerdict = Literal["pass", "fail", "cannot tell"]
-
-
 @dataclass(frozen=True, slots=True)
 class GateResult:
     """What became of one gate."""
 
     condition: str
     """The gate as it was written."""
-    verdict: GateVerdict
+    verdict: Literal["pass", "fail", "cannot tell"]
     said: str
 
     @property
     def sentence(self) -> str:
-        """All of it."""
         return f"{self.verdict}: {self.condition}: {self.said}"
 
 
 def parse_gates(expressions: Iterable[str]) -> list[Gate]:
-    """Read expressions. Raises GateError, which names every mistake in all of them."""
-    gates, mistakes = [], []
-    for expression in expressions:
-        text = " ".join(expression.split())
-        match = _GATE.fullmatch(text)
-        if match and (match[1] in ("complete", *RATES) if match[2] is None else match[1] in LATENCIES):
-            figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
-            gates.append(Gate(text, figure, float(match[3] or 0) / 100))
-        else:
-            mistakes.append(f"--fail-if {expression!r}: is no condition")
-    if mistakes:
-        raise GateError("\n".join(mistakes))
-    return gates
+    """Read expressions. Raises ObjectiveError, which names every mistake in all of them."""
+    return read_each(expressions, _gate, "--fail-if", HINT)
+
+
+def _gate(text: str) -> Gate:
+    match = _GATE.fullmatch(text)
+    if not match or match[1] not in (("complete", *RATES) if match[2] is None else LATENCIES):
+        raise ValueError("is no condition")
+    figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
+    return Gate(text, figure, float(match[3] or 0) / 100)
 
 
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
@@ -408,8 +392,8 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
             f"{sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval {low * 100:+.1f} % to "
             f"{high * 100:+.1f} % (+ is worse)"
         )
-        verdict: GateVerdict = "fail" if low > gate.bound else "pass" if high <= gate.bound else "cannot tell"
-        if verdict == "cannot tell" and row.needs_more:
+        told = low > gate.bound or high <= gate.bound
+        if row.needs_more and not told:
             said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
-        found.append(GateResult(gate.text, verdict, said))
+        found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "cannot tell", said))
     return found

@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from analysis.compare import LENGTHS_ALIKE
 from analysis.compare.figures import of_values
 from analysis.frame import Floats, Frame
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
-from analysis.resources import Memory, MemoryLevels
 from analysis.stats import percentile
-from analysis.summary import Summary
+from analysis.summary import Memory, MemoryLevels, Summary
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")
@@ -36,8 +36,6 @@ COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 STATES = ("sent", "complete", "truncated", "failed", "dropped")
 
 Verdict = Literal["different", "no difference seen", "cannot tell"]
-Key = tuple[str, str, str, str]
-"""Server, host, model and workload, by their names in the plan."""
 
 
 class CellName(msgspec.Struct, frozen=True):
@@ -47,11 +45,6 @@ class CellName(msgspec.Struct, frozen=True):
     host: str
     model: str
     workload: str
-
-    @property
-    def key(self) -> Key:
-        """The same, to look it up."""
-        return self.server, self.host, self.model, self.workload
 
 
 class CellLengths(msgspec.Struct, frozen=True):
@@ -140,6 +133,10 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     memory: CellMemory
     runs: list[CellRun]
 
+    @property
+    def cell(self) -> CellName:
+        return CellName(self.server, self.host, self.model, self.workload)
+
 
 class CellDifference(msgspec.Struct, frozen=True):
     """One figure of two cells that differ in the server alone, or in the host alone."""
@@ -221,14 +218,10 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRunData(NamedTuple):
-    """One finished run of a cell."""
+    """One finished run of a cell, and what is drawn of it."""
 
-    cell: Key
-    repeat: int
-    folder: str
-    start: int | None
-    place: int | None
-    """0: the first run after that start."""
+    cell: CellName
+    run: CellRun
     summary: Summary
     samples: Mapping[str, Floats]
     """Of each metric in SAMPLED."""
@@ -236,17 +229,33 @@ class CellRunData(NamedTuple):
     """Output tokens of each complete answer."""
 
 
-def samples_of(frame: Frame) -> tuple[dict[str, Floats], Floats]:
-    """What CellRunData keeps of a run's Frame: samples of latencies, and lengths of complete answers."""
-    reported = frame.output_reported[frame.measured & frame.complete]
-    return {name: METRICS[name].values(frame) for name in SAMPLED}, reported[~np.isnan(reported)]
+def cell_run(
+    cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
+) -> CellRunData:
+    """What is kept of a run; `start` and `place` as matrix.jsonl has them, 0 the first run after that start."""
+    run = CellRun(
+        repeat,
+        folder,
+        summary.run.started_at,
+        start,
+        place,
+        None if place is None else place == 0,
+        summary.run.seed,
+        summary.run.duration_s,
+        summary.client.verdict,
+        summary.run.output_tokens,
+        summary.throughput.output_tokens_per_s,
+    )
+    lengths = frame.output_reported[frame.measured & frame.complete]
+    samples = {name: METRICS[name].values(frame) for name in SAMPLED}
+    return CellRunData(cell, run, summary, samples, lengths[~np.isnan(lengths)])
 
 
 def matrix(
     begun: Mapping[str, Any],
     measured: Sequence[CellRunData],
     *,
-    order: Sequence[Key],
+    order: Sequence[CellName],
     skipped: Mapping[str, str],
     failed: Sequence[Mapping[str, Any]],
     starts: Sequence[Mapping[str, Any]],
@@ -262,15 +271,17 @@ def matrix(
     shared = Counter(platforms.values())
     kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
     failures = msgspec.convert(failed, list[RunFailure])
-    failures_of = Counter(each.cell.key for each in failures)
+    failures_of = Counter(each.cell for each in failures)
     cells = [
-        _cell(key, kinds[key[0]], [run for run in measured if run.cell == key], plan["repeats"], failures_of[key])
-        for key in order
+        _cell(
+            cell, kinds[cell.server], [run for run in measured if run.cell == cell], plan["repeats"], failures_of[cell]
+        )
+        for cell in order
     ]
-    led = [key[1:] for key in order if key[0] == plan.get("equal_work")]
     given = [
-        dict(zip(("host", "model", "workload", "given"), (*key, f"equal-work/{'-'.join(key)}.txt"), strict=True))
-        for key in led
+        {"host": host, "model": model, "workload": load, "given": f"equal-work/{host}-{model}-{load}.txt"}
+        for server, host, model, load in map(astuple, order)
+        if server == plan.get("equal_work")
     ]
     return MatrixSummary(
         name=plan["name"],
@@ -302,7 +313,7 @@ def matrix(
     )
 
 
-def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed: int) -> CellSummary:
+def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, failed: int) -> CellSummary:
     summaries = [run.summary for run in runs]
     state: Any = "measured" if len(runs) == planned else "partly measured"
     if not runs:
@@ -310,7 +321,7 @@ def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed
     values = [figures_of(summary) for summary in summaries]
     errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
     return CellSummary(
-        *key,
+        *astuple(cell),
         kind=kind,
         state=state,
         planned=planned,
@@ -325,22 +336,7 @@ def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed
         errors=dict(errors.most_common()),
         verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
         memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
-        runs=[
-            CellRun(
-                run.repeat,
-                run.folder,
-                run.summary.run.started_at,
-                run.start,
-                run.place,
-                None if run.place is None else run.place == 0,
-                run.summary.run.seed,
-                run.summary.run.duration_s,
-                run.summary.client.verdict,
-                run.summary.run.output_tokens,
-                run.summary.throughput.output_tokens_per_s,
-            )
-            for run in runs
-        ],
+        runs=[each.run for each in runs],
     )
 
 
@@ -408,7 +404,7 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
     `loadgen compare` on the folders of two cells looks into the runs as well.
     """
     for a, b in combinations(cells, 2):
-        alike = [one == other for one, other in zip(a.key, b.key, strict=True)]
+        alike = [one == other for one, other in zip(astuple(a.cell), astuple(b.cell), strict=True)]
         if alike not in ([False, True, True, True], [True, False, True, True]):
             continue
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
@@ -422,8 +418,8 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
             yield CellDifference(
                 name,
                 "host" if alike[0] else "server",
-                CellName(*a.key),
-                CellName(*b.key),
+                a.cell,
+                b.cell,
                 ratio and round(ratio, 6),
                 ends and (round(ends[0], 6), round(ends[1], 6)),
                 verdict,

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS, by_key
-from analysis.report import document as doc
-from analysis.report import findings
+from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution, drawn_ranks
-from analysis.report.document import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
 from analysis.report.tables import Cells, table
 from analysis.summary import Summary
@@ -153,8 +152,8 @@ class MatrixReport:
         return lines
 
     def _lead(self, first: CellSummary, second: CellSummary) -> str:
-        pair = {first.key, second.key}
-        of_pair = (each for each in self.found.differences if each.figure == MAIN and {each.a.key, each.b.key} == pair)
+        pair = {first.cell, second.cell}
+        of_pair = (each for each in self.found.differences if each.figure == MAIN and {each.a, each.b} == pair)
         if (told := next(of_pair, None)) is None:
             return ""
         leader, names = self.servers[first.server], f"{self.servers[first.server]} and {self.servers[second.server]}"
@@ -347,7 +346,7 @@ class MatrixReport:
         for place, group in enumerate(self.groups):
             cells = [self.cells.index(cell) for cell in self._of(group)]
             groups.append({"bars": f"bars-{place}", "cells": cells, "charts": self._charts(group)})
-        drawn = [self._drawn(cell, [run for run in measured if run.cell == cell.key]) for cell in self.cells]
+        drawn = [self._drawn(cell, [run for run in measured if run.cell == cell.cell]) for cell in self.cells]
         return {"runs": [], "figures": figures, "metrics": metrics, "cells": drawn, "groups": groups}
 
     def _drawn(self, cell: CellSummary, runs: Sequence[CellRunData]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ import numpy as np
 
 from analysis.frame import Frame
 from analysis.metrics import METRICS
-from analysis.report import curves
-from analysis.report.document import Shape, Zoom
+from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
 from analysis.summary import Summary, TurnLatency
 from analysis.telemetry import Series
@@ -80,13 +79,11 @@ class Chart:
     zoom: Zoom = "x"
 
 
-@dataclass(frozen=True, slots=True)
-class ChartRun:
+class ChartRun(RunLook, frozen=True, kw_only=True):
     """One run as the charts draw it."""
 
-    name: str
-    colour: str
     dash: str
+    summary: Summary
     data: Mapping[str, Data]
     """By chart."""
 

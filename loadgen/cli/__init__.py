@@ -20,15 +20,14 @@ COMMANDS = {
     "matrix": "loadgen.cli.matrix",
     "report": "loadgen.cli.report",
     "compare": "loadgen.cli.compare",
-    "export": "loadgen.cli.export",
+    "export": "loadgen.cli.report",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.sim",
     "ui": "loadgen.cli.ui",
-    "worker": "loadgen.cli.distributed",
+    "worker": "loadgen.cli.run",
     "servers": "loadgen.cli.servers",
 }
 """Where the function, or the group of commands, of that name stands."""
-
 
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
@@ -70,9 +69,14 @@ class Commands(TyperGroup):
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """By their docstrings alone: what it takes to make all their options is not imported."""
-        width = formatter.width - 6 - max(map(len, COMMANDS))
+        width, rows = formatter.width - 6 - max(map(len, COMMANDS)), []
+        for name in COMMANDS:
+            found = _found(name)
+            text = cleandoc(str(found.info.help if isinstance(found, typer.Typer) else found.__doc__))
+            first = text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
+            rows.append((name, shorten(f"{first}.", width, placeholder="...")))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, shorten(_says(name), width, placeholder="...")) for name in COMMANDS])
+            formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -92,8 +96,7 @@ def main() -> None:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        code = _exit_code(error)
-        if code is None:
+        if (code := _exit_code(error)) is None:
             raise
         for line in getattr(error, "log_tail", "").splitlines():
             print(f"  | {line}", file=sys.stderr)
@@ -105,13 +108,6 @@ def main() -> None:
 
 def _found(name: str) -> Any:
     return getattr(import_module(COMMANDS[name]), name)
-
-
-def _says(name: str) -> str:
-    """The first sentence of a command's help."""
-    found = _found(name)
-    text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
-    return cleandoc(str(text)).partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from analysis.repeats import BetweenRuns
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
-    from loadgen.progress import Display
+    from loadgen.engine.health import Counts
+    from loadgen.prepare import OnProgress
     from loadgen.runfile import Run
 
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", rich_help_panel="Output")]
@@ -60,6 +63,7 @@ Junit = Annotated[
 ]
 
 PRECEDENCE = (EXIT_INTERRUPTED, EXIT_ASSERTION, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED, EXIT_OK)
+PLAIN_EVERY_S = 5.0
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
@@ -143,11 +147,14 @@ class Output:
         if not self._quiet:
             print(line, file=self._stream, flush=True)
 
-    def progress(self, requests: int | None, *, plain: bool = True) -> Display:
-        """A display of the run's progress, on stderr; `plain`: also where that is no terminal."""
-        from loadgen.progress import Display
-
-        return Display(requests, quiet=self._quiet or not (plain or sys.stderr.isatty()))
+    @contextmanager
+    def progress(self, requests: int | None, *, plain: bool = True) -> Iterator[OnProgress]:
+        """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
+        if self._quiet or not (plain or sys.stderr.isatty()):
+            yield lambda _phase, _counts: None
+        else:
+            with shown_progress(requests, sys.stderr) as show:
+                yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
         """A result in the form that was asked for."""
@@ -231,9 +238,9 @@ def runs_in(path: Path) -> list[Path]:
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
-    from analysis.gather import load
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
+    from analysis.window import load
 
     run, frame = load(path)
     summary = summarise(run, frame)
@@ -253,11 +260,11 @@ def part_of(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
     return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
 
 
-def write_summary(run: Path, summary: Summary) -> None:
-    """summary.json in the run's folder. Raises OutputError."""
+def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
+    """summary.json in the run's folder. Raises OutputError with this hint."""
     from analysis.summary import as_dict
 
-    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n")
+    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
@@ -271,6 +278,41 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> No
         name, of = f"between-runs-{place}" if place > 1 else "between-runs", f" of {group.folder.name}"
         extras.append(section(group.between, name, f"Between runs{of if len(repeats) > 1 else ''}"))
     write_text(page, render(full(parts, extras)))
+
+
+@contextmanager
+def shown_progress(requests: int | None, stream: TextIO) -> Iterator[OnProgress]:
+    """Shows what it gets at its own pace: one live line in a terminal, a plain line every few seconds elsewhere."""
+    began_s = rated_s = time.monotonic()
+    shown_s, tokens = 0.0, 0
+
+    def line(phase: str, counts: Counts, now_s: float) -> str:
+        nonlocal rated_s, tokens
+        rate = (counts.tokens - tokens) / max(now_s - rated_s, 1e-9)
+        if now_s - rated_s >= 1.0:
+            rated_s, tokens = now_s, counts.tokens
+        of = "" if requests is None else f"/{requests}"
+        return (
+            f"{now_s - began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
+            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
+            f"{counts.failed} failed, {counts.dropped} dropped, {max(rate, 0):,.0f} tokens/s"
+        )
+
+    def show_plain(phase: str, counts: Counts) -> None:
+        nonlocal shown_s
+        now_s = time.monotonic()
+        if now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
+            shown_s = now_s
+            print(line(phase, counts, now_s), file=stream, flush=True)
+
+    if not stream.isatty():
+        yield show_plain
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(file=stream, highlight=False), auto_refresh=False, transient=True) as live:
+        yield lambda phase, counts: live.update(line(phase, counts, time.monotonic()), refresh=True)
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

@@ -1,4 +1,5 @@
-"""`loadgen burst` and `loadgen run`: send the requests of a plan, from here or from several machines, and report."""
+"""`loadgen burst` and `loadgen run`: send the requests of a plan, from here or from several machines, and report; and
+`loadgen worker`, the command of those machines."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
-from loadgen.cli.options import run_command
+from loadgen.cli.options import run_command, seconds
 from loadgen.cli.output import AsJson, Assertions, Goodput, Junit, Output, Quiet, Report, finish
 
 if TYPE_CHECKING:
     from loadgen.distributed.master import MachinePlan
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
+
+
+def _distributed(*names: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel="Distributed", **more)
 
 
 def drive(
@@ -27,10 +31,27 @@ def drive(
             help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
         ),
     ] = None,
-    distributed: Distributed = False,
-    expect_workers: ExpectWorkers = 0,
-    bind: Bind = BIND,
-    join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
+    distributed: Annotated[
+        bool, _distributed("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
+    ] = False,
+    expect_workers: Annotated[
+        int,
+        _distributed(help="With --distributed: worker machines to wait for; --workers processes run on each."),
+    ] = 0,
+    bind: Annotated[
+        str,
+        _distributed(
+            metavar="HOST[:PORT]",
+            help="With --distributed: where to listen for them. Other than this machine's loopback only with a token "
+            "in LOADGEN_TOKEN.",
+        ),
+    ] = "127.0.0.1:5557",
+    join_timeout_s: Annotated[
+        float,
+        _distributed(
+            "--join-timeout", parser=seconds, metavar="T", help="With --distributed: how long to wait for them."
+        ),
+    ] = 600.0,
     assertions: Assertions = None,
     goodput: Goodput = None,
     junit: Junit = None,
@@ -45,15 +66,15 @@ def drive(
 
     output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
     asked = Plan(**settings)
-    spread = spread_of(distributed, expect_workers, bind, join_timeout_s)
+    spread = _spread(expect_workers, bind, join_timeout_s) if distributed else None
     folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
         _run(asked, folder, output, spread)
-        raise Exit(finish(output, folder, report=report))
-    for plan in asked.each_repeat():
-        output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
-        if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
-            break
+    else:
+        for plan in asked.each_repeat():
+            output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
+            if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
+                break
     raise Exit(finish(output, folder, report=report))
 
 
@@ -90,13 +111,43 @@ def run(
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
 
 
+def worker(
+    master: Annotated[str, Option(metavar="HOST[:PORT]", help="Where `loadgen burst --distributed` runs.")],
+    out: Annotated[Path, Option(help="Folder in which part files lie until the master has them.")] = Path("runs"),
+    stay: Annotated[bool, Option("--stay", help="Take part in one run after the other.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Take part in a run over several machines: prepare a share, start when all do, send back what was recorded.
+
+    The token of the master has to be in LOADGEN_TOKEN, and the server's API key where it was on the master. Exit codes:
+    0 everything delivered, or not needed; 2 usage, not let in, called off or not delivered; 3 server not reachable from
+    here or not the one named; 130 interrupted.
+    """
+    from loadgen.distributed.protocol import address_of
+    from loadgen.distributed.worker import serve
+
+    output = Output(as_json=False, quiet=quiet)
+    with output.progress(None) as show:
+        raise Exit(serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=show))
+
+
+def _spread(machines: int, bind: str, join_timeout_s: float) -> MachinePlan:
+    from loadgen.distributed.master import MachinePlan
+    from loadgen.distributed.protocol import address_of
+    from loadgen.errors import PlanError
+
+    if machines < 1:
+        raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
+    return MachinePlan(machines, address_of(bind, "--bind"), join_timeout_s)
+
+
 def _run(asked: Plan, folder: Path, output: Output, spread: MachinePlan | None) -> Footer:
     from loadgen import prepare
 
     command = ["loadgen", *sys.argv[1:]]
-    with output.progress(None if asked.of_sessions else asked.n) as display:
+    with output.progress(None if asked.of_sessions else asked.n) as show:
         if spread is None:
-            return prepare.run(asked, folder, command=command, say=output.say, on_progress=display.show)
+            return prepare.run(asked, folder, command=command, say=output.say, on_progress=show)
         from loadgen.distributed import master
 
-        return master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)
+        return master.run(asked, spread, folder, command=command, say=output.say, on_progress=show)

@@ -23,11 +23,10 @@ from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
-from loadgen.gather import Outcome, append, gather, open_run
 from loadgen.plan import Plan
 from loadgen.prepare import OnProgress, Say
 from loadgen.record import Record, shifted
-from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.runfile import Footer, Header, Outcome, Telemetry, append, gather, open_run
 from servers.wire.stamps import common
 
 LISTEN_S = 0.1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from servers.wire.timer import timer
+from servers.wire.poller import Timer
 
 SLEW_TOLERANCE_NS = 1_000
 """Offsets that stay this close to each other are taken as one, because reading two clocks is no more exact."""
@@ -69,10 +69,10 @@ class ClockPairs:
 
 
 class SystemClock:
-    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer (servers.wire.timer)."""
+    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer (servers.wire.poller)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = timer(loop, self._run)
+        self._timer = Timer(loop, self._run)
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._taken = count()
 

@@ -18,8 +18,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, work
-from loadgen.gather import Outcome, gather, open_run
-from loadgen.runfile import Footer, Header
+from loadgen.runfile import Footer, Header, Outcome, gather, open_run
 from servers.wire.stamps import common
 
 START_LEAD_NS = 100_000_000

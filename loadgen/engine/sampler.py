@@ -32,7 +32,7 @@ import msgspec
 from loadgen.engine.health import Counts
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.runfile import RunWriter, Telemetry
-from servers.telemetry import GapError, NotMeasuredError, Source
+from servers.telemetry import Dcgm, GapError, HostMemory, NotMeasuredError, Nvml, ServerMetrics, Source, on_this_machine
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -249,8 +249,6 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
     """What opens each source, or why nothing does."""
     from loadgen.plan import access_of
-    from servers.telemetry.machine import Dcgm, HostMemory, Nvml, on_this_machine
-    from servers.telemetry.prometheus import ServerMetrics
 
     access, here = access_of(plan), on_this_machine(server["url"])
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
@@ -352,7 +350,7 @@ class SamplerProcess:
 def main() -> None:
     """The other end of a SamplerProcess: answer each line in turn."""
     from loadgen.plan import Plan
-    from servers.telemetry import machine, prometheus  # noqa: F401 - not in the time of the run
+    from servers import calls  # noqa: F401 - not in the time of the run
 
     sampler: Sampler | None = None
     answer: Mapping[str, Any] = {}

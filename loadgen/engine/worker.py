@@ -67,7 +67,7 @@ class WorkerTask:
     def requests(self) -> Iterator[Request]:
         """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
         if self.prompts.of_sessions:
-            return chain.from_iterable(session.planned() for session in self.conversations())
+            return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
         return islice(self.prompts.requests(), self.worker, None, self.workers)
 
     def conversations(self) -> Iterator[Conversation]:

@@ -26,21 +26,19 @@ from gevent.lock import RLock
 from numpy.typing import NDArray
 
 from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.stats import DECIMALS, percentile
-from loadgen import calibration, host, prepare
+from loadgen import host, prepare
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
 from loadgen.engine.health import ADDED, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
-from loadgen.gather import open_run, whole_lines
 from loadgen.plan import Plan, access_of
 from loadgen.record import Record, unsent
-from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, stamp_facts
-from servers.count import connect as tokenizer_of
-from servers.find import dialect_on, of_version
+from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
+from servers.find import dialect_on, of_version, tokenizer_of
 from servers.kinds.base import Dialect, ServerFacts
 from servers.wire.connection import Target, target_of
 from servers.wire.stamps import StampSource
@@ -282,7 +280,7 @@ class LiveRun:
         header.command = list(command)
         header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
-        header.client["calibration"] = calibration.recall(header.host, lambda _: None)
+        header.client["calibration"] = host.recall(header.host, lambda _: None)
         open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
         self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)

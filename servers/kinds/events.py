@@ -21,8 +21,7 @@ from servers.kinds.base import Answer
 
 Event = TypeVar("Event")
 
-DONE = b"[DONE]"
-"""The end marker of OpenAI streams, the one payload that is not JSON."""
+DONE = b"[DONE]"  # The end marker of OpenAI streams, the one payload that is not JSON
 LIMIT_CHARACTERS = 300
 NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""

@@ -31,10 +31,8 @@ from servers.launch.spec import READY_TIMEOUT_S, LaunchSpec, RunningServer, Say,
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env"),
 )
-END_TIMEOUT_S = 15.0
-"""After SIGTERM; engines that hold streams open wait for them, and a test must not."""
-HELPERS_TIMEOUT_S = 5.0
-"""For what is left of its group, such as Python's resource tracker, which removes shared memory."""
+END_TIMEOUT_S = 15.0  # After SIGTERM; engines that hold streams open wait for them, and a test must not
+HELPERS_TIMEOUT_S = 5.0  # For what is left of its group, such as Python's resource tracker, which removes shared memory
 _READY_POLL_S = 0.25
 _END_POLL_S = 0.05
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
@@ -44,8 +42,7 @@ class Command(NamedTuple):
     """What to start."""
 
     words: tuple[str, ...]
-    env: Mapping[str, str]
-    """What is added to the environment."""
+    env: Mapping[str, str]  # What is added to the environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +51,10 @@ class LeftServer:
 
     server: str
     url: str
-    pid: int
-    """Leader of a process group of its own."""
-    ticks: int
-    """When the kernel started it, so that another process with the same id is not taken for it."""
+    pid: int  # Leader of a process group of its own
+    ticks: int  # When the kernel started it, so that another process with the same id is not taken for it
     log: str
-    since: str
-    """ISO 8601, local time with offset."""
+    since: str  # ISO 8601, local time with offset
     facts: dict[str, Any]
 
     @property

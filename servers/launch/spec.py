@@ -18,11 +18,9 @@ from servers.kinds import KINDS, any_of, launchable
 from servers.kinds.base import KnownFault
 
 How = Literal["compose", "process", "simulated", "running"]
-Say = Callable[[str], None]
-"""Takes one line of progress for people."""
+Say = Callable[[str], None]  # Takes one line of progress for people
 
-READY_TIMEOUT_S = 1800.0
-"""Half an hour: large weights come from slow disks."""
+READY_TIMEOUT_S = 1800.0  # Half an hour: large weights come from slow disks
 SAY_EVERY_S = 10.0
 LOOK = "look at the end of its log"
 
@@ -35,32 +33,25 @@ class Host:
     """One machine with GPUs, and how its container engine and its servers are reached."""
 
     name: str
-    platform: str = ""
-    """What reports call it, such as `A800`; empty: nothing is said."""
-    docker: str = ""
-    """A Docker context's name, or `ssh://user@host`; empty: the engine of this machine."""
-    address: str = "127.0.0.1"
-    """Name or address under which this machine reaches it. Servers listen there only."""
+    platform: str = ""  # What reports call it, such as `A800`; empty: nothing is said
+    docker: str = ""  # A Docker context's name, or `ssh://user@host`; empty: the engine of this machine
+    address: str = "127.0.0.1"  # Name or address under which this machine reaches it. Servers listen there only.
     gpus: Mapping[str, str] = field(default_factory=dict)
     """GPU of each server, by index or UUID, or several with commas between; others keep docker-compose.yml's."""
-    model_dir: str = ""
-    """Folder of that machine that holds the models; empty: the volume as it is there."""
-    model_volume: str = "llm-models"
-    """Name of the volume that its containers read the models from."""
+    model_dir: str = ""  # Folder of that machine that holds the models; empty: the volume as it is there
+    model_volume: str = "llm-models"  # Name of the volume that its containers read the models from
     env: Mapping[str, str] = field(default_factory=dict)
     """What docker-compose.yml is told beside, such as VLLM_TAG. No secrets: they come from the environment."""
 
 
-LOCAL = Host("local")
-"""This machine: its own container engine, and servers on loopback."""
+LOCAL = Host("local")  # This machine: its own container engine, and servers on loopback
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """A server that should be up."""
 
-    server: str
-    """A kind that can be started: servers.kinds.launchable."""
+    server: str  # A kind that can be started: servers.kinds.launchable
     host: Host
     model: str
     """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
@@ -110,8 +101,7 @@ class RunningServer:
     url: str
     facts: Mapping[str, Any]
     """What to keep with a run: `launch`, `ready_s` (start-up, where we started it) and image, digest, command, ..."""
-    pids: tuple[int, ...] = ()
-    """Its processes on this machine; empty where it runs in containers or elsewhere."""
+    pids: tuple[int, ...] = ()  # Its processes on this machine; empty where it runs in containers or elsewhere
 
 
 def read_hosts(path: Path) -> Mapping[str, Host]:

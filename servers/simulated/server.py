@@ -17,8 +17,7 @@ from typing import IO, Any
 
 from aiohttp import web
 
-from servers.hardware import HardwareError
-from servers.hardware.roofline import roofline
+from servers.hardware import HardwareError, roofline
 from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError, StartError
 from servers.simulated.config import SimulatedConfig

@@ -24,7 +24,7 @@ import msgspec
 
 from servers.simulated.protocol import Encoding
 from servers.simulated.timing import Job, TokenClock
-from servers.wire.timer import timer
+from servers.wire.poller import Timer
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
@@ -184,7 +184,7 @@ class Pump:
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
         self.lateness = Lateness()
         self._clock = clock
-        self._timer = timer(loop, self._run)
+        self._timer = Timer(loop, self._run)
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:

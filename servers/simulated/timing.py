@@ -15,7 +15,7 @@ from heapq import heappop, heappush, heapreplace
 from random import Random
 from typing import Any, Literal
 
-from servers.hardware.roofline import Work
+from servers.hardware import Work
 
 UNLIMITED = sys.maxsize
 

@@ -27,12 +27,10 @@ class Target:
 
     host: str
     port: int
-    path: str
-    """Path prefix of the URL, without a trailing slash."""
+    path: str  # Path prefix of the URL, without a trailing slash
     tls: ssl.SSLContext | None
     family: int
-    address: tuple[Any, ...]
-    """As `getaddrinfo` gives it."""
+    address: tuple[Any, ...]  # As `getaddrinfo` gives it
 
     @property
     def host_field(self) -> str:
@@ -66,11 +64,9 @@ class Connection:
 
     sock: socket.socket
     opened_ns: int
-    losses: tuple[int, int] = (0, 0)
-    """What servers.wire.stamps.losses said of it when it was last asked."""
+    losses: tuple[int, int] = (0, 0)  # What servers.wire.stamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None
-    shaking: bool = False
-    """Whether a TLS handshake is under way."""
+    shaking: bool = False  # Whether a TLS handshake is under way
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 

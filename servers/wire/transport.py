@@ -46,8 +46,7 @@ class Exchange:
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
-    free: Connection | None = None
-    """The connection after the end, where another request may use it."""
+    free: Connection | None = None  # The connection after the end, where another request may use it
     losses: tuple[int, int] = (0, 0)
     """Segments that we sent again, and segments that came out of order, during this exchange."""
     error_kind: WireError | Literal[""] = ""

@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace as with_changes
 from playwright.sync_api import Browser
 
-from analysis.compare import ComparedRun, Comparison, compare, read
-from analysis.compare.document import figures_table
-from analysis.compare.document import page as document
+from analysis.compare import ComparedRun, Comparison, compare, figures_table, read
+from analysis.compare import page as document
 from analysis.compare.figures import parse_gates
 from analysis.objectives import parse_bounds
 from analysis.report.page import render

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.window import choose
 from loadgen.record import Record

@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 from typer.testing import CliRunner
 
-from analysis.gather import load as loaded
+from analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.errors import PlanError
 from loadgen.plan import Plan

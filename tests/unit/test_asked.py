@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from analysis.report.format import asked, length
-from analysis.summary import typed
 from loadgen.plan import Plan
 from loadgen.runfile import load_facts
-from tests.runs import burst, run_of, summarise
+from tests.runs import burst, run_of, summarise, typed
 from workloads import arrivals as known_arrivals
 from workloads import lengths as known_lengths
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
-from analysis.objectives import ObjectiveError, parse_bounds
+from analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
 from analysis.slo import curve, goodput, needs
-from analysis.summary import BoundsMet
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS, complete, failed
 

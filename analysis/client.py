@@ -12,16 +12,10 @@ between the stamp before, s_0, and s. So each is off by at most d, and by no mor
 what lies there once it is back. Before a first token there is the first byte of the answer, where it came in an earlier
 read, else the instant of sending.
 
-`loadgen calibrate` holds stamps against the simulated server's own log of when it sent:
-
-    server:  sent_1 ........ sent_2 ........ sent_3      read immediately before each `send`
-    run:       stamp_1 ........ stamp_2 ........ stamp_3
-
-    TTFT error   stamp_1 - sent_1, because both count from the same instant of sending
-    TPOT error   ((stamp_k - stamp_1) - (sent_k - sent_1)) / (k - 1), one token per event
-    gap error    (stamp_j+1 - stamp_j) - (sent_j+1 - sent_j), for every gap
-
-The server's own lateness is in neither side. Both clocks are CLOCK_REALTIME, ours by way of the run's pair of readings.
+`loadgen calibrate` holds stamps against the simulated server's own log, which says when it began each `send`, sent_k.
+The error of TTFT is stamp_1 - sent_1, because both count from the same instant of sending; that of TPOT is
+((stamp_k - stamp_1) - (sent_k - sent_1)) / (k - 1), one token per event; that of a gap is likewise of its two ends. The
+server's own lateness is in neither side. Both clocks are CLOCK_REALTIME, ours by way of the run's pair of readings.
 """
 
 from __future__ import annotations
@@ -130,11 +124,14 @@ def reasons(
     found: ClientHealth, ttft_p50_s: float | None, e2e_p50_s: float | None, dropped: int | None = None
 ) -> list[str]:
     """One line per limit that is exceeded. Figures that are None are not known and exceed nothing."""
-    stamps_s = found.error_ttft_p50_s if _was_away(found) else found.error_bar_e2e_s
+    # Tokens that were read together may have waited for a client that was late or away. Where it was prompt the server,
+    # or something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame.
+    late = (found.late_p99_s or 0) > COALESCING_LATE_S
+    was_away = late or (found.stall_max_s or 0) > WATCH_S
     derived = {
-        "error_share": _ratio(stamps_s, ttft_p50_s),
+        "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
-        "coalesced_late_share": found.coalesced_share if (found.late_p99_s or 0) > COALESCING_LATE_S else 0,
+        "coalesced_late_share": found.coalesced_share if late else 0,
         "dropped": dropped,
     }
     return [
@@ -173,8 +170,7 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    disagreement_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
-    step_s = None if disagreement_s is None else max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
+    off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
         stamps=stamps.name,
@@ -183,8 +179,8 @@ def of_samples(
         late_p99_s=late_percentile_s(late, 0.99),
         coalesced_share=rounded(coalesced / reads) if reads else None,
         send_late_p99_s=rounded(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
-        clock_disagreement_s=disagreement_s,
-        clock_step_s=None if step_s is None else rounded(step_s),
+        clock_disagreement_s=off_s,
+        clock_step_s=None if off_s is None else rounded(max(0.0, off_s - SLEW_MAX * max(1.0, last_s))),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
         full_reads=_known(samples, "full_reads", sum),
         retransmit_share=_ratio(_known(samples, "retransmits", sum), len(sends_late_s)),
@@ -206,10 +202,9 @@ def _ended(frame: Frame, kind: str) -> int:
 def _stamps(run: Run, frame: Frame) -> StampFacts:
     """The run's source only if every answer was stamped by it: one without is one whose error is unknown."""
     used = {source.stamps for source in frame.sources if source.measured and source.stamps}
-    if not used:
+    if not used or used == {run.header.stamps.name}:
         return run.header.stamps
-    name = used.pop() if len(used) == 1 else "user"
-    return run.header.stamps if name == run.header.stamps.name else stamp_facts(name)
+    return stamp_facts(used.pop() if len(used) == 1 else "user")
 
 
 def own_error(found: ClientHealth) -> StampError | None:
@@ -220,12 +215,6 @@ def own_error(found: ClientHealth) -> StampError | None:
         stamp_s = found.source.error_s + (found.clock_step_s or 0.0)
         return StampError(stamp_s, 2 * stamp_s, None if stall_s is None else stall_s + WATCH_S)
     return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
-
-
-def _was_away(found: ClientHealth) -> bool:
-    """Whether tokens that were read together may have waited for the client. Where it was prompt the server, or
-    something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame."""
-    return (found.late_p99_s or 0) > COALESCING_LATE_S or (found.stall_max_s or 0) > WATCH_S
 
 
 def _known(samples: Sequence[Telemetry], name: str, together: Callable[[list[int]], int]) -> int | None:
@@ -271,7 +260,8 @@ def first_off_s(frame: Frame) -> Floats:
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is too large by at most what stands in `off_s`:
     the true median lies between that of all of them lessened and this. NaN among them is no sample."""
-    return _median(ttft_s) - _median(ttft_s - off_s)
+    known = ~np.isnan(ttft_s)
+    return float(np.median(ttft_s[known])) - float(np.median((ttft_s - off_s)[known])) if known.any() else 0.0
 
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:
@@ -283,11 +273,6 @@ def _counted_quantile_ns(counts: Integers, total: int) -> float:
 
 def _quantile(values: Floats) -> float | None:
     return float(np.percentile(values, 100 * SHARE, method="inverted_cdf")) if len(values) else None
-
-
-def _median(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else 0.0
 
 
 def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:

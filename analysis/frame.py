@@ -90,11 +90,9 @@ class Frame:
     end_ns: Floats
     """The dialect's end marker, or the instant the request was given up, or its last chunk where neither is known."""
     first_ns: Floats
-    """First chunk; NaN where there was none."""
+    """First chunk. NaN where there was none, as in the next two."""
     last_ns: Floats
-    """Last chunk; NaN where there was none."""
     first_tokens: Floats
-    """Tokens in the first chunk; NaN where there was none."""
     arrived_tokens: Floats
     """The sum over chunks."""
     prompt_asked: Floats
@@ -103,7 +101,6 @@ class Frame:
     """NaN where the server did not say."""
     output_asked: Floats
     output_reported: Floats
-    """NaN where the server did not say."""
     worker: Integers
     late_ns_max: Integers
     reads: Integers
@@ -149,11 +146,6 @@ class Frame:
         return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
 
     @property
-    def later_turn(self) -> Booleans:
-        """Turns of a session but its first: their instants follow answers and not the arrivals."""
-        return self.turn > 0
-
-    @property
     def sent(self) -> Booleans:
         """Measured requests of which a byte was sent."""
         return self.measured & ~np.isnan(self.sent_ns)
@@ -161,9 +153,7 @@ class Frame:
     @property
     def inside(self) -> Booleans:
         """Measured requests due inside the window: those whose latencies count, if they are complete."""
-        if self.window is None:
-            return self.measured
-        return self.measured & (self.due_ns >= self.window.from_ns) & (self.due_ns <= self.window.to_ns)
+        return self.measured & self.within(self.due_ns)
 
     @property
     def sampled(self) -> Booleans:
@@ -173,9 +163,7 @@ class Frame:
     @property
     def span_ns(self) -> tuple[float, float] | None:
         """The window's ends; of a whole run the first t_sent and the last t_end of all requests sent, complete or not.
-
-        None when nothing was sent or came back.
-        """
+        None when nothing was sent or came back."""
         if self.window is not None:
             ends = (self.window.from_ns, self.window.to_ns)
             return ends if ends[1] > ends[0] and self.sent.any() else None
@@ -258,10 +246,8 @@ def offsets_of(counts: Integers) -> Integers:
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
-    """Rows, and their entries in a flat array, in pieces of about ENTRIES_PER_BLOCK entries.
-
-    What is made on the way of a computation then never has the size of the flat array itself.
-    """
+    """Rows, and their entries in a flat array, in pieces of about ENTRIES_PER_BLOCK entries. What is made on the way of
+    a computation then never has the size of the flat array itself."""
     starts = np.unique(np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK)))
     for first, last in zip(starts, [*starts[1:], len(offsets) - 1], strict=True):
         yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
@@ -350,39 +336,35 @@ class GrowingArray:
 
 def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     """One pass per column over the Records, one over the chunks."""
+
+    def column(name: str, kind: type = np.float64) -> NDArray[Any]:
+        return np.array([getattr(record, name) for record in records], kind)  # of floats None is NaN
+
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
     offsets = offsets_of(counts)
-    total = int(offsets[-1])
-    chunk_ns = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.float64, total)
-    chunk_tokens = np.fromiter(chain.from_iterable(record.chunk_tokens for record in records), np.int64, total)
-    end_ns, last_ns = _instants(records, "end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts)
+    chunk_ns = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.float64, offsets[-1])
+    chunk_tokens = np.fromiter(chain.from_iterable(record.chunk_tokens for record in records), np.int64, offsets[-1])
+    end_ns, last_ns, state = column("end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts), column("state", np.str_)
     return {
         "chunk_counts": counts,
         "chunk_ns": chunk_ns,
         "chunk_tokens": chunk_tokens.astype(np.min_scalar_type(int(chunk_tokens.max(initial=0)))),
-        "measured": np.fromiter((record.phase == "measured" for record in records), np.bool_, len(records)),
-        **{
-            state: np.array([record.state == state for record in records], np.bool_)
-            for state in ("complete", "dropped")
-        },
+        "measured": column("phase", np.str_) == "measured",
+        "complete": state == "complete",
+        "dropped": state == "dropped",
         "end_ns": np.where(np.isnan(end_ns), last_ns, end_ns),
         "first_ns": _at_chunk(chunk_ns, offsets[:-1], counts),
         "last_ns": last_ns,
         "first_tokens": _at_chunk(chunk_tokens.astype(np.float64), offsets[:-1], counts),
         "arrived_tokens": sum_by_row(chunk_tokens, offsets),
         "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], np.float64),
-        "prompt_reported": _instants(records, "prompt_tokens"),
-        "output_asked": _instants(records, "output_tokens_asked"),
-        "output_reported": _instants(records, "output_tokens"),
-        "first_token_merged": np.fromiter((record.first_token_merged for record in records), np.bool_, len(records)),
-        **{name: _instants(records, name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
-        **{name: np.array([getattr(record, name) for record in records], np.int64) for name in NUMBERS},
+        "prompt_reported": column("prompt_tokens"),
+        "output_asked": column("output_tokens_asked"),
+        "output_reported": column("output_tokens"),
+        "first_token_merged": column("first_token_merged", np.bool_),
+        **{name: column(name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
+        **{name: column(name, np.int64) for name in NUMBERS},
     }
-
-
-def _instants(records: Sequence[Record], name: str) -> Floats:
-    """A column in which None is NaN."""
-    return np.array([getattr(record, name) for record in records], dtype=np.float64)
 
 
 def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:

@@ -35,14 +35,14 @@ STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
-GOODPUT, ATTAINMENT = "goodput", "attainment"
+GOOD = ("goodput", "attainment")
 """Of the bounds that --goodput states."""
 UNITS_S = {"": 0, "s": 0, "ms": -3, "us": -6}
 """As powers of ten, so that a bound is the float nearest to what was written."""
 
 HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
-               {", ".join(RATES)}, {GOODPUT}, {ATTAINMENT}
+               {", ".join(RATES)}, {", ".join(GOOD)}
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
@@ -68,24 +68,15 @@ class ObjectiveError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """What a single request has to keep to, to be good."""
-
-    text: str
-    latency: str
-    bound_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Objective:
-    """One bound on one figure of a run."""
+    """One bound on one figure of a run, or on a latency of each request (--goodput)."""
 
     text: str
     """As it was written, with single blanks."""
     figure: str
     """A latency, a state, a rate, or the skew, as listed above."""
     statistic: str
-    """`p99`, `mean`, `min` or `max` of a latency; empty for the rest."""
+    """`p99`, `mean`, `min` or `max` of a latency of a run; empty for the rest."""
     comparison: str
     bound: float
     """In `unit`: seconds, a share from 0 to 1, requests, or so many per second."""
@@ -181,7 +172,7 @@ def parse(expressions: Iterable[str]) -> list[Objective]:
     return read_each(expressions, _objective, "--assert", HINT)
 
 
-def parse_bounds(expressions: Iterable[str]) -> list[Bound]:
+def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
     return read_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
@@ -199,17 +190,17 @@ def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: s
     return found
 
 
-def _request_bound(text: str) -> Bound:
+def _request_bound(text: str) -> Objective:
     left, *rest = _COMPARISON.split(text, maxsplit=1)
     latency = left.strip()
     if latency not in REQUEST_LATENCIES:
         raise ValueError(f"{latency!r} is no latency that a request has one of")
     if not rest or rest[0] not in ("<", "<="):
         raise ValueError("a request is good when it is fast: write < and a time")
-    bound_s, _ = _bound(rest[1].strip(), latency)
+    bound_s, unit = _bound(rest[1].strip(), latency)
     if bound_s <= 0:
         raise ValueError("a bound of nothing is kept by nobody")
-    return Bound(text, latency, bound_s)
+    return Objective(text, latency, "", rest[0], bound_s, unit)
 
 
 def _objective(text: str) -> Objective:
@@ -218,22 +209,18 @@ def _objective(text: str) -> Objective:
         raise ValueError(f"there is no comparison; write one of {', '.join(COMPARISONS)}")
     figure, dot, statistic = left.strip().partition(".")
     if figure in LATENCIES:
-        _check_statistic(figure, statistic)
-    elif figure not in (*STATES, *RATES, SKEW, GOODPUT, ATTAINMENT):
+        if not statistic:
+            raise ValueError(f"{figure} is a distribution; say which figure of it, such as {figure}.p99")
+        match = _PERCENTILE.fullmatch(statistic)
+        if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
+            raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
+    elif figure not in (*STATES, *RATES, SKEW, *GOOD):
         raise ValueError(f"{left.strip()!r} is no figure of a run")
     elif dot:
         raise ValueError(f"{figure} is a single figure, without {dot + statistic!r}")
     comparison, right = rest
     bound, unit = _bound(right.strip(), figure)
     return Objective(text, figure, statistic, comparison, bound, unit)
-
-
-def _check_statistic(latency: str, statistic: str) -> None:
-    if not statistic:
-        raise ValueError(f"{latency} is a distribution; say which figure of it, such as {latency}.p99")
-    match = _PERCENTILE.fullmatch(statistic)
-    if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
-        raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
 
 
 def _bound(text: str, figure: str) -> tuple[float, Unit]:
@@ -243,9 +230,9 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
     number, unit = match.groups()
     if figure in LATENCIES or figure == SKEW:
         return _scaled(number, _power(unit, UNITS_S, figure)), "s"
-    if figure not in (*STATES, ATTAINMENT):
+    if figure not in (*STATES, "attainment"):
         return _scaled(number, _power(unit, {"": 0, "/s": 0}, figure)), "per second"
-    if _power(unit, {"%": -2} if figure == ATTAINMENT else {"": 0, "%": -2}, figure):
+    if _power(unit, {"%": -2} if figure == "attainment" else {"": 0, "%": -2}, figure):
         if Decimal(number) > 100:
             raise ValueError("a share is at most 100%")
         return _scaled(number, -2), "share"

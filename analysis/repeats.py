@@ -68,7 +68,6 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
     else:
         which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
         said = f"{which} cold, the others warm; --warmup N makes all alike."
-    names = list(values[0]) if values else []
     return BetweenRuns(
         len(summaries),
         ORDER,
@@ -76,7 +75,7 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
         said,
         [summary.run.seed for summary in summaries],
         CONFIDENCE,
-        {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in names},
+        {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in values[0]},
     )
 
 

@@ -11,20 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
-from analysis.summary import (
-    CounterCheck,
-    GpuMemory,
-    HostMemoryLevels,
-    KvCache,
-    Memory,
-    MemoryReserved,
-    ProcessMemory,
-)
+from analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory, MemoryReserved, ProcessMemory
 from loadgen.runfile import Run
 
 Source = Literal["server", "gpu", "host"]
@@ -35,8 +27,7 @@ AFTER = ("end", "after")
 SHARE_DECIMALS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One reading of a source. A gap has its reason and no values."""
 
     at_s: float
@@ -64,7 +55,12 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
         return {"server": sample.values}
     if source == "gpu":
         gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
-        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | _holders(gpus)
+        held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
+        for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
+            if (size := number(process, "memory_used_bytes")) is not None:
+                total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
+                total["held_bytes"] += size
+        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
     processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
 
@@ -78,16 +74,6 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
 def last_of(found: Sequence[Reading], moments: Sequence[str]) -> Reading | None:
     """The latest reading at one of these moments that is no gap."""
     return next((each for each in reversed(found) if each.moment in moments and not each.gap), None)
-
-
-def _holders(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """What each process holds of all GPUs together: `held_bytes`."""
-    held: dict[str, float] = {}
-    for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
-        if (size := number(process, "memory_used_bytes")) is not None:
-            name = f"process {process.get('pid')}"
-            held[name] = held.get(name, 0.0) + size
-    return {name: {"held_bytes": size} for name, size in held.items()}
 
 
 def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -237,10 +223,8 @@ def _why_not(run: Run, found: Sequence[Reading], read: Sequence[Reading], first:
 
 
 def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
-    """What a counter grew by over these readings, and how often it began anew.
-
-    A counter that the first page did not have yet was 0: servers publish some only when there is something to count.
-    """
+    """What a counter grew by over these readings, and how often it began anew. A counter that the first page did not
+    have yet was 0: servers publish some only when there is something to count."""
     values = [number(sample.values, word) for sample in read]
     if all(value is None for value in values):
         return None, 0
@@ -250,10 +234,19 @@ def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
 
 
 def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Put the client's count beside the server's."""
-    least, most = _client(word, frame, rows)
+    """Put the client's count beside the server's: that of complete requests, and the most that it may be with all that
+    were sent."""
+    sent = rows & ~np.isnan(frame.sent_ns)
+    complete = sent & frame.complete
+    if word == "requests_finished":
+        least, most = int(complete.sum()), int(sent.sum())
+    elif word == "prompt_tokens":
+        least, most = total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
+    else:
+        least = total(frame.output_tokens, complete)
+        most = least + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
     check.client = least
-    unknown = int((rows & ~np.isnan(frame.sent_ns) & np.isnan(frame.prompt_tokens)).sum())
+    unknown = int((sent & np.isnan(frame.prompt_tokens)).sum())
     if word == "prompt_tokens" and unknown and growth > most:
         check.why = f"prompts of unknown length that broke off: {unknown:,}"
         return
@@ -261,18 +254,6 @@ def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: 
     check.difference = round(growth - min(max(growth, least), most))
     check.agree = check.difference == 0
     check.why = _why(run, frame, check.difference)
-
-
-def _client(word: str, frame: Frame, rows: Booleans) -> tuple[int, int]:
-    """What the client counted for complete requests, and the most that it may be with all that were sent."""
-    sent = rows & ~np.isnan(frame.sent_ns)
-    complete = sent & frame.complete
-    if word == "requests_finished":
-        return int(complete.sum()), int(sent.sum())
-    if word == "prompt_tokens":
-        return total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
-    least = total(frame.output_tokens, complete)
-    return least, least + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~frame.complete)
 
 
 def _why(run: Run, frame: Frame, difference: int) -> str:

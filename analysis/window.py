@@ -96,9 +96,8 @@ def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) 
 def in_flight(begins: Floats, ends: Floats) -> InFlight:
     """How many of these intervals are open, as a step function. NaN in either leaves an interval out."""
     known = ~np.isnan(begins) & ~np.isnan(ends)
-    number = int(known.sum())
     instants = np.concatenate((begins[known], ends[known]))
-    changes = np.concatenate((np.ones(number, np.int64), -np.ones(number, np.int64)))
+    changes = np.repeat((1, -1), int(known.sum()))
     order = np.lexsort((-changes, instants))  # at one instant, what begins comes before what ends
     return InFlight(instants[order], np.cumsum(changes[order]))
 
@@ -158,9 +157,16 @@ def _median(part: InFlight) -> float:
 
 def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
     """Of each rate of the window; and why there are none, or None where there are."""
-    number = _batches(frame)
-    if isinstance(number, str):
-        return {}, number
+    span = frame.span_ns
+    if frame.window is None or span is None:
+        return {}, NO_BATCHES
+    if frame.window.chosen == "auto" and not frame.window.plateau:
+        return {}, NO_PLATEAU
+    ended = frame.sampled
+    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
+    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
+    if number < BATCHES_LEAST:
+        return {}, SHORT
     requests, tokens, prompts = _amounts(frame, number)
     rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
     found = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
@@ -168,11 +174,9 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 
 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
-    """Of the mean of the rates of equal batches, in their unit; None where they cannot show how they vary.
-
-    Bootstrap t: the quantiles of (mean* - mean) / error* over samples drawn with replacement stand for those of
-    Student's t, so that lopsided rates get a lopsided interval.
-    """
+    """Of the mean of the rates of equal batches, in their unit; None where they cannot show how they vary. Bootstrap t:
+    the quantiles of (mean* - mean) / error* over samples drawn with replacement stand for those of Student's t, so that
+    lopsided rates get a lopsided interval."""
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     if error == 0 or math.isnan(error):  # NaN where nobody said how long a prompt was
@@ -184,19 +188,6 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
     turns = np.quantile(turned, ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2))
     low, high = (mean - float(turn) * error for turn in turns)
     return rounded(max(0.0, low)), rounded(high)
-
-
-def _batches(frame: Frame) -> int | str:
-    """Into how many batches the window is cut, or why it is not."""
-    span = frame.span_ns
-    if frame.window is None or span is None:
-        return NO_BATCHES
-    if frame.window.chosen == "auto" and not frame.window.plateau:
-        return NO_PLATEAU
-    ended = frame.sampled
-    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
-    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
-    return number if number >= BATCHES_LEAST else SHORT
 
 
 def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:

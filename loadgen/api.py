@@ -82,10 +82,10 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from analysis.export import REQUESTS, request_row
+        from analysis.export import REQUESTS, request_rows
         from loadgen import runfile
 
-        rows = [request_row(record) for record in runfile.read(self.path).records]
+        rows = list(request_rows(runfile.read(self.path).records))
         values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
         columns = {column.name: list(each) for column, each in zip(REQUESTS, values, strict=True)}
         try:

@@ -225,8 +225,8 @@ def server_for(
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
     if facts is not None:
-        simulated = f"SIMULATED {facts.name} (clock x{facts.speed:g})"
-        say(f"{simulated if facts.simulated else f'{facts.name} {facts.version}'} at {facts.url}{about}")
+        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{who} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
         yield replace(facts, model=plan.model or facts.model)
         return

@@ -36,11 +36,9 @@ def resolve(
     api_key: str | None = None,
     verify: ssl.SSLContext | None = None,
 ) -> ServerFacts | None:
-    """Find the server, or None: then the simulated one is meant.
-
-    `url` wins, then LOADGEN_<SERVER>_URL; what answers there must be the server named. Then the usual port on this
-    machine, if the server named answers there. `real` makes finding none an error. Raises what `probe` raises.
-    """
+    """Find the server, or None: then the simulated one is meant. `url` wins, then LOADGEN_<SERVER>_URL; what answers
+    there must be the server named. Then the usual port on this machine, if the server named answers there. `real` makes
+    finding none an error. Raises what `probe` raises."""
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
         return probe(given, server, api_key=api_key, verify=verify)
@@ -63,10 +61,8 @@ def resolve(
 
 
 def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> ServerFacts:
-    """Ask the server at `url` who it is. `server` is a key of KINDS.
-
-    Raises UnreachableError, UnauthorizedError, and WrongServerError when it is not the server named.
-    """
+    """Ask the server at `url` who it is. `server` is a key of KINDS. Raises UnreachableError, UnauthorizedError, and
+    WrongServerError when it is not the server named."""
     from servers.calls import Caller  # 15 ms that finding no server at all must not cost
 
     base, kind = base_url(url), KINDS[server]
@@ -114,10 +110,8 @@ def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None],
 
 def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: int) -> None:
     """Compare a burst of `n` requests with the server's limits. Raises LimitError that lists every one exceeded.
-
     Servers answer too much work in quiet ways: vLLM and LightLLM shorten the output, TGI answers 200 with an error
-    inside the stream, so the burst is refused here instead.
-    """
+    inside the stream, so the burst is refused here instead."""
     kind = KINDS[facts.name]
     needs = {
         "total": (input_tokens + output_tokens, f"{input_tokens} prompt + {output_tokens} output tokens"),
@@ -203,8 +197,7 @@ def _wrong_server(ask: Ask, url: str, named: ServerKind) -> WrongServerError:
         found = None
     if found is None:
         return WrongServerError(
-            f"something answers at {url}, but it is not {named.called}",
-            "check host, port and path in --url",
+            f"something answers at {url}, but it is not {named.called}", "check host, port and path in --url"
         )
     called = f"{KINDS[found.name].called} {found.version}".rstrip()
     return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")

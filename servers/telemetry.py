@@ -19,7 +19,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -36,19 +36,12 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'llm-loadgen[telemetry]'"  # What to do where a library is missing
 PAGE_LIMIT_BYTES = 16 << 20
-ROUTE_LIMIT_BYTES = 1 << 16
 ABSENT = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. They will say so again.
 
 Labels = Mapping[str, str]
-COUNTERS = frozenset(
-    {
-        *("prompt_tokens", "output_tokens", "cached_prompt_tokens"),
-        *("preemptions", "rejections", "requests_finished", "requests_failed"),
-    }
-)
-"""Words that only grow, until the server is started anew. The others are gauges."""
-AVERAGED = frozenset({"kv_used"})
-"""Shares: of several engines behind one page, which are equal in size, the mean. Everything else is a sum."""
+_WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_finished", "requests_failed")
+COUNTERS = frozenset((*_WORK, "preemptions", "rejections"))  # Grow until the server starts anew; others are gauges
+AVERAGED = frozenset({"kv_used"})  # Of several engines behind one page, equal in size, the mean; else the sum
 MIB = 1 << 20
 DCGM: Mapping[str, tuple[str, float]] = {
     "memory_used_bytes": ("DCGM_FI_DEV_FB_USED", MIB),
@@ -92,10 +85,8 @@ class Source(Protocol):
 class Page:
     """What a page holds."""
 
-    samples: Mapping[str, list[tuple[Labels, float]]] = field(default_factory=dict)
-    """By the name on the page; values that are not finite are left out."""
-    declared: frozenset[str] = frozenset()
-    """Families with a TYPE line, without `_total`; one without samples has counted nothing yet."""
+    samples: Mapping[str, list[tuple[Labels, float]]]  # By the name on the page; values that are finite
+    declared: frozenset[str]  # Families with a TYPE line, without `_total`; one without samples has counted nothing
 
 
 class ServerMetrics:
@@ -113,9 +104,7 @@ class ServerMetrics:
         if metrics and metrics.kv_used:
             path, of = metrics.kv_used
             try:
-                status, content = self._ask.page(
-                    path, "application/json", limit_s=limit_s, limit_bytes=ROUTE_LIMIT_BYTES
-                )
+                status, content = self._ask.page(path, "application/json", limit_s=limit_s, limit_bytes=1 << 16)
                 if status != 200:
                     raise ValueError(f"answers {status}")
                 values["kv_used"] = of(msgspec.json.decode(content))
@@ -245,14 +234,11 @@ class Nvml:
     def _supported(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """None where this GPU or this driver does not know the question; raises NVMLError for everything else."""
         nvml = self._nvml
+        unknown = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NO_PERMISSION)
         try:
             return ask(*arguments)
         except nvml.NVMLError as error:
-            if error.value not in (
-                nvml.NVML_ERROR_NOT_SUPPORTED,
-                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                nvml.NVML_ERROR_NO_PERMISSION,
-            ):
+            if error.value not in unknown:
                 raise
             return None
 
@@ -270,10 +256,7 @@ class HostMemory:
         self._pids = tuple(pids)
         if gone := [str(pid) for pid in self._pids if not psutil.pid_exists(pid)]:
             raise NotMeasuredError(f"there is no process {', '.join(gone)}")
-        self.facts: Mapping[str, Any] = {
-            "memory_total_bytes": int(psutil.virtual_memory().total),
-            "processes": [],
-        }
+        self.facts: dict[str, Any] = {"memory_total_bytes": int(psutil.virtual_memory().total), "processes": []}
         for pid in self._pids:
             name = ""
             with suppress(psutil.Error):
@@ -284,10 +267,8 @@ class HostMemory:
         """`rss_bytes` adds up the resident memory of a process and its descendants: pages that several of
         them share are counted in each."""
         memory = self._psutil.virtual_memory()
-        return {
-            "memory_used_bytes": int(memory.total - memory.available),
-            "processes": [self._tree(pid) for pid in self._pids],
-        }
+        used_bytes = int(memory.total - memory.available)
+        return {"memory_used_bytes": used_bytes, "processes": [self._tree(pid) for pid in self._pids]}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -318,13 +299,10 @@ def on_this_machine(url: str) -> bool:
 
 
 def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
-    """Read what begins with one of `ours`, without the buckets of histograms.
-
-    Raises GapError when that is not in the format, and NotMeasuredError for a page of another kind.
-
-    Other people's lines are not looked at: the DCGM exporter has been seen to write `ERROR - FAILED TO CONVERT TO
-    STRING` where a number belongs. Only a page with nothing of ours is read as a whole, to tell it from no page at all.
-    """
+    """Read what begins with one of `ours`, without the buckets of histograms. Raises GapError when that is not in the
+    format, and NotMeasuredError for a page of another kind. Other people's lines are not looked at: the DCGM exporter
+    has been seen to write `ERROR - FAILED TO CONVERT TO STRING` where a number belongs. Only a page with nothing of
+    ours is read as a whole, to tell it from no page at all."""
     from prometheus_client.parser import text_string_to_metric_families
 
     chosen: list[str] = []
@@ -333,8 +311,9 @@ def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
         chosen = [line for line in lines if line.removeprefix("# TYPE ").startswith(ours) and "_bucket{" not in line]
         families = list(text_string_to_metric_families("\n".join(chosen or lines)))
     except (ValueError, KeyError, IndexError) as error:
-        lasting = NotMeasuredError if not chosen else GapError
-        raise lasting(f"not in the text format of Prometheus: {str(error)[:200]}") from None
+        raise (GapError if chosen else NotMeasuredError)(
+            f"not in the text format of Prometheus: {str(error)[:200]}"
+        ) from None
     samples: dict[str, list[tuple[Labels, float]]] = {}
     for family in families:
         for sample in family.samples:
@@ -383,9 +362,7 @@ def _page_caller(url: str, api_key: str | None, verify: ssl.SSLContext | None) -
 
 def _fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Page:
     """The page at `path`: what on it begins with one of `ours`. The content type does not matter: LightLLM sends none.
-
-    Raises GapError, and NotMeasuredError where there is no such page.
-    """
+    Raises GapError, and NotMeasuredError where there is no such page."""
     try:
         status, content = ask.page(path, "text/plain;version=0.0.4", limit_s=limit_s, limit_bytes=PAGE_LIMIT_BYTES)
     except ServerError as error:
@@ -413,10 +390,8 @@ def _value(page: Page, word: str, names: Sequence[str]) -> float | None:
 
 
 def _present(page: Page, names: Sequence[str]) -> str | None:
-    """The first name that the page knows, with samples or only declared.
-
-    Declared must do: between two readings a counter may get its first sample, and must not change its meaning then.
-    """
+    """The first name that the page knows, with samples or only declared. Declared must do: between two readings a
+    counter may get its first sample, and must not change its meaning then."""
     for each in names:
         name = each.partition("{")[0]
         if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared:

@@ -11,12 +11,10 @@ import numpy as np
 
 from analysis import summarise as summarising
 from analysis.frame import Frame
-from analysis.report.charts import ChartInput, chart_data
 from analysis.report.findings import findings
-from analysis.report.sections import ReportedRun, brief
+from analysis.report.sections import ReportedRun, brief, reported
 from analysis.report.terminal import render
 from analysis.summary import Summary, as_dict
-from analysis.telemetry import series
 from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
@@ -193,7 +191,7 @@ def run_of(
 def part_of(run: Run) -> ReportedRun:
     """What a page needs of this run."""
     summary = typed(summarise(run))
-    return ReportedRun(run, summary, chart_data(ChartInput(frame_of_run(run), summary, series(run))))
+    return reported(run, frame_of_run(run), summary)
 
 
 def text_of(summary: Any, *, width: int = 80, colour: bool = False) -> str:

@@ -128,29 +128,20 @@ def compare(
     Work that was unequal is in `unequal`, and the figures are compared all the same: it is for the caller to refuse.
     """
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
-    alone = len(a) == len(b) == 1
-    if alone:
+    if alone := len(a) == len(b) == 1:
         what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures)
     else:
         what = "one figure per run, Welch's t between runs"
         found = of_groups([run.summary for run in a], [run.summary for run in b], figures)
-    verdicts = judged(list(found), margin)
-    tested = sum(row.p_value is not None for row in verdicts)
-    name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
-    return Comparison(
-        name_a,
-        name_b,
-        len(a),
-        len(b),
-        mark=next((mark for run in (*a, *b) if (mark := simulated(run.summary))), ""),
-        method=f"From {what}; intervals are 95 % each. Better and worse are said at 5 % for all {tested} figures "
-        "together (Holm's correction).",
-        margin=margin,
-        rows=verdicts,
-        unequal=unequal_work(a, b),
-        notes=_notes(a, b, alone=alone),
-        gates=judge_gates(gates, verdicts),
+    rows = judged(list(found), margin)
+    method = (
+        f"From {what}; intervals are 95 % each. Better and worse are said at 5 % for all "
+        f"{sum(row.p_value is not None for row in rows)} figures together (Holm's correction)."
     )
+    mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
+    name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
+    beside = unequal_work(a, b), _notes(a, b, alone=alone), judge_gates(gates, rows)
+    return Comparison(name_a, name_b, len(a), len(b), mark, method, margin, rows, *beside)
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:

@@ -36,8 +36,7 @@ LOGARITHM_MOST = 500.0
 """Beyond it the exponential is no float: runs that differ so much have no interval of a ratio."""
 SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
 SHORT = "the run is too short to show how the server varies; repeats would"
-WELCH = "Welch's t between runs"
-POOLED = "Student's t, with the other group's variation between runs"
+BETWEEN = ("Student's t, with the other group's variation between runs", "Welch's t between runs")
 EXACT_FREEDOM = 1e6
 """An exact interval needs no allowance for an error that was itself estimated."""
 
@@ -231,27 +230,23 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
 def of_values(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> ComparedFigure:
     """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
     is one of the ratio; of a share the values themselves."""
-    known_a, known_b = ([value for value in group if value is not None] for group in (a, b))
+    known_a, known_b = known = [[value for value in group if value is not None] for group in (a, b)]
     if len(known_a) < len(a) or len(known_b) < len(b):
         return _blank(figure, "not every run has it, or has samples enough for it")
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
     found = replace(
         _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=ends(*plain),
-        p_value=p_value(*plain), test=WELCH if few > 1 else POOLED, error=plain[1], freedom=plain[2], count=few,
+        p_value=p_value(*plain), test=BETWEEN[few > 1], error=plain[1], freedom=plain[2], count=few,
         more_of="runs",
     )  # fmt: skip
     if found.unit == "share" or min(*known_a, *known_b) <= 0:
         return found
-    effect, error, freedom = stats.difference_of_means(
-        [math.log(value) for value in known_a], [math.log(value) for value in known_b]
-    )
-    low, high = ends(effect, error, freedom)
+    effect, error, freedom = tested = stats.difference_of_means(*([math.log(x) for x in group] for group in known))
+    low, high = ends(*tested)
     interval = None if high - effect > LOGARITHM_MOST else (math.exp(low), math.exp(high))
-    return replace(
-        found, ratio=math.exp(effect), ratio_ci95=interval, p_value=p_value(effect, error, freedom), error=error,
-        freedom=freedom,
-    )  # fmt: skip
+    found = replace(found, p_value=p_value(*tested), error=error, freedom=freedom)
+    return replace(found, ratio=math.exp(effect), ratio_ci95=interval)
 
 
 def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN) -> list[ComparedFigure]:
@@ -279,7 +274,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def p_value(effect: float, error: float, freedom: float) -> float:
     """Two-sided, by Student's t. Without any error only a difference of nothing is compatible with none."""
     if error == 0:
-        return 1.0 if effect == 0 else 0.0
+        return float(effect == 0)
     return 2 * student_cdf(-abs(effect / error), freedom)
 
 
@@ -306,7 +301,7 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
     `strictness`, is below 5 %. None where no practical number would."""
     within = margin if row.ratio is None else math.log1p(margin)
     aims = ((within - abs(row.effect), 1 - ERROR_MOST / 2), (abs(row.effect), 1 - ERROR_MOST / 2 / strictness))
-    found = [_number_for(row, aim, share) for aim, share in aims if aim > 0]
+    found = (_number_for(row, aim, share) for aim, share in aims if aim > 0)
     return min((number for number in found if number is not None), default=None)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,8 +34,7 @@ FIGURES = (
 """Those of a run by which cells are compared; the names are those of --assert."""
 COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 STATES = ("sent", "complete", "truncated", "failed", "dropped")
-
-Verdict = Literal["different", "no difference seen", "cannot tell"]
+Number = TypeVar("Number", int, float)
 
 
 class CellName(msgspec.Struct, frozen=True):
@@ -148,7 +147,7 @@ class CellDifference(msgspec.Struct, frozen=True):
     ratio: float | None
     """Of `a` to `b`, of their geometric means over the runs."""
     ci95: tuple[float, float] | None
-    verdict: Verdict
+    verdict: Literal["different", "no difference seen", "cannot tell"]
     """`different` when its interval does not hold 1; `cannot tell` where one of them was not measured twice, or its
     runs differ beyond all measure."""
     equal_work: bool
@@ -233,22 +232,12 @@ def cell_run(
     cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
 ) -> CellRunData:
     """What is kept of a run; `start` and `place` as matrix.jsonl has them, 0 the first run after that start."""
-    run = CellRun(
-        repeat,
-        folder,
-        summary.run.started_at,
-        start,
-        place,
-        None if place is None else place == 0,
-        summary.run.seed,
-        summary.run.duration_s,
-        summary.client.verdict,
-        summary.run.output_tokens,
-        summary.throughput.output_tokens_per_s,
-    )
+    run, rate, cold = summary.run, summary.throughput.output_tokens_per_s, None if place is None else place == 0
+    told = run.seed, run.duration_s, summary.client.verdict, run.output_tokens, rate
     lengths = frame.output_reported[frame.measured & frame.complete]
     samples = {name: METRICS[name].values(frame) for name in SAMPLED}
-    return CellRunData(cell, run, summary, samples, lengths[~np.isnan(lengths)])
+    found = CellRun(repeat, folder, run.started_at, start, place, cold, *told)
+    return CellRunData(cell, found, summary, samples, lengths[~np.isnan(lengths)])
 
 
 def matrix(
@@ -271,13 +260,11 @@ def matrix(
     shared = Counter(platforms.values())
     kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
     failures = msgspec.convert(failed, list[RunFailure])
-    failures_of = Counter(each.cell for each in failures)
-    cells = [
-        _cell(
-            cell, kinds[cell.server], [run for run in measured if run.cell == cell], plan["repeats"], failures_of[cell]
-        )
-        for cell in order
-    ]
+    failures_of, repeats = Counter(each.cell for each in failures), plan["repeats"]
+    cells = []
+    for cell in order:
+        runs = [run for run in measured if run.cell == cell]
+        cells.append(_cell(cell, kinds[cell.server], runs, repeats, failures_of[cell]))
     given = [
         {"host": host, "model": model, "workload": load, "given": f"equal-work/{host}-{model}-{load}.txt"}
         for server, host, model, load in map(astuple, order)
@@ -287,7 +274,7 @@ def matrix(
         name=plan["name"],
         started_at=str(begun["at"]),
         version=str(begun["version"]),
-        interrupted=len(measured) + len(failures) < len(cells) * plan["repeats"],
+        interrupted=len(measured) + len(failures) < len(cells) * repeats,
         simulated=any(run.summary.server.simulated for run in measured),
         servers=[
             {"name": name, "server": kind, "title": titles.get(kind, name) if name == kind else name}
@@ -299,7 +286,7 @@ def matrix(
         ],
         models=[each["name"] for each in plan["models"]],
         workloads=[each["name"] for each in plan["workloads"]],
-        repeats=plan["repeats"],
+        repeats=repeats,
         starts=plan["starts"],
         seed=plan["seed"],
         equal_work=EqualWork(plan["equal_work"], given) if plan.get("equal_work") else None,
@@ -342,16 +329,13 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
 
 def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
     ordered = np.sort(np.concatenate([np.zeros(0), *(run.lengths for run in runs)]))
-    tokens = [run.summary.tokens for run in runs]
-    known = len(ordered) > 0
-    return CellLengths(
-        sum(each.output_asked for each in tokens),
-        sum(each.output_reported for each in tokens),
-        sum(each.output_mismatches for each in tokens),
-        len(ordered),
-        round(float(ordered.mean()), 3) if known else None,
-        *(percentile(ordered, share) if known else None for share in (0.0, 0.5, 0.9, 1.0)),
+    asked, reported, differ = (
+        sum(getattr(run.summary.tokens, f"output_{what}") for run in runs)
+        for what in ("asked", "reported", "mismatches")
     )
+    mean = round(float(ordered.mean()), 3) if len(ordered) else None
+    shares = (percentile(ordered, share) if len(ordered) else None for share in (0.0, 0.5, 0.9, 1.0))
+    return CellLengths(asked, reported, differ, len(ordered), mean, *shares)
 
 
 def cell_memory(found: Sequence[Memory]) -> CellMemory:
@@ -360,21 +344,16 @@ def cell_memory(found: Sequence[Memory]) -> CellMemory:
     if not found:
         return CellMemory()
     parts = [[*each.gpus, *each.processes, *([each.host] if each.host else [])] for each in found]
-    places = range(max(map(len, parts)))
-    caches = [each.kv_cache for each in found if each.kv_cache]
+    levels = [_level([run[place] for run in parts if len(run) > place]) for place in range(max(map(len, parts)))]
     cache = None
-    if caches:
-        peak = max((each.peak_share for each in caches if each.peak_share is not None), default=None)
-        cache = CellKvCache(_mean([each.mean_share for each in caches]), peak, caches[0].tokens)
+    if caches := [each.kv_cache for each in found if each.kv_cache]:
+        shares = _mean([each.mean_share for each in caches]), _largest([each.peak_share for each in caches])
+        cache = CellKvCache(*shares, caches[0].tokens)
     notes = []
     for each in found:
         notes += [f"{each.taken_at_start.note}."] if each.taken_at_start else []
         notes += [f"Not read, {source}: {reason}." for source, reason in each.not_measured.items()]
-    return CellMemory(
-        [_level([run[place] for run in parts if len(run) > place]) for place in places],
-        cache,
-        list(dict.fromkeys(notes)),
-    )
+    return CellMemory(levels, cache, list(dict.fromkeys(notes)))
 
 
 def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
@@ -387,8 +366,12 @@ def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
         getattr(first, "total_bytes", None),
         _mean([each.idle_bytes for each in seen]),
         _mean([each.loaded_bytes for each in seen]),
-        max((each.peak_bytes for each in seen if each.peak_bytes is not None), default=None),
+        _largest([each.peak_bytes for each in seen]),
     )
+
+
+def _largest(values: Sequence[Number | None]) -> Number | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -412,9 +395,6 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
         for name in COMPARED:
             found = of_values(name, b.figures[name].values, a.figures[name].values)
             ratio, ends = found.ratio, found.ratio_ci95 if found.count > 1 else None
-            verdict: Verdict = "cannot tell"
-            if ends:
-                verdict = "no difference seen" if ends[0] <= 1 <= ends[1] else "different"
             yield CellDifference(
                 name,
                 "host" if alike[0] else "server",
@@ -422,6 +402,6 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
                 b.cell,
                 ratio and round(ratio, 6),
                 ends and (round(ends[0], 6), round(ends[1], 6)),
-                verdict,
+                "cannot tell" if not ends else "no difference seen" if ends[0] <= 1 <= ends[1] else "different",
                 equal,
             )

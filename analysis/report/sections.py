@@ -11,11 +11,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from analysis import report as doc
+from analysis.frame import Frame
 from analysis.metrics import METRICS
 from analysis.report import Block, Document, Paragraph, Section, findings, tables
-from analysis.report.charts import DASHES, PALETTE, ChartRun, shown_charts, spec
+from analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
 from analysis.report.format import asked, count, simulated, size, started, who
 from analysis.summary import Summary
+from analysis.telemetry import series
 from loadgen.runfile import Run
 
 TIMELINE_RUNS = 3
@@ -65,6 +67,11 @@ class ReportedRun:
     summary: Summary
     data: Mapping[str, Mapping[str, Any]]
     """What each chart draws (charts.chart_data)."""
+
+
+def reported(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
+    """Of a run with its columns and its figures, what a report needs."""
+    return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
 
 
 def brief(summary: Summary) -> Document:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from loadgen.cli.options import share
-from loadgen.cli.output import part_of, runs_in, screen, write_text
+from loadgen.cli.output import runs_in, screen, write_text
 from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def compare(
     if html is not None:
         from analysis.compare import page
         from analysis.report.page import render
+        from analysis.report.sections import reported
 
-        parts = [part_of(each.run, each.frame, each.summary) for each in compared]
+        parts = [reported(each.run, each.frame, each.summary) for each in compared]
         write_text(html, render(page(found, parts)))
     _print(found, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
     raise Exit(EXIT_ASSERTION if any(each.verdict == "fail" for each in found.gates) else EXIT_OK)

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from loadgen import errors
 from loadgen.cli.output import Output, write_summary, write_text
-from loadgen.errors import (
-    EXIT_CLIENT_LIMITED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_REQUESTS_FAILED,
-    EXIT_SERVER,
-    OutputError,
-    PlanError,
-)
+from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
     from analysis.compare import ComparedRun
@@ -96,16 +89,16 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     output.document(
         text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{folder / 'matrix.html'}"
     )
-    return EXIT_INTERRUPTED if interrupted else exit_code(found)
+    return errors.EXIT_INTERRUPTED if interrupted else exit_code(found)
 
 
 def exit_code(found: MatrixSummary) -> int:
     """3 a run could not be made, 1 a request was not complete, 5 the client was the limit, 0 otherwise."""
     if found.failures:
-        return EXIT_SERVER
+        return errors.EXIT_SERVER
     if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "dropped")):
-        return EXIT_REQUESTS_FAILED
-    return EXIT_CLIENT_LIMITED if any("limited" in cell.verdicts for cell in found.cells) else EXIT_OK
+        return errors.EXIT_REQUESTS_FAILED
+    return errors.EXIT_CLIENT_LIMITED if any("limited" in cell.verdicts for cell in found.cells) else errors.EXIT_OK
 
 
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
@@ -120,9 +113,9 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
     with journal(wanted.folder, wanted.resolved, resume=resume) as book:
         done = wanted.done()
-        output.say(heading(wanted))
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
-        output.say(f"{over} {in_words(left_s(wanted, book.lines, done))}. {wanted.folder}")
+        takes = in_words(left_s(wanted, book.lines, done))
+        output.say(f"{heading(wanted)}\n{over} {takes}. {wanted.folder}")
         return run(wanted, book, output, after_run)
 
 

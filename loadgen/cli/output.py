@@ -14,55 +14,32 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 from msgspec import to_builtins
 from typer import Option
 
-from loadgen.errors import (
-    EXIT_ASSERTION,
-    EXIT_CLIENT_LIMITED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_REQUESTS_FAILED,
-    OutputError,
-    PlanError,
-)
+from loadgen import errors
+from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.frame import Frame
-    from analysis.objectives import Bound, Objective
+    from analysis.objectives import Objective
     from analysis.repeats import BetweenRuns
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
     from loadgen.engine.health import Counts
     from loadgen.prepare import OnProgress
-    from loadgen.runfile import Run
 
-Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", rich_help_panel="Output")]
-AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", rich_help_panel="Output")]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", rich_help_panel="Output")]
-
-Assertions = Annotated[
-    list[str] | None,
-    Option(
-        "--assert",
-        metavar="EXPR",
-        help="What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
-        "Exit code 4 when one fails.",
-        rich_help_panel="Output",
-    ),
-]
-Goodput = Annotated[
-    list[str] | None,
-    Option(
-        "--goodput",
-        metavar="EXPR",
-        help="What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all.",
-        rich_help_panel="Output",
-    ),
-]
+OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
+ASSERT = (
+    "What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
+    "Exit code 4 when one fails."
+)
+GOOD = "What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all."
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **OUTPUT)]
+AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", **OUTPUT)]
+Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
+Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
 Junit = Annotated[
-    Path | None,
-    Option(help="Also write what became of each --assert to this file, as JUnit XML.", rich_help_panel="Output"),
+    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **OUTPUT)
 ]
 
-PRECEDENCE = (EXIT_INTERRUPTED, EXIT_ASSERTION, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED, EXIT_OK)
 PLAIN_EVERY_S = 5.0
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
@@ -74,7 +51,7 @@ def finish(output: Output, folder: Path, *, report: bool) -> int:
 
 def expressions(
     assertions: Sequence[str] | None, goodput: Sequence[str] | None = None, junit: Path | None = None
-) -> tuple[Sequence[Objective], Sequence[Bound]]:
+) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """The objectives asked for, and what makes a request good. Raises PlanError, which names every mistake, so that
     nothing is sent in vain."""
     if junit is not None and not assertions:
@@ -92,20 +69,21 @@ def expressions(
 
 
 def exit_code(summaries: Sequence[Summary]) -> int:
-    """The first in PRECEDENCE to which one of these runs leads: 130 interrupted, 4 an objective failed, 1 a request
+    """The first of these to which one run leads: 130 interrupted, 4 an objective failed, 1 a request
     was not complete and no objective speaks of that, 5 the client was the limit, 0 otherwise."""
-    reached = []
+    order = (errors.EXIT_INTERRUPTED, errors.EXIT_ASSERTION, errors.EXIT_REQUESTS_FAILED, errors.EXIT_CLIENT_LIMITED)
+    reached = set[int]()
     for summary in summaries:
         named = {each.figure for each in summary.objectives}  # `complete` speaks of all of them
         unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
         reasons = {
-            EXIT_INTERRUPTED: summary.run.interrupted,
-            EXIT_ASSERTION: any(each.verdict == "fail" for each in summary.objectives),
-            EXIT_REQUESTS_FAILED: any(getattr(summary.requests, state) for state in unnamed),
-            EXIT_CLIENT_LIMITED: summary.client.verdict == "limited",
+            errors.EXIT_INTERRUPTED: summary.run.interrupted,
+            errors.EXIT_ASSERTION: any(each.verdict == "fail" for each in summary.objectives),
+            errors.EXIT_REQUESTS_FAILED: any(getattr(summary.requests, state) for state in unnamed),
+            errors.EXIT_CLIENT_LIMITED: summary.client.verdict == "limited",
         }
-        reached += [code for code, holds in reasons.items() if holds]
-    return min(reached, key=PRECEDENCE.index, default=EXIT_OK)
+        reached |= {code for code, holds in reasons.items() if holds}
+    return next((code for code in order if code in reached), errors.EXIT_OK)
 
 
 class Group(NamedTuple):
@@ -170,9 +148,9 @@ class Output:
         """
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
+        summaries = [part.summary for part in parts]
         if page is not None:
             write_page(parts, page, [group for group in groups if group.between])
-        summaries = [part.summary for part in parts]
         if self._junit is not None:
             from analysis.slo import junit
 
@@ -181,8 +159,15 @@ class Output:
             found = [group.json() for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
         elif not self._quiet:
+            from analysis import repeats
+            from analysis.report.sections import brief
+            from analysis.report.terminal import render
+
+            width, colour = screen(self._stream)
             for group in groups:
-                self._print(group)
+                own = [part.summary for part in group.parts]
+                document = repeats.document(group.between, own) if group.between else brief(own[0])
+                print(f"\n{render(document, width=width, colour=colour)}")
             print(page or groups[0].folder / "summary.json")
         if self._as_json or self._quiet:
             self._complain(summaries)
@@ -201,16 +186,6 @@ class Output:
         found = group.json() | {"runs": [part.run.path.parent.name for part in parts]}
         write_text(path / "summary.json", json.dumps(found, indent=2) + "\n")
         return group
-
-    def _print(self, group: Group) -> None:
-        width, colour = screen(self._stream)
-        from analysis import repeats
-        from analysis.report.sections import brief
-        from analysis.report.terminal import render
-
-        summaries = [part.summary for part in group.parts]
-        document = repeats.document(group.between, summaries) if group.between else brief(summaries[0])
-        print(f"\n{render(document, width=width, colour=colour)}")
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
@@ -236,8 +211,9 @@ def runs_in(path: Path) -> list[Path]:
     return [found[place] for place in sorted(found)] or [path]
 
 
-def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
+    from analysis.report.sections import reported
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
     from analysis.window import load
@@ -248,16 +224,7 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bou
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
         summary.objectives = judge(objectives, frame, summary)
-    return part_of(run, frame, summary)
-
-
-def part_of(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
-    """What a page needs of a run."""
-    from analysis.report.charts import ChartInput, chart_data
-    from analysis.report.sections import ReportedRun
-    from analysis.telemetry import series
-
-    return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
+    return reported(run, frame, summary)
 
 
 def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:

@@ -235,6 +235,11 @@ class Repeat(NamedTuple):
     number: int
 
     @property
+    def key(self) -> dict[str, Any]:
+        """As the journal names it."""
+        return {"cell": self.cell._asdict(), "repeat": self.number}
+
+    @property
     def folder(self) -> Path:
         """Where this run lies, below the matrix's folder."""
         return self.cell.folder / f"repeat-{self.number}"
@@ -354,12 +359,8 @@ def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[
 
 def read_lines(folder: Path) -> list[Line]:
     """What matrix.jsonl holds; a line that was cut off by a kill is left out, the runs themselves tell the rest."""
-    try:
-        texts = (folder / JOURNAL).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    lines = []
-    for text in texts:
+    file, lines = folder / JOURNAL, list[Line]()
+    for text in file.read_bytes().splitlines() if file.exists() else ():
         with suppress(ValueError):
             lines.append(json.loads(text))
     return lines
@@ -371,9 +372,8 @@ def finished(folder: Path, repeat: Repeat) -> bool:
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
-            last = stream.read().rstrip(b"\n").rpartition(b"\n")[2]
-        return not msgspec.json.decode(last, type=Footer).interrupted
-    except (OSError, msgspec.DecodeError):
+            return not msgspec.json.decode(stream.read().splitlines()[-1], type=Footer).interrupted
+    except (OSError, IndexError, msgspec.DecodeError):
         return False
 
 
@@ -430,7 +430,8 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
         yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
     if plan.equal_work is not None and plan.equal_work not in names["server"]:
         yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
-    yield from _owned("run", plan.run)
+    for where, settings in (("run", plan.run), *((f"workload {each.get('name')}", each) for each in plan.workloads)):
+        yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
 
@@ -441,7 +442,6 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield f"workloads: each needs a name such as burst, not {name!r}"
         return
     where = f"workload {name}"
-    yield from _owned(where, workload)
     try:
         settings = plan.run | _settings(workload)
         Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
@@ -449,10 +449,6 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield f"{where}: {error}; {error.hint}"
     except PlanError as error:
         yield from (f"{where}: {line}" for line in str(error).splitlines())
-
-
-def _owned(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
 
 
 def _lines(item: Any) -> list[str]:

@@ -34,6 +34,8 @@ from workloads import arrivals, lengths
 if TYPE_CHECKING:
     from loadgen.cli.output import Output
 
+AfterRun = Callable[[Path], str]
+"""Summarises a run that has ended; says in one line what came back."""
 LOG_LINES = 40
 """Of a server that did not come up."""
 START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
@@ -93,11 +95,8 @@ def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     return Matrix(plan, planned.hosts_of(plan), found, folder, command)
 
 
-def run(matrix: Matrix, book: Journal, output: Output, after_run: Callable[[Path], str]) -> bool:
-    """Measure every run that is not finished; whether it was interrupted. Raises OutputError.
-
-    `after_run` summarises a run that has ended, and says in one line what came back.
-    """
+def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun) -> bool:
+    """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
     with _terminated_like_interrupted():
         try:
             take_down_left(matrix, book, output.say)
@@ -132,8 +131,8 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
         if record.phase == "measured" and record.state == "complete" and record.output_tokens:
             found.append(record.output_tokens)
 
-    for repeat in (Repeat(leader, number) for number in range(1, plan.repeats + 1)):
-        if finished(folder, repeat):
+    for number in range(1, plan.repeats + 1):
+        if finished(folder, repeat := Repeat(leader, number)):
             scan(folder / repeat.folder, take)
     if not found:
         raise EqualWorkError(
@@ -157,10 +156,11 @@ def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) ->
     kept = process.read_left(start.server.server)
     if start.launch == "process" and kept is not None and kept.pid == left["facts"].get("pid"):
         process.down(kept)
-        say(f"{start} was left running: taken down")
     elif start.launch == "compose" and compose.is_there(spec := _spec(matrix, start)):
         compose.down(spec)
-        say(f"{start} was left running: taken down")
+    else:
+        return
+    say(f"{start} was left running: taken down")
 
 
 def _spec(matrix: Matrix, start: Start) -> LaunchSpec:
@@ -179,9 +179,7 @@ def make_way(folder: Path) -> Path | None:
 class Serving:
     """One start: its server up, its runs, its server down."""
 
-    def __init__(
-        self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: Callable[[Path], str]
-    ) -> None:
+    def __init__(self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: AfterRun) -> None:
         self._matrix, self._book, self._start, self._after_run = matrix, book, start, after_run
         self._say, self._progress = output.say, output.progress
         self._settled = set[Repeat]()  # finished or failed
@@ -238,12 +236,12 @@ class Serving:
 
     def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
         """One run; whether it was interrupted."""
-        matrix, key = self._matrix, {"cell": repeat.cell._asdict(), "repeat": repeat.number}
-        folder, name = matrix.folder / repeat.folder, f"{repeat.cell.workload}, repeat {repeat.number}"
+        matrix, name = self._matrix, f"{repeat.cell.workload}, repeat {repeat.number}"
+        folder = matrix.folder / repeat.folder
         # The memory of these processes is read; not where the library for it is missing: nobody asked for it by name.
         pids = server.pids if find_spec("psutil") else ()
         make_way(folder)
-        self._book.write("begin", **key, start=self._start.number, place=place)
+        self._book.write("begin", **repeat.key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
             with self._progress(None if plan.of_sessions else plan.n, plain=False) as on_progress:
@@ -266,7 +264,7 @@ class Serving:
             return False
         seconds = time.monotonic() - began_s
         self._settled.add(repeat)
-        self._book.write("end", **key, seconds=round(seconds, 3))
+        self._book.write("end", **repeat.key, seconds=round(seconds, 3))
         done = matrix.done()
         left = len(matrix.repeats) - len(done)
         to_go = f"; {_count(left, 'run')} left, {in_words(left_s(matrix, self._book.lines, done))}" if left else ""
@@ -277,16 +275,9 @@ class Serving:
         self._settled.add(repeat)
         # Not one of ours: where it came from is all there is to go by.
         log = getattr(error, "log_tail", "") if hasattr(error, "hint") else "".join(traceback.format_exception(error))
-        self._book.write(
-            "failure",
-            cell=repeat.cell._asdict(),
-            repeat=repeat.number,
-            start=self._start.number,
-            kind=type(error).__name__,
-            reason=str(error),
-            hint=getattr(error, "hint", ""),
-            log="\n".join(log.splitlines()[-LOG_LINES:]),
-        )
+        said = {"kind": type(error).__name__, "reason": str(error), "hint": getattr(error, "hint", "")}
+        end = "\n".join(log.splitlines()[-LOG_LINES:])
+        self._book.write("failure", **repeat.key, start=self._start.number, **said, log=end)
 
 
 @contextmanager
@@ -329,10 +320,8 @@ def estimated_runs(matrix: Matrix, lines: Sequence[Line]) -> dict[Cell, Estimate
     for repeat, line in planned.newest(lines, "end").items():
         seen.setdefault(repeat.cell, []).append(float(line["seconds"]))
     servers = {repeat.cell: start for start in reversed(matrix.starts) for repeat in start.repeats}
-    return {
-        cell: Estimate(fmean(seen[cell]), "measured") if cell in seen else _foreseen(matrix.plan, start, cell)
-        for cell, start in servers.items()
-    }
+    known = {cell: Estimate(fmean(each), "measured") for cell, each in seen.items()}
+    return {cell: known.get(cell) or _foreseen(matrix.plan, start, cell) for cell, start in servers.items()}
 
 
 def left_s(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat]) -> float:
@@ -370,22 +359,18 @@ def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, wi
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
     for name in ("start", "server", "host", "model", "runs", "up after", "runs take"):
-        right = name in ("start", "up after", "runs take")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "runs")
+        justify: Any = "right" if name in ("start", "up after", "runs take") else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "runs")
     runs, ups = estimated_runs(matrix, lines), [estimated_start(start, lines) for start in matrix.starts]
     for start, up in zip(matrix.starts, ups, strict=True):
         found = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
         hows = "/".join(dict.fromkeys(each.how for each in found))
         order = (f"{each.cell.workload}#{each.number}{' done' if each in done else ''}" for each in start.repeats)
-        table.add_row(
-            str(start.number),
-            f"{start.server.name} ({start.launch})",
-            start.host.name,
-            start.model.name,
-            "  ".join(order),
-            f"{up.seconds:,.0f} s {up.how}" if found else "",
-            f"{sum(each.seconds for each in found):,.0f} s {hows}" if found else "done",
-        )
+        takes = ("", "done")
+        if found:
+            takes = f"{up.seconds:,.0f} s {up.how}", f"{sum(each.seconds for each in found):,.0f} s {hows}"
+        names = f"{start.server.name} ({start.launch})", start.host.name, start.model.name
+        table.add_row(str(start.number), *names, "  ".join(order), *takes)
     not_measured = [f"Not measured: {cell}: {reason}." for cell, reason in planned.skipped(matrix.plan).items()]
     left, are_done = len(matrix.repeats) - len(done), f", {len(done)} are done" if done else ""
     to_go = f"{_count(left, 'run')} to go{are_done}: {in_words(left_s(matrix, lines, done))}."
@@ -402,12 +387,10 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
     if run.duration_s is not None and not arrivals.parse(run.arrivals).burst:
         return Estimate(run.duration_s + PREPARED_S, "modelled")
-    due_ns = prepare.schedule_of(run).due_ns
-    last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
-    if (modelled := _modelled_s(start, run)) is not None:
-        return Estimate(max(last_due_s, modelled) + PREPARED_S, "modelled")
-    guessed = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
-    return Estimate(max(last_due_s, guessed) + PREPARED_S, "guessed")
+    due_ns, modelled_s = prepare.schedule_of(run).due_ns, _modelled_s(start, run)
+    guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
+    takes_s = max(due_ns[-1] / 1e9 if due_ns else 0.0, guessed_s if modelled_s is None else modelled_s)
+    return Estimate(takes_s + PREPARED_S, "guessed" if modelled_s is None else "modelled")
 
 
 def _modelled_s(start: Start, run: Plan) -> float | None:

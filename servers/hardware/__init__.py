@@ -46,8 +46,7 @@ MEMORY_EFFICIENCY = 0.685
 """Of the memory bandwidth: 1397.31 of 2039 GB/s, Llama-2-7B at batch 1 on one A100-80GB (README of
 github.com/pytorch-labs/gpt-fast)."""
 OVERHEAD_S = 0.003  # Per step: scheduling, launches and sampling that do not overlap with the GPU. An assumption.
-ALL_REDUCE_LATENCY_S = 17e-6
-"""Of a small all-reduce over a pair of H100 without P2P (16 KiB). Pessimistic where there is NVLink."""
+ALL_REDUCE_LATENCY_S = 17e-6  # Of 16 KiB over a pair of H100 without P2P. Pessimistic where there is NVLink.
 
 
 class HardwareError(ValueError):
@@ -133,11 +132,9 @@ class Roofline:
         return round(1e9 * (max(compute_s, memory_s) + self._all_reduce_s(work.tokens) + OVERHEAD_S))
 
     def kv_tokens(self, memory_fraction: float) -> int:
-        """Tokens of KV cache beside the weights in `memory_fraction` of the memory.
-
-        Raises HardwareError when the weights alone do not fit. Activations are not counted; the data sheet's GB, which
-        are less than what a card reports, leave room for them.
-        """
+        """Tokens of KV cache beside the weights in `memory_fraction` of the memory. Raises HardwareError when the
+        weights alone do not fit. Activations are not counted; the data sheet's GB, which are less than what a card
+        reports, leave room for them."""
         memory_bytes = self.tensor_parallel * self.gpu.memory_bytes * memory_fraction
         left_bytes = memory_bytes - self.model.parameters * self.bytes_per_value
         tokens = int(left_bytes / self.kv_bytes)

@@ -131,8 +131,7 @@ class ServerFacts:
     url: str  # Base of all its paths: no slash at the end, no `/v1`
     version: str = ""  # As the server states it. LightLLM states none: concluded from its routes. Empty when unknown.
     model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
-    limits: dict[str, int] = field(default_factory=dict)
-    """Under the server's own names: max_model_len, max_input_tokens, max_total_tokens, max_concurrent_requests, ..."""
+    limits: dict[str, int] = field(default_factory=dict)  # Under its own names: max_model_len, max_total_tokens, ...
     count_routes: tuple[str, ...] = ()  # Its routes that count the tokens of a text without running it
     simulated: bool = False
     speed: float | None = None  # How many times faster than life a simulated server's clock runs
@@ -145,8 +144,7 @@ class ServerFacts:
 class ServerKind:
     """All that a kind of server is. `servers.kinds.KINDS` holds them by name; nobody else keeps a table of servers."""
 
-    name: str
-    """`--server NAME`; also its service in docker-compose.yml, and in capitals its variables (LOADGEN_NAME_URL)."""
+    name: str  # `--server NAME`; also its service in docker-compose.yml, and in capitals LOADGEN_NAME_URL
     title: str
     dialects: Mapping[str, Dialect]  # By endpoint
     native: str  # The endpoint it is measured on unless another is asked for

@@ -33,9 +33,7 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 def decode_events(payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event]) -> tuple[list[Event], str]:
     """One event per payload up to the first that is not one, and what is wrong with that one ("" when none is).
-
-    `[DONE]` becomes an event with nothing in it, so that event i stays payload i.
-    """
+    `[DONE]` becomes an event with nothing in it, so that event i stays payload i."""
     if DONE in payloads:
         payloads = [b"{}" if payload == DONE else payload for payload in payloads]
     events: list[Event] = []

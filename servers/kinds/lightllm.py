@@ -24,19 +24,8 @@ class LightllmToken(msgspec.Struct, gc=False):
 
     count_output_tokens: int | None = None
     prompt_tokens: int | None = None
-
-
-class Said(msgspec.Struct, gc=False):
-    """A token's text; `special` tokens are none of it."""
-
     text: str | None = None
-    special: bool = False
-
-
-class SaidEvent(msgspec.Struct, gc=False):
-    """One event of `/generate_stream` again, read for its text."""
-
-    token: Said | None = None
+    special: bool | None = None  # None of what was said
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
@@ -48,7 +37,6 @@ class LightllmEvent(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(LightllmEvent)
-_SAID = msgspec.json.Decoder(SaidEvent)
 
 
 def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
@@ -71,7 +59,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    events, _ = decode_events(payloads, _SAID)
+    events, _ = decode_events(payloads, _EVENTS)
     return "".join(event.token.text or "" for event in events if event.token and not event.token.special)
 
 
@@ -127,6 +115,7 @@ def _count(parameters: dict[str, Any]) -> base.Route[int]:
 
 
 _COUNT_TEXT = _count({"add_special_tokens": False})
+_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True)
 
 LIGHTLLM = base.ServerKind(
     name="lightllm",
@@ -148,21 +137,9 @@ LIGHTLLM = base.ServerKind(
             ),
             fixed_output=True,
         ),
-        "completions": dialect(
-            *("lightllm", "completions", _exact),
-            rule=always,
-            always_done=True,
-            count=_COUNT_TEXT,
-            token_ids=True,
-            fixed_output=True,
-        ),
-        "chat": dialect(
-            *("lightllm", "chat", _exact),
-            rule=_chat_empty_is_token,  # and 1.1.0 never sends [DONE]
-            count_text=_COUNT_TEXT,
-            fixed_output=True,
-            versions=(_WITHOUT_DONE,),
-        ),
+        "completions": _dialect("completions", rule=always, always_done=True, count=_COUNT_TEXT, token_ids=True),
+        # 1.1.0 never sends [DONE].
+        "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
     recognise=_recognise,
     limits={

@@ -65,10 +65,8 @@ _CHUNKS = msgspec.json.Decoder(Chunk)
 
 def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> base.Answer:
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
-    running usage total, else one for a chunk with text.
-
-    With `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came.
-    """
+    running usage total, else one for a chunk with text. With `always_done` nothing but `[DONE]` proves the end;
+    without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = base.Answer([0] * len(payloads))
     for index, chunk in enumerate(chunks):

@@ -104,6 +104,8 @@ _COUNT_CHAT = base.Route(
     lambda answer: len(answer["tokenize_response"]),
 )
 
+_dialect = partial(dialect, "tgi", rule=always, versions=(_DONE_CAME,))
+
 TGI = base.ServerKind(
     name="tgi",
     title="TGI",
@@ -125,18 +127,8 @@ TGI = base.ServerKind(
                 generates=True,
             ),
         ),
-        "completions": dialect(
-            *("tgi", "completions", lambda _: _BASE_MODEL),
-            rule=always,
-            count=_COUNT_TEXT,
-            versions=(_DONE_CAME,),
-        ),
-        "chat": dialect(
-            *("tgi", "chat", lambda _: _BASE_MODEL | INCLUDE_USAGE),
-            rule=always,
-            count=_COUNT_CHAT,
-            versions=(_DONE_CAME,),
-        ),
+        "completions": _dialect("completions", more=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
+        "chat": _dialect("chat", more=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
     },
     recognise=_recognise,
     limits={
@@ -160,9 +152,5 @@ TGI = base.ServerKind(
     ),
     simulated="servers.simulated.tgi:PROTOCOL",
     # The pieces: router/src/infer, DEFAULT_GENERATION_LENGTH.
-    notes={
-        "memory_option": "--cuda-memory-fraction",
-        "memory_taken": "all that is left",
-        "prompt_piece_tokens": 1024,
-    },
+    notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "prompt_piece_tokens": 1024},
 )

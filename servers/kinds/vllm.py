@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from servers.kinds import base
@@ -59,27 +60,15 @@ _OPENING_EVENT = base.VersionRule(
     "the engine has begun, and give no token counts",
 )
 
+_dialect = partial(dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
+
 VLLM = base.ServerKind(
     name="vllm",
     title="vLLM",
     native="completions",
     dialects={
-        "completions": dialect(
-            *("vllm", "completions", _exact),
-            rule=unless_marker,
-            always_done=True,
-            count=_COUNT_TEXT,
-            token_ids=True,
-            fixed_output=True,
-        ),
-        "chat": dialect(
-            *("vllm", "chat", _exact),
-            rule=unless_marker,
-            always_done=True,
-            count=_COUNT_CHAT,
-            fixed_output=True,
-            versions=(_OPENING_EVENT,),
-        ),
+        "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
+        "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_OPENING_EVENT,)),
     },
     recognise=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},

@@ -37,12 +37,10 @@ _POLL_S = 3.0
 
 @contextmanager
 def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """The server in a container of the host.
-
-    Options: `file` (another docker-compose.yml), `env` (more for it), `timeout_s`, `poll_s`, `unreachable_s`,
-    `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread, and `gpus`, which ones (LaunchSpec.gpus).
-    Raises LaunchError with the end of the container's log, and what `probe` raises.
-    """
+    """The server in a container of the host. Options: `file` (another docker-compose.yml), `env` (more for it),
+    `timeout_s`, `poll_s`, `unreachable_s`, `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread,
+    and `gpus`, which ones (LaunchSpec.gpus). Raises LaunchError with the end of the container's log, and what `probe`
+    raises."""
     there = up(spec, say)
     try:
         yield there
@@ -119,10 +117,8 @@ def url_of(server: str, host: Host) -> str:
 
 
 def compose_file(named: str | Path | None = None) -> Path:
-    """The docker-compose.yml named, or the one that came with loadgen. Raises LaunchError.
-
-    Never one that merely lies in the working folder: it may be somebody else's.
-    """
+    """The docker-compose.yml named, or the one that came with loadgen. Raises LaunchError. Never one that merely lies
+    in the working folder: it may be somebody else's."""
     package = Path(__file__).resolve().parent
     came_with_it = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]
     places = [Path(named)] if named else came_with_it  # of a checkout, of an installed wheel
@@ -229,11 +225,9 @@ def docker(
     timeout_s: float = CALL_TIMEOUT_S,
     say: Say | None = None,
 ) -> str:
-    """Run `docker` against the host's engine; its standard output.
-
-    `env` is for this call alone. `say` gets the last line that Docker has printed, every ten seconds. Raises
-    LaunchError with a message of its own for each known failure.
-    """
+    """Run `docker` against the host's engine; its standard output. `env` is for this call alone. `say` gets the last
+    line that Docker has printed, every ten seconds. Raises LaunchError with a message of its own for each known
+    failure."""
     program = shutil.which("docker")
     if program is None:
         raise LaunchError(
@@ -261,9 +255,7 @@ def docker(
 
 def _container_facts(host: Host, name: str) -> dict[str, Any]:
     """What is kept of a container with a run: image, digest, command and limits, and the driver and GPU that it sees.
-
-    What cannot be had is left out. Its environment is not kept: it may hold tokens.
-    """
+    What cannot be had is left out. Its environment is not kept: it may hold tokens."""
     facts: dict[str, Any] = {}
     with suppress(LaunchError, msgspec.DecodeError, LookupError):
         said = msgspec.json.decode(docker(host, "inspect", name))[0]

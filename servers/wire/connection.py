@@ -9,6 +9,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -17,8 +18,7 @@ from urllib.parse import urlsplit
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
-CONNECTS_AT_ONCE = 64
-"""Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""
+CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,8 @@ class Connection:
 
 
 async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps.
-
-    Raises OSError, ssl.SSLError or TimeoutError.
-    """
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps. Raises OSError, ssl.SSLError or
+    TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -142,10 +140,8 @@ class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
     def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource) -> None:
-        self._target = target
         self._spare = spare
-        self._timeout_s = timeout_s
-        self._stamps = stamps
+        self._connect = partial(connect, target, timeout_s, stamps)
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()
@@ -158,7 +154,7 @@ class Pool:
     async def open(self) -> Connection:
         """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
         async with self._gate:
-            return await connect(self._target, self._timeout_s, self._stamps)
+            return await self._connect()
 
     def take(self) -> Connection | None:
         """An idle connection that is still open, or None."""

@@ -57,10 +57,8 @@ class Poller:
 
 
 class Timer:
-    """Calls back once, within tens of microseconds after the instant it was last armed with (timerfd_create(2)).
-
-    The descriptor is never read: arming it again takes the readiness back, and each call is followed by arming.
-    """
+    """Calls back once, within tens of microseconds after the instant it was last armed with (timerfd_create(2)). The
+    descriptor is never read: arming it again takes the readiness back, and each call is followed by arming."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

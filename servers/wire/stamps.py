@@ -33,8 +33,7 @@ TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
 TRIES = 200
 _U32 = struct.Struct("I")
-ToMonotonic = Callable[[Sequence[int]], list[int]]
-"""CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (loadgen.engine.clock.ClockPairs)."""
+ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 
 
 class Received(Protocol):
@@ -55,8 +54,7 @@ class StampSource:
     exact: ClassVar[bool] = False  # Whether a stamp is right however late this process reads
     error_s: ClassVar[float | None] = None
     """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
-    by_read: ClassVar[bool] = True
-    """Whether all bytes of one read share its stamp, so that tokens read together cannot be told apart."""
+    by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
 
     @classmethod
     def open(cls) -> Self | None:
@@ -142,11 +140,9 @@ def common(names: Iterable[str]) -> str:
 
 
 def losses(sock: socket.socket) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info.
-
-    Offsets are those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out
-    of order. (0, 0) where the kernel does not say.
-    """
+    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info. Offsets are
+    those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out of order. (0, 0)
+    where the kernel does not say."""
     with suppress(OSError):
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES).ljust(TCP_INFO_BYTES, b"\0")
         return _U32.unpack_from(info, TOTAL_RETRANS_AT)[0], _U32.unpack_from(info, RCV_OOOPACK_AT)[0]

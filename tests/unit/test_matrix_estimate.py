@@ -74,7 +74,7 @@ def test_what_was_measured_wins() -> None:
     first, second = matrix(asked).repeats
     lines: list[dict[str, Any]] = [
         {"type": "up", "server": "vllm", "model": "7b", "seconds": 30.0},
-        {"type": "end", "cell": first.cell._asdict(), "repeat": first.number, "seconds": 12.0},
+        {"type": "end", **first.key, "seconds": 12.0},
     ]
     assert seconds(asked, *lines) == (12.0, "measured")
     assert left_s(matrix(asked), lines, [first]) == 30.0 + 12.0

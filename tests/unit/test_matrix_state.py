@@ -97,7 +97,7 @@ def test_the_newest_word_on_a_run_counts() -> None:
     one, two = Repeat(CELL, 1), Repeat(CELL, 2)
 
     def line(kind: str, repeat: Repeat, **values: Any) -> dict[str, Any]:
-        return {"type": kind, "cell": repeat.cell._asdict(), "repeat": repeat.number, **values}
+        return {"type": kind, **repeat.key, **values}
 
     lines = [
         line("begin", one, start=1, place=0),

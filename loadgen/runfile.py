@@ -68,27 +68,17 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
-    """From the canonical texts of a plan. A process that is not known here, as of a newer version, promises nothing."""
-    from workloads.arrivals import Arrivals, Interactive, parse
-    from workloads.syntax import WorkloadError
+    """From the canonical texts of a plan."""
+    from workloads.arrivals import facts_of
 
     kind, _, rest = workload.partition(":")
     sessions = kind == "multi-turn"
     turns = rest.removeprefix("turns=").partition(",")[0] if sessions else ""
-    try:
-        named: Arrivals = Interactive() if arrivals == str(Interactive()) else parse(arrivals)
-    except WorkloadError:
-        named = Arrivals()
-    shared = ("open_loop", "burst", "finite", "steady", "law", "recorded")
     return LoadFacts(
         kind=arrivals.partition(":")[0],
-        text=named.text if type(named) is not Arrivals else f"arriving as {arrivals}",
-        rate_per_s=named.promised_rate_per_s,
-        cv=named.promised_cv,
-        clients=named.concurrency,
         sessions=sessions,
         turns=int(turns) if turns.isdecimal() else 1,
-        **{name: getattr(named, name) for name in shared},
+        **facts_of(arrivals),
     )
 
 

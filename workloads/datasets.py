@@ -45,7 +45,6 @@ TRACE_BLOCK_TOKENS = 512
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "is this the format you named?"
-CUT_HINT = "the file is damaged or was cut off"
 LINE_HINT = "mend or remove the line"
 
 Made = TypeVar("Made")
@@ -76,10 +75,8 @@ class Entry:
 
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
     """What a human asked, turn after turn, with the answers: the dialogues of a ShareGPT-format file, none empty.
-    System turns and what precedes the first human turn are left out.
-
-    Raises WorkloadError when the file cannot be read or is not in the format.
-    """
+    System turns and what precedes the first human turn are left out. Raises WorkloadError when the file cannot be read
+    or is not in the format."""
     return _fitting(path, _dialogue)
 
 
@@ -91,11 +88,10 @@ def alpaca(path: Path) -> Iterator[Sample]:
 def jsonl(path: Path) -> Iterator[Sample]:
     """Prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
     with opened(path, "the dataset") as file:
-        for line, text in enumerate(iter(lambda: file.readline(ELEMENT_LIMIT), ""), 1):
-            if text.strip():
-                with _placed(f"{path}, line {line}", FORMAT_HINT):
-                    sample = _prompt(json.loads(text))
-                yield sample
+        for line, text in _lines(file, ELEMENT_LIMIT):
+            with _placed(f"{path}, line {line}", FORMAT_HINT):
+                sample = _prompt(json.loads(text))
+            yield sample
 
 
 def trace(path: Path) -> Iterator[Entry]:
@@ -132,6 +128,11 @@ def _placed(place: str, hint: str) -> Iterator[None]:
         raise WorkloadError(f"{place}: {reason}", hint) from None
 
 
+def _lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, by number, read at most `limit` characters at a time."""
+    return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
+
+
 def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
     """What `make` makes of the elements of a JSON array, decoded as the file is read; None is passed over."""
     decoder = json.JSONDecoder()
@@ -156,20 +157,17 @@ def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: st
     while True:
         try:
             element, end = decoder.raw_decode(ahead)
+            problem = "is not followed by a comma or the array's end"
         except (json.JSONDecodeError, RecursionError) as error:
             end, problem = len(ahead), f"is not JSON: {error}"[:200]
-        else:
-            problem = "is not followed by a comma or the array's end"
-        if end < len(ahead):
-            rest = _not_blank(file, ahead[end:])
-            if rest.startswith("]"):
-                return element, rest
-            if rest.startswith(","):
-                return element, _not_blank(file, rest[1:])
-            raise WorkloadError(f"{place}: {problem}", CUT_HINT)
-        more = file.read(size)
+        rest = _not_blank(file, ahead[end:]) if end < len(ahead) else ""
+        if rest.startswith("]"):
+            return element, rest
+        if rest.startswith(","):
+            return element, _not_blank(file, rest[1:])
+        more = "" if end < len(ahead) else file.read(size)
         if not more:
-            raise WorkloadError(f"{place}: {problem}", CUT_HINT)
+            raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
         if len(ahead) > ELEMENT_LIMIT:
             raise WorkloadError(f"{place}: is longer than {ELEMENT_LIMIT} characters, or {problem}")
         ahead, size = ahead + more, 2 * size  # doubling, so that a long element is not decoded over and over
@@ -224,16 +222,15 @@ Row = tuple[int, int, int, int, tuple[int, ...]]
 
 
 def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
-    for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
-        if text.strip():
-            with _placed(f"{path}, line {line}", LINE_HINT):
-                item = json.loads(text)
-                at_ms = item["timestamp"]
-                if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e15:
-                    raise ValueError(f"has no timestamp in ms: {at_ms!r}"[:120])
-                blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
-                row = round(at_ms * 1_000_000), _tokens(item["input_length"]), _tokens(item["output_length"]), blocks
-            yield line, *row
+    for line, text in _lines(file, LINE_LIMIT):
+        with _placed(f"{path}, line {line}", LINE_HINT):
+            item = json.loads(text)
+            at_ms = item["timestamp"]
+            if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e15:
+                raise ValueError(f"has no timestamp in ms: {at_ms!r}"[:120])
+            blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
+            row = round(at_ms * 1_000_000), _tokens(item["input_length"]), _tokens(item["output_length"]), blocks
+        yield line, *row
 
 
 def _table(file: TextIO, path: Path, columns: tuple[str, str, str]) -> Iterator[Row]:

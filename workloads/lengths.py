@@ -1,12 +1,5 @@
 """Lengths: how many tokens each request asks for, in or out. A seeded stream of whole numbers.
 
-    512                                  always
-    uniform:A..B                         each of A, A+1, ..., B alike
-    lognormal:mean=M,cv=C                mean and coefficient of variation of the lognormal itself
-    exponential:mean=M                   mean of the exponential itself
-    empirical:FILE                       drawn from the numbers in a file, one per line, each line alike
-    empirical:FILE,column=NAME           the same, from a column of a CSV file with a header
-
 `max=K` (lognormal, exponential) draws again whatever exceeds K, as llm-infer-bench does, so there is
 no heap of requests at the cap and the mean falls below the one named. `min=K` raises what is below K to K. M and C
 are those of the distribution before the cap, the floor, and rounding to the nearest whole number, at least 1.
@@ -50,9 +43,7 @@ class Lengths(Protocol):
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
         """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from.
-
-        Raises WorkloadError when a file is damaged, empty or cannot be read.
-        """
+        Raises WorkloadError when a file is damaged, empty or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +52,7 @@ class Fixed:
 
     length: int
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:  # noqa: ARG002 - all lengths are called alike
+    def tokens(self, _seed: int, _what: str) -> Iterator[int]:
         return repeat(self.length)
 
     def __str__(self) -> str:
@@ -95,8 +86,7 @@ class Lognormal:
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw = draws.stream(seed, what)
-        normal = self._exponent()
+        draw, normal = draws.stream(seed, what), self._exponent()
         mu, sigma = normal.mean, normal.stdev
         return _bounded(lambda: math.exp(mu + sigma * draws.normal(draw)), self.low, self.high)
 
@@ -121,8 +111,7 @@ class Exponential:
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw = draws.stream(seed, what)
-        mean = float(self.mean)
+        draw, mean = draws.stream(seed, what), float(self.mean)
         return _bounded(lambda: mean * draws.exponential(draw), self.low, self.high)
 
     def share_below(self, length: float) -> float:
@@ -150,10 +139,7 @@ class Empirical:
 
 
 def parse(text: str) -> Lengths:
-    """Read lengths as in the table above; `str()` of the result is their canonical text.
-
-    Raises WorkloadError that names the bad part; its hint is the right syntax.
-    """
+    """Read lengths as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
         kind, rest = "fixed", kind
@@ -181,17 +167,14 @@ def _show_bounds(low: int, high: int | None) -> str:
 
 def _values(path: Path, column: str | None) -> array[int]:
     values = array("I")
-    try:
-        with opened(path, "the lengths in") as file:
-            for line, text in _numbers(file, path, column):
-                try:
-                    values.append(whole(text, "length", 1, TOKENS_LIMIT))
-                except WorkloadError as error:
-                    raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
-                if len(values) > VALUES_LIMIT:
-                    raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
-    except csv.Error as error:
-        raise WorkloadError(f"{path}: is not CSV: {error}") from error
+    with opened(path, "the lengths in") as file:
+        for line, text in _numbers(file, path, column):
+            try:
+                values.append(whole(text, "length", 1, TOKENS_LIMIT))
+            except WorkloadError as error:
+                raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
+            if len(values) > VALUES_LIMIT:
+                raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
     if not values:
         raise WorkloadError(f"{path}: holds no lengths", "write one number per line")
     return values
@@ -203,11 +186,14 @@ def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tu
         yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
         return
     reader = csv.reader(file)
-    header = [name.strip() for name in next(reader, [])]
-    if column not in header:
-        raise WorkloadError(f"{path}: has no column {column!r}", f"its columns are {', '.join(header)}"[:300])
-    index = header.index(column)
-    yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if column not in header:
+            raise WorkloadError(f"{path}: has no column {column!r}", f"its columns are {', '.join(header)}"[:300])
+        index = header.index(column)
+        yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: is not CSV: {error}") from error
 
 
 def _uniform(rest: str) -> Uniform:

@@ -63,10 +63,8 @@ class Conversation:
         return map(self._bare, range(len(self.answers) + 1, len(self.turns)))
 
     def after(self, answer: str) -> Conversation | None:
-        """The conversation after the server's answer to this turn; None when there is no further turn.
-
-        What was sent and the answer stand unchanged at the start of the next prompt, so a prefix cache can help.
-        """
+        """The conversation after the server's answer to this turn; None when there is no further turn. What was sent
+        and the answer stand unchanged at the start of the next prompt, so a prefix cache can help."""
         answers = (*self.answers, answer)
         said = sum(map(len, answers)) + sum(len(turn.question) for turn in self.turns[: len(answers)])
         if len(answers) == len(self.turns) or said > TRANSCRIPT_LIMIT:

@@ -1,13 +1,5 @@
 """The Workload: arrivals' counterpart, what is asked. A seeded iterable of Requests, made one at a time.
 
-    synthetic                            prompts of the lengths asked for, all different
-    shared-prefix:groups=K,tokens=P      the same, request i beginning with the P tokens of group i mod K
-    sharegpt:FILE                        the first question of each dialogue
-    alpaca:FILE                          instructions
-    jsonl:FILE                           prompts, with their own output lengths where given
-    multi-turn:turns=K[,think=T]         sessions of K synthetic questions
-    multi-turn:FILE[,think=T]            sessions of a ShareGPT-format file
-
 A trace brings its own lengths: see `replay`. Lengths are made exact by whoever counts for the server (`prompts_for`):
 
     tokenizer file         one is given; held against the server's count, and corrected by what the server adds
@@ -72,10 +64,8 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end.
-
-    The lengths asked for are those of whole prompts.
-    """
+    """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end. The
+    lengths asked for are those of whole prompts."""
 
     groups: int
     tokens: int
@@ -154,10 +144,7 @@ Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
 def parse(text: str) -> Workload:
-    """Read a workload as in the table above; `str()` of the result is its canonical text.
-
-    Raises WorkloadError that names the bad part; its hint is the right syntax.
-    """
+    """Read a workload as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in KINDS:
         raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(KINDS)}")
@@ -171,12 +158,9 @@ def parse(text: str) -> Workload:
 
 
 def replay(entries: Iterable[Entry], prompts: Prompts) -> Iterator[Request]:
-    """Requests with a trace's own lengths, in its order.
-
-    Where an entry names its blocks, each block becomes the same 512 tokens wherever it occurs, so equal leading ids
-    are an equal prefix and the server's cache sees the recorded sharing. Where the ids end before the prompt does, the
-    rest is the request's own; ids past its end are ignored.
-    """
+    """Requests with a trace's own lengths, in its order. Where an entry names its blocks, each block becomes the same
+    512 tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees the recorded
+    sharing. Where the ids end before the prompt does, the rest is the request's own; ids past its end are ignored."""
     for number, entry in enumerate(entries):
         blocks = entry.blocks[: -(-entry.input_tokens // TRACE_BLOCK_TOKENS)]
         prompt = prompts.prompt(number, entry.input_tokens, [(-1 - block, TRACE_BLOCK_TOKENS) for block in blocks])
@@ -202,10 +186,8 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can.
-
-    It holds no connection that is still used: workers may be forks, and the server's tokenizer closed.
-    """
+    """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can. It
+    holds no connection that is still used: workers may be forks, and the server's tokenizer closed."""
 
     spec: WorkloadSpec
     prompt: Prompt
@@ -280,11 +262,9 @@ def prompts_for(
     spec: WorkloadSpec, *, token_ids: bool, local: Tokenizer | None, server: Judge | None, chat: bool = False
 ) -> Prompts:
     """Prepare prompts and counts; everything that asks the server happens here. `token_ids`: the endpoint takes them.
-    Texts are built and counted all at once, ids are drawn as they are needed.
-
-    Raises PromptError when a length cannot be made exact, or when the tokenizer file and the server disagree;
-    WorkloadError when a file is damaged, or when texts are asked for without end.
-    """
+    Texts are built and counted all at once, ids are drawn as they are needed. Raises PromptError when a length cannot
+    be made exact, or when the tokenizer file and the server disagree; WorkloadError when a file is damaged, or when
+    texts are asked for without end."""
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     ruler, shift, how = _ruler(local, server, words)
@@ -371,10 +351,8 @@ def _framed(text: str, words: Sequence[str]) -> str:
 
 
 def _shift(ruler: Tokenizer, server: Judge, words: Sequence[str]) -> int:
-    """Tokens that the server counts on top of the ruler: the chat template, a BOS the tokenizer file does not know.
-
-    A text of many words and a short one must show the same difference; otherwise the file is another model's.
-    """
+    """Tokens that the server counts on top of the ruler: the chat template, a BOS the tokenizer file does not know. A
+    text of many words and a short one must show the same difference; otherwise the file is another model's."""
     texts = [_framed(words[-1], words), _framed(" ".join(words[:SAMPLE_WORDS]), words)]
     ours, theirs = ruler.count(texts), server.count(texts)
     shift = theirs[0] - ours[0]

@@ -116,10 +116,9 @@ def _exit_code(error: Exception) -> int | None:
     from loadgen.runfile import RunFileError
     from servers.errors import EndpointError, HostsError, LimitError, ServerError, VersionError
     from servers.simulated import SimulatedError
-    from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
-    ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
+    ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
     if isinstance(error, ours | EndpointError | HostsError | LimitError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None

@@ -44,7 +44,7 @@ from servers.wire.connection import Target, target_of
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
-from workloads.arrivals import Interactive
+from workloads.arrivals import INTERACTIVE
 from workloads.request import Request
 from workloads.workload import Prompts
 
@@ -112,7 +112,7 @@ class LiveTarget:
         return replace(request, id=next(self._ids))
 
     def prompts(self, dialect: Dialect) -> Prompts:
-        """Built at first use, which asks the server to count. Raises PromptError, PlanError, WorkloadError."""
+        """Built at first use, which asks the server to count. Raises PlanError, WorkloadError."""
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
@@ -278,7 +278,7 @@ class LiveRun:
         self._making = RLock()
         self.start_ns = time.monotonic_ns()
         header.command = list(command)
-        header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
+        header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
         header.client["calibration"] = host.recall(header.host, lambda _: None)
         open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))

@@ -42,7 +42,6 @@ from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.stamps import PLAIN, StampSource, open_source
 from workloads import workload
-from workloads.prompts import PromptError
 from workloads.syntax import WorkloadError
 
 TICK_S = 0.05
@@ -50,7 +49,7 @@ TICKS_PER_SAMPLE = 20
 CONNECTIONS = 10_000
 YOUNG_ONLY = (10_000, 1_000, 1_000)
 """Collections by themselves are of young objects, below a millisecond."""
-EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, PromptError, WorkloadError)
+EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError)
 """What can go wrong that is meant for the user."""
 DEFAULTS = {"server": "vllm", "label": "ui"}
 """Of plain `locust`, where they are not the Plan's."""

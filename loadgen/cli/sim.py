@@ -43,8 +43,7 @@ def serve(
 ) -> None:
     """Serve until the end, and say how it went."""
     from servers.simulated import StartError
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.faults import parse_rule
+    from servers.simulated.config import SimulatedConfig, parse_rule
     from servers.simulated.server import run
 
     key = os.environ.get(api_key_env, "") if api_key_env else ""

@@ -103,7 +103,7 @@ def run(
         prepare.prepare(total, folder, say) as prepared,
         protocol.locust_process("master", bind.host, bind.port) as link,
     ):
-        host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
+        host.make_folder(folder, prepared.bytes)
         prepared.header.command = command
         places = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
         master = Master(link, prepared.header, places, spread, folder, say, on_progress)

@@ -243,7 +243,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
         with prepare.prepare(plan, parts, say) as prepared:
-            host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
+            host.make_folder(parts, prepared.bytes * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]
             prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
             session.link.tell(protocol.Drawn(prints, prepared.header.server))

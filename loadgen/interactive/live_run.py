@@ -338,7 +338,7 @@ class LiveRun:
         states: Mapping[str, int] = self.figures.states
         counts = {state: states[state] for state in ("complete", "truncated", "failed", "dropped")}
         footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
-        self._part.add(footer)  # type: ignore[arg-type]
+        self._part.add(footer)
         rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
         if rescued is None:
             for path in read:

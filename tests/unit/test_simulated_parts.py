@@ -14,10 +14,9 @@ from typer import BadParameter
 
 from loadgen.cli.options import seconds
 from servers.simulated import ConfigError, tokenizer
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.faults import FAULTS, FaultRule, fault_of, parse_fault, parse_rule
+from servers.simulated.config import FaultRule, SimulatedConfig, fault_of, parse_fault, parse_rule
 from servers.simulated.state import Histogram, exposition
-from servers.simulated.stream import LATE_NS, Lateness
+from servers.simulated.stream import FAULTS, LATE_NS, Lateness
 from servers.wire.poller import Timer
 
 

@@ -64,7 +64,7 @@ def drive(
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
-        from loadgen.distributed.peers import address_of
+        from loadgen.distributed.protocol import address_of
 
         if expect_workers < 1:
             raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
@@ -126,7 +126,7 @@ def worker(
     0 everything delivered, or not needed; 2 usage, not let in, called off or not delivered; 3 server not reachable from
     here or not the one named; 130 interrupted.
     """
-    from loadgen.distributed.peers import address_of
+    from loadgen.distributed.protocol import address_of
     from loadgen.distributed.worker import serve
 
     output = Output(as_json=False, quiet=quiet)

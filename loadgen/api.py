@@ -159,10 +159,8 @@ async def run_async(
 
 def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
     """A run that was recorded: its folder, or its run.jsonl; also one that was interrupted, killed or damaged.
-
     `objectives` and `goodput` as for `run`. Raises RunFileError when it is no run or cannot be read, PlanError for an
-    expression that is none.
-    """
+    expression that is none."""
     from loadgen.cli.output import expressions, summarised
 
     return Result(Path(path), summarised(Path(path), *expressions(objectives, goodput)))
@@ -176,10 +174,8 @@ def compare(
     anyway: bool = False,
 ) -> Comparison:
     """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
-    larger than `margin` (a share), or that it cannot be told.
-
-    Raises PlanError for runs of unequal work unless `anyway`, RunFileError for what is no run.
-    """
+    larger than `margin` (a share), or that it cannot be told. Raises PlanError for runs of unequal work unless
+    `anyway`, RunFileError for what is no run."""
     from loadgen.cli.compare import compare_paths
 
     sides = ([side] if isinstance(side, Result | Path | str) else side for side in (a, b))

@@ -45,10 +45,8 @@ def is_loopback(name: str) -> bool:
 
 
 def allow_open_files(sockets: int) -> None:
-    """Raise this process's open-file limit (RLIMIT_NOFILE) as far as `sockets` need.
-
-    Raises OpenFilesError before anything was sent when the hard limit is too low and may not be raised.
-    """
+    """Raise the limit of open files (RLIMIT_NOFILE) as far as `sockets` need. Raises OpenFilesError when the hard limit
+    is too low and may not be raised."""
     needed = sockets + FILES_BESIDE_SOCKETS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
@@ -68,15 +66,13 @@ def make_folder(folder: Path, bytes_needed: int) -> None:
     """Make the run's folder, which must be new or empty, on a disk with that much room. Raises OutputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise OutputError(
-                f"{folder} exists and is not empty.", "Name a new folder with --out: no run is overwritten."
-            )
-        free = shutil.disk_usage(folder).free
+        taken, free = any(folder.iterdir()), shutil.disk_usage(folder).free
     except OSError as error:
         raise OutputError(
             f"cannot make {folder}: {error.strerror}", "Name a folder on a disk that can be written with --out."
         ) from error
+    if taken:
+        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out: no run is overwritten.")
     if free < bytes_needed:
         raise OutputError(
             f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. "

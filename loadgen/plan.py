@@ -64,6 +64,17 @@ def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
+    """A check of a value that was given; what is said `otherwise` may quote it."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not hold(value):
+            raise ValueError(otherwise.format(value))
+        return value
+
+    return AfterValidator(check)
+
+
 def _endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
@@ -76,6 +87,13 @@ def _processes() -> str:
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
 StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
+URL = _must(lambda url: url.startswith(("http://", "https://")), "must start with http:// or https://")
+THERE = _must(Path.is_file, "there is no file {}")
+FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
+SELDOM = _must(
+    lambda every_s: not 0 < every_s < 1,
+    "at most once a second, or a server at its limit is measured while it answers us; 0 is off",
+)
 
 
 class Plan(BaseModel):
@@ -88,7 +106,7 @@ class Plan(BaseModel):
         EndpointName | None,
         RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
     ] = None
-    url: Annotated[str | None, RunOption("Server", "start")] = None
+    url: Annotated[str | None, URL, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
@@ -124,11 +142,11 @@ class Plan(BaseModel):
     """Tokens to generate, likewise; 128 by default."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, RunOption("Prompts", "start")] = None
+    tokenizer: Annotated[Path | None, THERE, RunOption("Prompts", "start")] = None
     """A tokenizer.json to build prompts with."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
-    ca_file: Annotated[Path | None, RunOption("Server", "start")] = None
+    ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
     insecure: Annotated[bool, RunOption("Server", "start")] = False
     """Do not check certificates."""
@@ -138,14 +156,14 @@ class Plan(BaseModel):
     """Measure a version of a server that is known to mislead."""
     speed: Annotated[float, RunOption("Server", "start"), Field(gt=0)] = 5.0
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
-    window_s: Annotated[tuple[float, float] | None, RunOption("Measurement")] = None
+    window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Measurement")] = None
     """What the figures are of; else chosen."""
     stamps: Annotated[StampsName, RunOption("Measurement", "start")] = "kernel"
     """kernel, or user: what the figures would be without the kernel's receive stamps."""
-    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0)] = 1.0
+    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""
-    dcgm_url: Annotated[str | None, RunOption("Measurement", "start")] = None
+    dcgm_url: Annotated[str | None, URL, RunOption("Measurement", "start")] = None
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
     gpu: Annotated[bool | None, RunOption("Measurement")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
@@ -185,20 +203,6 @@ class Plan(BaseModel):
         own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
         return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
 
-    @field_validator("url", "dcgm_url")
-    @classmethod
-    def _known_scheme(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("must start with http:// or https://")
-        return url
-
-    @field_validator("tokenizer", "ca_file")
-    @classmethod
-    def _existing_file(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.is_file():
-            raise ValueError(f"there is no file {path}")
-        return path
-
     @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
     @classmethod
     def _canonical(cls, value: int | str, info: ValidationInfo) -> int | str:
@@ -212,26 +216,10 @@ class Plan(BaseModel):
             raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
         return int(text) if text.isdecimal() else text
 
-    @field_validator("metrics_every_s")
-    @classmethod
-    def _seldom(cls, every_s: float) -> float:
-        if 0 < every_s < 1:
-            raise ValueError(
-                "at most once a second, or a server at its limit is measured while it answers us; 0 is off"
-            )
-        return every_s
-
     @field_validator("server_pid", mode="before")
     @classmethod
     def _several(cls, pids: Any) -> Any:
         return (pids,) if isinstance(pids, int) else pids or ()
-
-    @field_validator("window_s")
-    @classmethod
-    def _forward(cls, window_s: tuple[float, float] | None) -> tuple[float, float] | None:
-        if window_s is not None and not 0 <= window_s[0] < window_s[1]:
-            raise ValueError("must begin at 0 or later, and end after it begins")
-        return window_s
 
     @model_validator(mode="after")
     def _ends(self) -> Plan:

@@ -43,8 +43,7 @@ SESSION_TOKENS = 1 << 15
 """What a simulated server has room for where there are sessions."""
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
-BYTES_PER_RECORD = 600
-BYTES_PER_CHUNK = 16
+BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
 Say = Callable[[str], None]
@@ -60,6 +59,8 @@ class Prepared:
     schedule: Schedule
     tasks: list[WorkerTask]
     header: Header
+    bytes: int
+    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
 
 
 def run(
@@ -71,18 +72,16 @@ def run(
     on_progress: OnProgress,
     launch: Mapping[str, Any] | None = None,
 ) -> Footer:
-    """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
-    `launch` is what is known of how the server was started.
-
-    Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
-    """
+    """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server. `launch` is what is
+    known of how the server was started. Raises LoadgenError, servers.errors.ServerError or PromptError before anything
+    is sent."""
     from loadgen.engine import coordinator
     from loadgen.engine.sampler import sampler_of
 
     with prepare(plan, folder, say) as prepared:
         header = prepared.header
         sampler = sampler_of(plan, header.server, prepared.schedule.due_ns)
-        host.make_folder(folder, bytes_of(plan, prepared.schedule))
+        host.make_folder(folder, prepared.bytes)
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = host.recall(header.host, say)
@@ -97,9 +96,7 @@ def default_folder(plan: Plan) -> Path:
 @contextlib.contextmanager
 def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
-
-    Raises as `run` does.
-    """
+    Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
     from servers.find import dialect_on, of_version, tokenizer_of
     from servers.wire.connection import target_of
@@ -133,10 +130,9 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             )
             for worker in range(plan.workers)
         ]
-        yield Prepared(schedule, tasks, header_of(plan, facts, dialect, prompts.how))
-
-
-# When.
+        bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+        header = header_of(plan, facts, dialect, prompts.how)
+        yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -158,20 +154,9 @@ def schedule_of(plan: Plan) -> Schedule:
     return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
 
 
-def bytes_of(plan: Plan, schedule: Schedule) -> int:
-    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
-    per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
-    return (schedule.count or schedule.clients) * per_request
-
-
-# What.
-
-
 def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
-    """The Requests of a plan; everything that needs the server's tokenizer happens here.
-
-    Raises PlanError when a file holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError.
-    """
+    """The Requests of a plan; everything that needs the server's tokenizer happens here. Raises PlanError when a file
+    holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError."""
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens))
@@ -180,13 +165,11 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
     prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat)
     path = getattr(asked, "path", None)
-    if path is not None and schedule.count is not None:
+    if path is not None and (count := schedule.count) is not None:
         what, drawn = ("sessions", prompts.conversations()) if prompts.of_sessions else ("prompts", prompts.requests())
-        there = sum(1 for _ in islice(drawn, schedule.count))
-        if there < schedule.count:
-            raise PlanError(
-                f"{path} holds {there} {what}, and {schedule.count} are to be sent", f"Ask for fewer: --n {there}"
-            )
+        there = sum(1 for _ in islice(drawn, count))
+        if there < count:
+            raise PlanError(f"{path} holds {there} {what}, and {count} are to be sent", f"Ask for fewer: --n {there}")
     return prompts
 
 
@@ -208,9 +191,6 @@ def longest_prompt_of(plan: Plan) -> int:
         return asked
     turns = named.turns
     return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
-
-
-# Of whom.
 
 
 @contextlib.contextmanager
@@ -256,9 +236,6 @@ def _words(plan: Plan) -> str:
     when = facts["text"] if facts.get("burst") else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
-
-
-# What is written.
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:

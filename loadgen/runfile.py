@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.errors import OutputError
-from loadgen.record import Record, record_for
+from loadgen.record import ErrorKind, Record, unsent
 
 if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
@@ -138,7 +138,6 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
     def __post_init__(self) -> None:
-        """Of a run from before `load` and `stamps`, or one made without."""
         if not self.load.kind:
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
         if not self.stamps.name:
@@ -205,7 +204,14 @@ class RunFileError(Exception):
     """A folder or file that is not a readable Run; the message says what to do."""
 
 
+class _Ended(msgspec.Struct, tag_field="type", tag="request"):
+    id: int
+    state: str
+    phase: str = "measured"
+
+
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
+_ENDED = msgspec.json.Decoder(_Ended)
 
 
 class RunWriter:
@@ -219,7 +225,7 @@ class RunWriter:
         self.error: OSError | None = None
         """Why the last flush could not write everything; None when it could."""
 
-    def add(self, item: Record | Telemetry) -> None:
+    def add(self, item: Record | Telemetry | Footer) -> None:
         """Append one line. Written when a mebibyte has gathered or `flush` is called."""
         self.add_line(self._encoder.encode(item) + b"\n")
 
@@ -255,9 +261,7 @@ class RunWriter:
 
 def read(path: Path) -> Run:
     """Read a run folder (or its `run.jsonl`) as a whole. Raises RunFileError when there is no header to make sense of.
-
-    A million requests of 64 tokens are 5 GB of Records: `scan` reads such a run.
-    """
+    A million requests of 64 tokens are 5 GB of Records: `scan` reads such a run."""
     records: list[Record] = []
     run = scan(path, records.append)
     run.records = records
@@ -330,15 +334,6 @@ class Outcome:
     """What makes its lines into lines of this Run, where they were written by another machine's clock."""
 
 
-class _Ended(msgspec.Struct, tag_field="type", tag="request"):
-    id: int
-    state: str
-    phase: str = "measured"
-
-
-_ENDED = msgspec.json.Decoder(_Ended)
-
-
 def gather(
     outcomes: Sequence[Outcome],
     header: Header,
@@ -349,13 +344,9 @@ def gather(
     beside: Sequence[Path] = (),
     notes: Sequence[str] = (),
 ) -> Footer:
-    """Append every part to `main`, account for each request, close with the footer, remove the parts.
-
-    `ended_ns` is when the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of
-    telemetry. `notes` are what else is to be said of the run.
-
-    Raises OutputError when `main` cannot be written; the parts stay, and `loadgen.runfile.read` reads them.
-    """
+    """Append every part to `main`, account for each request, close with the footer, remove the parts. `ended_ns`: when
+    the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of telemetry, `notes`
+    are what else is to be said. Raises OutputError when `main` cannot be written; the parts stay for `read`."""
     counts, all_notes = Counter[str](), list(notes)
     try:
         for outcome in outcomes:
@@ -382,8 +373,7 @@ def gather(
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
-    """Write the header of a run that starts at this instant, on either clock, with this source of stamps. Raises
-    OutputError."""
+    """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
     append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
@@ -413,16 +403,13 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
                 counts[ended.state] += 1
         yield line
     lost = 0
+    kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
+    detail = f"its worker process ended with {outcome.exit}"
     for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
         if request.id not in seen:
             lost += 1
-            record = record_for(
-                request,
-                "failed",
-                worker=worker,
-                error_kind="cancelled" if interrupted else "worker_lost",
-                error_detail=f"its worker process ended with {outcome.exit}",
-            )
+            record = unsent(request, kind, detail)
+            record.worker = worker
             yield msgspec.json.encode(record) + b"\n"
     if lost:
         counts["failed"] += lost

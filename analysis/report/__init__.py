@@ -132,9 +132,8 @@ class ChartRef(Struct, frozen=True, tag=True):
 
 
 class Facts(Struct, frozen=True, tag=True):
-    """Names and values, by heading."""
-
     groups: Mapping[str, Mapping[str, str]]
+    """Names and values, by heading."""
 
 
 class Code(Struct, frozen=True, tag=True):
@@ -145,9 +144,8 @@ class Code(Struct, frozen=True, tag=True):
 
 
 class Definitions(Struct, frozen=True, tag=True):
-    """Term, its name in files, and what it means."""
-
     entries: Sequence[tuple[str, str, str]]
+    """Term, its name in files, and what it means."""
 
 
 class Switch(Struct, frozen=True):
@@ -160,10 +158,9 @@ class Switch(Struct, frozen=True):
 
 
 class Disclosure(Struct, frozen=True, tag=True):
-    """What is folded away on a page."""
-
     summary: str
     blocks: Sequence[Block]
+    """What is folded away on a page."""
 
 
 Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Code | Definitions | Disclosure

@@ -114,10 +114,8 @@ def spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper.
-
-    Raises KeyError for a name that is not in CHARTS.
-    """
+    """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper. Raises KeyError
+    for a name that is not in CHARTS."""
     chart = CHARTS[name]
     drawn = spec(chart, runs)
     several = len(runs) > 1
@@ -238,9 +236,7 @@ def _position(first: Data, _: Summary) -> str:
 
 
 def _prompt(first: Data, _: Summary) -> str:
-    if not first["n"]:
-        return "No sample."
-    least, most = first["prompts"]
+    least, most = first["prompts"]  # of which there are several, or there is no such chart
     trend = f" {_rise(first['by_prompt'])} from the shortest to the longest." if first["by_prompt"]["x"] else ""
     return f"Prompts of {least:,} to {most:,} tokens.{trend}"
 
@@ -277,10 +273,8 @@ def _course(data: Data, summary: Summary) -> str:
 
 
 def _timeline(drawn: Data, _: Summary) -> str:
-    if not drawn["n"]:
-        return "Nothing was sent."
     if drawn["drawn"] == drawn["n"]:
-        return f"All {drawn['n']:,} requests sent."
+        return f"All {drawn['n']:,} requests sent." if drawn["n"] else "Nothing was sent."
     some = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
     return f"{some}, the 100 slowest, and up to 100 that were not complete."
 
@@ -321,11 +315,8 @@ def _gap_layout(data: Sequence[Data]) -> Data:
     gaps = [gap for each in data for name in (*curves.SHOWN, "max") for gap in each[name] if gap]
     log = bool(gaps) and max(gaps) > 20 * min(gaps)
     look = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
-    return {
-        "showlegend": True,
-        "xaxis": _axis("output token"),
-        "yaxis": {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look},
-    }
+    y = {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look}
+    return {"showlegend": True, "xaxis": _axis("output token"), "yaxis": y}
 
 
 def _instants(name: str, column: str, colour: str) -> dict[str, Any]:
@@ -346,11 +337,7 @@ CHARTS: dict[str, Chart] = {
             "Attainment over the scale of the bounds",
             _goodput,
             traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
-            layout={
-                "xaxis": _axis("scale of the bounds"),
-                "yaxis": SHARES,
-                "shapes": [AS_REQUESTED],
-            },
+            layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
             table={"scale": "x", "attainment": "y"},
             note="All bounds scaled together by the factor below: at 1 they are as requested.",
         ),

@@ -21,7 +21,6 @@ from analysis.window import in_flight
 POINTS_MAX = 700
 EXTREMES = 50
 COURSE_BINS_MAX = 160
-
 SCATTER_MAX = 1500
 ROWS_MAX = 1000
 SLOWEST = 100
@@ -31,7 +30,6 @@ PART_LEAST = 25
 CHUNKS_MAX = 130_000
 """Token instants kept for the timeline: about four bytes each in the page."""
 TICK_NS = 100_000
-
 TOKEN_BINS_MAX = 128
 LONGEST = 20
 LONGEST_COLUMNS = {"token": "token", "gap": "gap_s", "of": "request"}
@@ -42,7 +40,6 @@ LEAST_S = 1e-6
 BUCKETS = int(np.log(1e9) / np.log(BUCKET))
 """From a microsecond to a quarter of an hour; what lies outside counts with the ends."""
 SHOWN = ("p50", "p90", "p99")
-
 PIECES = 300
 UNITS: dict[str, tuple[float, str]] = {"bytes": (2.0**-30, "GiB"), "share": (100.0, "%"), "Hz": (1e-6, "MHz")}
 
@@ -54,10 +51,8 @@ def nice_step(least: float) -> float:
 
 
 def distribution(samples: Floats, requests: int) -> dict[str, Any]:
-    """The empirical distribution function: x in seconds, y the share of samples at or below x.
-
-    `margin` is the half-width of its 95 % band. Samples of one request resemble each other, so it counts requests.
-    """
+    """The empirical distribution function: x in seconds, y the share of samples at or below x; `margin`, the half-width
+    of its 95 % band. Samples of one request resemble each other, so that counts requests."""
     ordered = np.sort(samples)
     ranks = drawn_ranks(len(ordered))
     return {
@@ -78,10 +73,8 @@ def drawn_ranks(count: int) -> Integers:
 
 
 def course(frame: Frame) -> dict[str, Any]:
-    """Output tokens per second and the most streams at once in each of at most COURSE_BINS_MAX equal pieces of the run.
-
-    Warm-up is part of it, at negative instants.
-    """
+    """Output tokens per second and the most streams at once in each of at most COURSE_BINS_MAX equal pieces of the run,
+    with its warm-up at negative instants."""
     sent = ~np.isnan(frame.sent_ns)
     ends = frame.end_ns[sent & ~np.isnan(frame.end_ns)]
     if len(ends) == 0 or ends.max() <= frame.sent_ns[sent].min():
@@ -182,14 +175,29 @@ def lifetime(frame: Frame) -> dict[str, Any]:
         for gap_s, row, token, ended_ns in longest
     ]
     columns = {f"longest_{name}": [each[key] for each in placed] for name, key in LONGEST_COLUMNS.items()}
-    return _drawn(frame, counts, largest, width) | {"longest": placed} | columns
+    # A percentile is drawn only where enough requests reach that far for it to mean something.
+    totals = counts.sum(axis=1)
+    held = np.flatnonzero(totals)
+    below = np.cumsum(counts, axis=1)
+    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
+    drawn: dict[str, Any] = {
+        "token": np.maximum(held * width, 1).tolist(),
+        "width": width,
+        "n": totals[held].tolist(),
+        "requests": int(frame.sampled.sum()),
+        "max": [round(float(value), 7) for value in largest[held]],
+    }
+    for name in SHOWN:
+        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
+        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
+        values = np.minimum(middles[reached], largest[held])
+        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
+    return drawn | {"longest": placed} | columns
 
 
 def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap.
-
-    Curves with the same `panel` share an axis: those of one unit, but the many prompt tokens apart from output tokens.
-    """
+    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap. Curves of one `panel` share
+    an axis: those of one unit, but the many prompt tokens apart from output tokens."""
     found = []
     for each in series:
         factor, unit = UNITS.get(each.unit, (1.0, each.unit))
@@ -262,10 +270,8 @@ def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
 
 
 def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
-    """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent.
-
-    Empty lists where the chunks of all rows together are too many; then every k-th row has its own.
-    """
+    """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent. Empty lists
+    where the chunks of all rows together are too many; then every k-th row has its own."""
     counts = frame.chunk_counts[rows]
     every = max(1, int(np.ceil(counts.sum() / CHUNKS_MAX)))
     kept = []
@@ -290,24 +296,3 @@ def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, I
     places = np.repeat(np.arange(rows.start, rows.stop), counts)[1:][kept]
     instants = frame.chunk_ns[chunks]
     return np.diff(instants)[kept] / 1e9, tokens, places, instants[1:][kept]
-
-
-def _drawn(frame: Frame, counts: Integers, largest: Floats, width: int) -> dict[str, Any]:
-    """Only where there are gaps; a percentile only where enough requests reach that far for it to mean something."""
-    totals = counts.sum(axis=1)
-    held = np.flatnonzero(totals)
-    below = np.cumsum(counts, axis=1)
-    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
-    drawn: dict[str, Any] = {
-        "token": np.maximum(held * width, 1).tolist(),
-        "width": width,
-        "n": totals[held].tolist(),
-        "requests": int(frame.sampled.sum()),
-        "max": [round(float(value), 7) for value in largest[held]],
-    }
-    for name in SHOWN:
-        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
-        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
-        values = np.minimum(middles[reached], largest[held])
-        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
-    return drawn

@@ -7,7 +7,7 @@ stands, with care) or an `error` (something failed, or the figures are not those
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import Finding, Level
@@ -58,17 +58,13 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
 def endings(summary: Summary) -> str:
     """How the requests ended."""
     requests = summary.requests
-    never = requests.errors.get("session_ended", 0)
-    counts = {
-        "failed": requests.failed,
-        "truncated": requests.truncated,
-        "dropped": requests.dropped - never,
-        f"never sent, as {'its' if never == 1 else 'their'} session had ended": never,
-        "without a record": requests.unrecorded,
-    }
-    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not requests.planned:
         return "Nothing was sent."
+    never = requests.errors.get("session_ended", 0)
+    ended = f"never sent, as {'its' if never == 1 else 'their'} session had ended"
+    counts = {"failed": requests.failed, "truncated": requests.truncated, "dropped": requests.dropped - never}
+    counts |= {ended: never, "without a record": requests.unrecorded}
+    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not parts:
         return f"All {requests.planned:,} requests complete."
     return f"{requests.complete:,} of {requests.planned:,} requests complete; {', '.join(parts)}."
@@ -97,12 +93,11 @@ def client_said(summary: Summary) -> str:
     """Whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
-    calibrated = ""
+    said = f"{word}; {client.source.title}, {_error_bars(client)}"
     if found := client.calibration:
         rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
-        p99 = duration(found.ttft_p99_s, 2)
-        calibrated = f"; calibrated {found.made_at[:10]}: TTFT ±{p99} at p99{rate}"
-    return f"{word}; {client.source.title}, {_error_bars(client)}{calibrated}."
+        said += f"; calibrated {found.made_at[:10]}: TTFT ±{duration(found.ttft_p99_s, 2)} at p99{rate}"
+    return f"{said}."
 
 
 def _error_bars(client: ClientHealth) -> str:
@@ -237,11 +232,8 @@ def measured(entry: ObjectiveVerdict) -> str:
 
 def objectives_met(summary: Summary) -> Finding | None:
     """How many objectives passed, at the level of the worst; None where none was stated."""
-    if not summary.objectives:
-        return None
-    levels: Mapping[str, Level] = {"pass": "ok", "fail": "error"}
     said = {"pass": "passed", "fail": "failed", "cannot tell": "inconclusive"}
     counts = Counter[str](each.verdict for each in summary.objectives)
     text = ", ".join(f"{counts[name]} {word}" for name, word in said.items() if counts[name])
-    worst = next(name for name in ("fail", "cannot tell", "pass") if counts[name])
-    return Finding("objectives", levels.get(worst, "warning"), f"{text}.", "objectives")
+    level: Level = "error" if counts["fail"] else "warning" if counts["cannot tell"] else "ok"
+    return Finding("objectives", level, f"{text}.", "objectives") if text else None

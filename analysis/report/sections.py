@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from analysis import report as doc
 from analysis.frame import Frame
 from analysis.metrics import METRICS
@@ -92,8 +90,7 @@ def brief(summary: Summary) -> Document:
 
 def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
     """One run or several for the page, with the sections of the caller right after its first screen."""
-    summaries = [run.summary for run in runs]
-    drawn = chart_runs(runs)
+    summaries, drawn = [run.summary for run in runs], chart_runs(runs)
     answer: list[Block] = [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
@@ -102,19 +99,19 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
         "inside": "" if all(summary.window.whole for summary in summaries) else ", of those due inside the window",
     }
     pick = doc.Switch("timeline-run", "Run", [(str(place), run.name) for place, run in enumerate(drawn)], "select")
-    switches = {
-        "latency": [doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))],
-        "timeline": [pick] if len(runs) > 1 else [],
-    }
+    axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
+    switches = {"latency": [axis], "timeline": [pick] if len(runs) > 1 else []}
     sections = [Section("answer", "", answer), *extra]
-    for name, blocks in (_results(summaries, drawn) | _checks(drawn)).items():
-        first = [Paragraph(TEXTS[name].format(**words))] if name in TEXTS else []
-        title, short = TITLES[name]
-        sections.append(Section(name, title, [*first, *blocks], short, switches.get(name, [])))
+    charts, held = _charts(drawn), _held(drawn)
+    for name, (title, short) in TITLES.items():
+        if blocks := [*charts.pop(name, []), *held.get(name, [])]:
+            first = [Paragraph(TEXTS[name].format(**words))] if name in TEXTS else []
+            sections.append(Section(name, title, [*first, *blocks], short, switches.get(name, [])))
+    sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
     return Document(
         "loadgen report",
         asked(summaries[0]),
-        [*_with_charts(sections, drawn), _again(runs), DEFINITIONS],
+        [*sections, _again(runs), DEFINITIONS],
         mark=next((run.mark for run in drawn if run.mark), ""),
         runs=drawn,
         scripts=list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script)),
@@ -160,51 +157,51 @@ def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
     )
 
 
-def _results(summaries: Sequence[Summary], drawn: Sequence[ChartRun]) -> dict[str, Sequence[Block]]:
-    """Goodput, turns and objectives where there are any; then what the charts show, which `_with_charts` puts in."""
-    gaps = [run.data["gaps"]["longest"] for run in drawn]
-    optional = {"goodput": tables.goodput, "turns": tables.turns, "objectives": tables.objectives}
-    made = {name: table(summaries) for name, table in optional.items()}
-    return {
-        **{name: [table] for name, table in made.items() if table.rows},
-        **{"latency": [], "waiting": [], "gaps": [tables.longest_gaps(gaps)] if any(gaps) else []},
-        **{"course": [], "timeline": []},
-    }
+def _charts(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
+    """By section."""
+    placed: dict[str, list[Block]] = {}
+    for chart in shown_charts(drawn):
+        held = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
+        lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in held if text]
+        lines += [chart.note] if chart.note else []
+        placed.setdefault(chart.section, []).append(doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom))
+    return placed
 
 
-def _checks(drawn: Sequence[ChartRun]) -> dict[str, Sequence[Block]]:
-    """Every figure, and whether to rely on it."""
+def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
+    """By section, what stands below its charts: every figure, and whether to rely on it."""
     several = len(drawn) > 1
     summaries, named = [run.summary for run in drawn], [run.name for run in drawn]
-    notes = dict.fromkeys(summary.intervals.note for summary in summaries)
-    failed = any(summary.requests.errors for summary in summaries)
+    gaps = [run.data["gaps"]["longest"] for run in drawn]
+    optional = {"goodput": tables.goodput(summaries), "turns": tables.turns(summaries)}
+    optional |= {"objectives": tables.objectives(summaries), "gaps": tables.longest_gaps(gaps)}
+    percentiles: list[Block] = [Paragraph(note) for note in dict.fromkeys(each.intervals.note for each in summaries)]
+    percentiles.append(tables.latency(summaries))
+    if any(summary.requests.errors for summary in summaries):
+        percentiles.append(tables.latency(summaries, adjusted=True))
+    failures: list[Block] = [
+        tables.failures(summary, place if several else None)
+        if summary.requests.errors
+        else Paragraph("None: every request sent was complete.", run=place)
+        for place, summary in enumerate(summaries)
+    ]
     counted = [
         f"Outputs{f' of {run.name}' if several else ''} counted by {counter}: {number:,}."
         for run in drawn
         for counter, number in run.summary.tokens.counted_by.items()
     ]
     totals = " ".join(("Totals are of all requests sent, so they differ where requests failed.", *counted))
+    client: list[Block] = [
+        Paragraph(findings.client_said(each), "ok" if each.client.ok else "error", place)
+        for place, each in enumerate(summaries)
+    ]
     return {
-        "percentiles": [
-            *map(Paragraph, notes),
-            tables.latency(summaries),
-            *([tables.latency(summaries, adjusted=True)] if failed else []),
-        ],
-        "failures": [
-            tables.failures(summary, place if several else None)
-            if summary.requests.errors
-            else Paragraph("None: every request sent was complete.", run=place)
-            for place, summary in enumerate(summaries)
-        ],
+        **{name: [table] for name, table in optional.items() if table.rows},
+        "percentiles": percentiles,
+        "failures": failures,
         "sending": [tables.load(summaries, named)],
         "lengths": [tables.lengths(summaries), Paragraph(totals, "note")],
-        "client": [
-            *(
-                Paragraph(findings.client_said(each), "ok" if each.client.ok else "error", place)
-                for place, each in enumerate(summaries)
-            ),
-            tables.client(summaries, named),
-        ],
+        "client": [*client, tables.client(summaries, named)],
         "machines": _machines(summaries),
     }
 
@@ -252,24 +249,6 @@ def _said(values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _with_charts(sections: Sequence[Section], drawn: Sequence[ChartRun]) -> list[Section]:
-    """Each chart in its section, after its first paragraphs; new sections for those of another name."""
-    placed: dict[str, list[doc.ChartRef]] = {}
-    for chart in shown_charts(drawn):
-        held = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
-        lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in held if text]
-        lines += [chart.note] if chart.note else []
-        placed.setdefault(chart.section, []).append(doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom))
-    found = []
-    for section in sections:
-        blocks = list(section.blocks)
-        texts = next((place for place, each in enumerate(blocks) if not isinstance(each, Paragraph)), len(blocks))
-        blocks[texts:texts] = placed.pop(section.id, [])
-        found += [replace(section, blocks=blocks)] if blocks else []
-    new = [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, charts) for title, charts in placed.items()]
-    return found + new
-
-
 def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
     """What the scripts draw."""
     runs = []
@@ -282,28 +261,18 @@ def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
     return {"runs": runs, "charts": [spec(chart, drawn) for chart in shown_charts(drawn)]}
 
 
-DEFINITIONS = Section(
-    "definitions",
-    "Definitions",
-    [
-        Paragraph(
-            "Per request: t_due, when it was to be sent; t_sent, when its first byte was; t_1 to t_k, when the chunks "
-            "arrived that hold at least one generated token; c_j, the tokens in chunk j; n, all tokens generated; "
-            "t_end, the server's end marker."
-        ),
-        doc.Disclosure(
-            "What each figure means",
-            [
-                doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()]),
-                Paragraph(
-                    "Percentiles interpolate linearly between order statistics. Intervals are order statistics around "
-                    "the percentile, by the binomial distribution; for samples of which a request has several they "
-                    "allow for the likeness of those. The bands are those of Dvoretzky, Kiefer and Wolfowitz with "
-                    "Massart's constant. A percentile means something from the number of samples on at which fewer "
-                    "than two beyond it would be a chance below 1 % (MLPerf's rule: 64 for p90, 662 for p99). All of "
-                    "it speaks of this run; what another would give, only another can tell."
-                ),
-            ],
-        ),
-    ],
+TIMES = (
+    "Per request: t_due, when it was to be sent; t_sent, when its first byte was; t_1 to t_k, when the chunks arrived "
+    "that hold at least one generated token; c_j, the tokens in chunk j; n, all tokens generated; t_end, the server's "
+    "end marker."
 )
+STATISTICS = (
+    "Percentiles interpolate linearly between order statistics. Intervals are order statistics around the percentile, "
+    "by the binomial distribution; for samples of which a request has several they allow for the likeness of those. "
+    "The bands are those of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. A percentile means something from "
+    "the number of samples on at which fewer than two beyond it would be a chance below 1 % (MLPerf's rule: 64 for "
+    "p90, 662 for p99). All of it speaks of this run; what another would give, only another can tell."
+)
+MEANINGS = doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()])
+MEANT = doc.Disclosure("What each figure means", [MEANINGS, Paragraph(STATISTICS)])
+DEFINITIONS = Section("definitions", "Definitions", [Paragraph(TIMES), MEANT])

@@ -37,23 +37,24 @@ def numbers(*titles: str) -> dict[str, Kind]:
 def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
     """A table from texts and cells. The column `run` is left out where there is one run."""
     kept = [place for place, head in enumerate(heads) if several or head != "run"]
-    columns = [TableColumn(head, kind) for head, kind in heads.items()]
+    columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
     made = [[TableCell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    return Table(
-        title, [columns[each] for each in kept], [TableRow([row[each] for each in kept]) for row in made], **more
-    )
+    return Table(title, columns, [TableRow([row[each] for each in kept]) for row in made], **more)
 
 
 def cards(summary: Summary) -> dict[str, Card]:
     """The figures of the first screen, by short names."""
     throughput, latency, requests = summary.throughput, summary.latencies, summary.requests
-    total, took = _interval(summary, "total_tokens_per_s"), f"in {duration(summary.run.duration_s)}"
-    complete = f"{requests.complete:,} of {requests.planned:,} complete"
-    ended = _joined(complete, took, _interval(summary, "requests_per_s"))
-    rates = [significant(getattr(throughput, f"{name}_per_s"), 4) for name in ("output_tokens", "total_tokens")]
+    ended = f"{requests.complete:,} of {requests.planned:,} complete; in {duration(summary.run.duration_s)}"
+    ended = _joined(ended, _interval(summary, "requests_per_s"))
+    error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s
+    drain = f"{significant(steady, 4)} excluding drain ({share(throughput.tail_share)} of the run)"
+    exact = f"±{share(error)} timing error" if error >= ERROR_SAID else ""
+    exact = _joined(_interval(summary, "output_tokens_per_s"), "" if steady is None else drain, exact)
+    total = _interval(summary, "total_tokens_per_s") or "with prompts"
     found = {
-        "output": Card("Output throughput", rates[0], "tokens/s", _drain(summary)),
-        "total": Card("Total throughput", rates[1], "tokens/s", total or "with prompts"),
+        "output": Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", exact),
+        "total": Card("Total throughput", significant(throughput.total_tokens_per_s, 4), "tokens/s", total),
         "requests": Card("Requests", significant(throughput.requests_per_s), "/s", ended),
         "ttft": _median("Time to first token", latency["ttft_s"]),
         "tpot": _median("Time per output token", latency["tpot_s"]),
@@ -91,9 +92,8 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
     columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
     columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
     columns += [TableColumn(name.replace("p99_9", "p99.9"), key=name) for name in shown]
-    notes = []
-    if any(cell.thin for row in rows for cell in row.cells):
-        notes.append("n<N: too few samples, the percentile needs N independent ones.")
+    thin = any(cell.thin for row in rows for cell in row.cells)
+    notes = ["n<N: too few samples, the percentile needs N independent ones."] if thin else []
     if brief and summaries[0].burst.skew_s is not None and summaries[0].requests.complete:
         notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
     title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"
@@ -279,17 +279,6 @@ def counters(summaries: Summaries) -> Table:
     columns = numbers("server", "client")
     heads: Mapping[str, Kind] = {"run": "text", "counted": "head", **columns, "equal": "text", "why not": "text"}
     return table("Server and client counts", heads, rows, several=len(summaries) > 1, id="counters")
-
-
-def _drain(summary: Summary) -> str:
-    """How exactly output throughput is known, and what it was before the server ran empty."""
-    figures = summary.throughput
-    error, steady = figures.error_share or 0, figures.steady_output_tokens_per_s
-    return _joined(
-        _interval(summary, "output_tokens_per_s"),
-        "" if steady is None else f"{significant(steady, 4)} excluding drain ({share(figures.tail_share)} of the run)",
-        f"±{share(error)} timing error" if error >= ERROR_SAID else "",
-    )
 
 
 def _interval(summary: Summary, rate: str) -> str:

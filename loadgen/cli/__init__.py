@@ -1,5 +1,4 @@
-"""The command line: joins the parts and computes nothing. A command is imported, and its options made, when it is asked
-for."""
+"""The command line: joins the parts, computes nothing. A command is imported, and its options made, when asked for."""
 
 from __future__ import annotations
 
@@ -57,15 +56,11 @@ class Commands(TyperGroup):
         if name not in COMMANDS:
             self.commands: Any = dict.fromkeys(COMMANDS)  # "did you mean" looks at the names here
             return None
-        alone = typer.Typer(**PLAIN)
-        alone.callback()(lambda: None)  # else one command by itself is no group
         found = _found(name)
-        if isinstance(found, typer.Typer):
-            alone.add_typer(found, name=name)
-        else:
-            alone.command(name, cls=Grouped)(found)
-        group: Any = typer.main.get_command(alone)
-        return group.commands[name]
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(**PLAIN)
+            found.command(name, cls=Grouped)(function)
+        return typer.main.get_command(found)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """By their docstrings alone: what it takes to make all their options is not imported."""

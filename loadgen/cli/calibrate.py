@@ -95,11 +95,9 @@ def search(
     measure: Callable[[Point], StampComparison],
     more_time: Callable[[], bool],
 ) -> tuple[StampComparison | None, str]:
-    """The fastest burst that was exact, and what was in the way of a faster one: `client`, `server` or `time`.
-
-    From `first`, which is of `point`, tokens come twice as close as long as that is exact and the server keeps up. When
-    `first` is not exact they come twice as far apart until it is.
-    """
+    """The fastest burst that was exact, and what was in the way of a faster one: `client`, `server` or `time`. From
+    `first`, which is of `point`, tokens come twice as close as long as that is exact and the server keeps up. When
+    `first` is not exact they come twice as far apart until it is."""
     fastest, last = first if first.exact else None, first
     faster = first.exact
     while last.server_kept_up or not faster:
@@ -117,10 +115,8 @@ def search(
 
 
 def drive(point: Point, folder: Path) -> tuple[Path, Path]:
-    """Run the burst in `folder`, which must exist and be empty. The run's folder and the server's log.
-
-    Raises LoadgenError when the burst did not take place, servers.simulated.StartError.
-    """
+    """Run the burst in `folder`, which must exist and be empty; the run's folder and the server's log. Raises
+    LoadgenError when the burst did not take place, servers.simulated.StartError."""
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn
 

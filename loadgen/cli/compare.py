@@ -99,19 +99,17 @@ def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list
 
 def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
     from analysis.compare import document
+    from analysis.report import markdown
+    from analysis.report.terminal import render
 
     if as_json:
         print(json.dumps(found.json(), indent=2))
     elif as_markdown:
-        from analysis.report import markdown
-
         print(markdown(document(found, brief=False)), end="")
     elif not quiet:
-        from analysis.report.terminal import render
-
         width, colour = screen(sys.stdout)
         print(render(document(found, brief=True), width=width, colour=colour), end="")
-    if as_json or as_markdown or quiet:
-        for each in found.gates:
-            if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
-                print(f"loadgen: {each.sentence}", file=sys.stderr)
+        return
+    for each in found.gates:
+        if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
+            print(f"loadgen: {each.sentence}", file=sys.stderr)

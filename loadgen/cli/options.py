@@ -1,7 +1,4 @@
-"""The options of commands that run a Plan, made from its fields; and the quantities that options take.
-
-timeout_s: Annotated[float, RunOption("Load")]   ->   --timeout T   and the field's docstring
-"""
+"""The options of commands that run a Plan, made from its fields; and the quantities that options take."""
 
 from __future__ import annotations
 
@@ -24,12 +21,9 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.
 
 
 class SettingsCommand:
-    """A command with options made of the fields that it sets, besides those of `function` itself and of `shared`, to
-    which it hands them on. `function` is called with the settings that were given, and by name with all others.
-
-    The signature is made when typer asks for it, so that what `made` imports is not paid by whoever only lists
-    commands.
-    """
+    """A command with options that are `made` of fields, besides those of `function` itself and of `shared`, to which it
+    hands them on. `function` is called with the settings that were given, and by name with all others. Options are made
+    when typer asks for the signature: whoever only lists commands does not pay for what that imports."""
 
     def __init__(
         self, function: Callable[..., None], made: Callable[[], Iterator[Parameter]], shared: Callable[..., Any]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
@@ -91,44 +92,35 @@ class Group(NamedTuple):
 
     folder: Path
     parts: list[ReportedRun]
-    between: BetweenRuns | None
+    json: dict[str, Any]
+    """summary.json of a run; of repeats what they say together, and all of theirs."""
+    between: BetweenRuns | None = None
     """What repeats say together; None for a run by itself."""
 
-    def json(self) -> dict[str, Any]:
-        """summary.json of a run; of repeats what they say together, and all of theirs."""
-        from analysis.summary import as_dict
 
-        summaries = [as_dict(part.summary) for part in self.parts]
-        return summaries[0] if self.between is None else {"repeats": to_builtins(self.between), "runs": summaries}
-
-
+@dataclass(kw_only=True)
 class Output:
-    """One command's output."""
+    """One command's output, as it was asked for."""
 
-    def __init__(
-        self,
-        *,
-        as_json: bool,
-        quiet: bool,
-        assertions: Sequence[str] | None = None,
-        goodput: Sequence[str] | None = None,
-        junit: Path | None = None,
-    ) -> None:
-        self.objectives, self._bounds = expressions(assertions, goodput, junit)
-        self._junit = junit
-        self._as_json = as_json
-        self._quiet = quiet
-        self._stream = sys.stderr if as_json else sys.stdout
+    as_json: bool
+    quiet: bool
+    assertions: Sequence[str] | None = None
+    goodput: Sequence[str] | None = None
+    junit: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit)
+        self._stream = sys.stderr if self.as_json else sys.stdout
 
     def say(self, line: str) -> None:
         """One line for people."""
-        if not self._quiet:
+        if not self.quiet:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
     def progress(self, requests: int | None, *, plain: bool = True) -> Iterator[OnProgress]:
         """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
-        if self._quiet or not (plain or sys.stderr.isatty()):
+        if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
         else:
             with shown_progress(requests, sys.stderr) as show:
@@ -136,29 +128,27 @@ class Output:
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
         """A result in the form that was asked for."""
-        if self._as_json:
+        if self.as_json:
             print(as_json, end="")
-        elif not self._quiet:
+        elif not self.quiet:
             print(as_text())
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
-        """Write summary.json beside each run and `page` for all of them, and print the figures as asked.
-
-        A path may be a folder of repeats; they are reported by what differs between them. Returns every run's summary.
-        """
+        """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
+        a folder of repeats; they are reported by what differs between them. Returns every run's summary."""
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
         summaries = [part.summary for part in parts]
         if page is not None:
             write_page(parts, page, [group for group in groups if group.between])
-        if self._junit is not None:
+        if self.junit is not None:
             from analysis.slo import junit
 
-            write_text(self._junit, junit(summaries))
-        if self._as_json:
-            found = [group.json() for group in groups]
+            write_text(self.junit, junit(summaries))
+        if self.as_json:
+            found = [group.json for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
-        elif not self._quiet:
+        elif not self.quiet:
             from analysis import repeats
             from analysis.report.sections import brief
             from analysis.report.terminal import render
@@ -169,30 +159,33 @@ class Output:
                 document = repeats.document(group.between, own) if group.between else brief(own[0])
                 print(f"\n{render(document, width=width, colour=colour)}")
             print(page or groups[0].folder / "summary.json")
-        if self._as_json or self._quiet:
+        if self.as_json or self.quiet:
             self._complain(summaries)
         return summaries
 
     def _group(self, path: Path) -> Group:
+        from analysis.repeats import between
+        from analysis.summary import as_dict
+
         parts = []
         for run in runs_in(path):
             parts.append(summarised(run, self.objectives, self._bounds))
             write_summary(run, parts[-1].summary)
+        summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
-            return Group(folder_of(path), parts, None)
-        from analysis.repeats import between
-
-        group = Group(path, parts, between([part.summary for part in parts]))
-        found = group.json() | {"runs": [part.run.path.parent.name for part in parts]}
-        write_text(path / "summary.json", json.dumps(found, indent=2) + "\n")
-        return group
+            return Group(folder_of(path), parts, summaries[0])
+        together = between([part.summary for part in parts])
+        found = {"repeats": to_builtins(together), "runs": summaries}
+        named = found | {"runs": [part.run.path.parent.name for part in parts]}
+        write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
+        return Group(path, parts, found, together)
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
         from analysis.report.findings import measured
 
         for each in (each for summary in summaries for each in summary.objectives):
-            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self._quiet):
+            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self.quiet):
                 print(f"loadgen: {each.verdict}: {each.objective}: {measured(each)}", file=sys.stderr)
 
 
@@ -205,10 +198,8 @@ def runs_in(path: Path) -> list[Path]:
     """The repeats in a folder of repeats, in their order; the path itself otherwise."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
-    found = {
-        int(each.parent.name.removeprefix("repeat-")): each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")
-    }
-    return [found[place] for place in sorted(found)] or [path]
+    found = [each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")]
+    return sorted(found, key=lambda run: int(run.name.removeprefix("repeat-"))) or [path]
 
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:

@@ -123,7 +123,7 @@ def worker(
     0 everything delivered, or not needed; 2 usage, not let in, called off or not delivered; 3 server not reachable from
     here or not the one named; 130 interrupted.
     """
-    from loadgen.distributed.peers import address_of
+    from loadgen.distributed.protocol import address_of
     from loadgen.distributed.worker import serve
 
     output = Output(as_json=False, quiet=quiet)
@@ -133,7 +133,7 @@ def worker(
 
 def _spread(machines: int, bind: str, join_timeout_s: float) -> MachinePlan:
     from loadgen.distributed.master import MachinePlan
-    from loadgen.distributed.peers import address_of
+    from loadgen.distributed.protocol import address_of
     from loadgen.errors import PlanError
 
     if machines < 1:

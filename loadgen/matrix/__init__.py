@@ -165,15 +165,15 @@ class MatrixPlan(_Strict):
     @field_validator("servers", "hosts", "models", "workloads")
     @classmethod
     def _different(cls, items: list[Any]) -> list[Any]:
-        names = [item.get("name") if isinstance(item, dict) else item.name for item in items]
-        if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        names = Counter(str(item.get("name") if isinstance(item, dict) else item.name) for item in items)
+        if twice := sorted(name for name, number in names.items() if number > 1):
             raise ValueError(f"{', '.join(twice)} stands there twice")
         return items
 
     @model_validator(mode="after")
     def _whole(self) -> MatrixPlan:
-        if mistakes := list(_mistakes(self)):
-            raise ValueError("\n".join(dict.fromkeys(mistakes)))
+        if mistakes := dict.fromkeys(_mistakes(self)):
+            raise ValueError("\n".join(mistakes))
         return self
 
 
@@ -191,8 +191,8 @@ def read_matrix_plan(path: Path) -> MatrixPlan:
 
 def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
     """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
-    known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
-    if missing := [each.name for each in plan.hosts if not (each.name in {LOCAL.name, *known} or each.platform)]:
+    known = {LOCAL.name: LOCAL} if plan.hosts_file is None else read_hosts(plan.hosts_file)
+    if missing := [each.name for each in plan.hosts if not (each.name in known or each.platform)]:
         file = plan.hosts_file or "no hosts_file is named"
         raise PlanError(
             f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
@@ -241,7 +241,6 @@ class Repeat(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where this run lies, below the matrix's folder."""
         return self.cell.folder / f"repeat-{self.number}"
 
 

@@ -73,7 +73,6 @@ class Matrix:
 
     @property
     def repeats(self) -> list[Repeat]:
-        """All runs, in order."""
         return [repeat for start in self.starts for repeat in start.repeats]
 
     @property
@@ -83,7 +82,6 @@ class Matrix:
         return plan | {"hosts_found": to_builtins(self.hosts)}
 
     def done(self) -> list[Repeat]:
-        """The runs that are finished."""
         return [repeat for repeat in self.repeats if finished(self.folder, repeat)]
 
 
@@ -100,16 +98,12 @@ def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun) -> b
     with _terminated_like_interrupted():
         try:
             take_down_left(matrix, book, output.say)
-            for start in matrix.starts:
-                left = [repeat for repeat in start.repeats if not finished(matrix.folder, repeat)]
-                if left and Serving(matrix, book, start, output, after_run).serve(left):
-                    break
-            else:
-                return False
+            interrupted = any(Serving(matrix, book, start, output, after_run).serve() for start in matrix.starts)
         except KeyboardInterrupt:
-            pass
-    book.write("interrupted")
-    return True
+            interrupted = True
+    if interrupted:
+        book.write("interrupted")
+    return interrupted
 
 
 def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
@@ -184,9 +178,12 @@ class Serving:
         self._say, self._progress = output.say, output.progress
         self._settled = set[Repeat]()  # finished or failed
 
-    def serve(self, left: Sequence[Repeat]) -> bool:
-        """Bring the server up and measure these runs; whether that was interrupted."""
+    def serve(self) -> bool:
+        """Bring the server up and measure the runs that are not finished; whether that was interrupted."""
         start = self._start
+        left = [repeat for repeat in start.repeats if not finished(self._matrix.folder, repeat)]
+        if not left:
+            return False
         self._say(f"[start {start.number}/{len(self._matrix.starts)}] {start} ({start.launch})")
         runs = {repeat: plan for repeat in left if (plan := self._planned(repeat)) is not None}
         if not runs:
@@ -216,13 +213,9 @@ class Serving:
     def _planned(self, repeat: Repeat) -> Plan | None:
         """The plan of one run but for the server's URL; None, and a failure, where there can be none."""
         matrix, start = self._matrix, self._start
-        owned: dict[str, Any] = {
-            "server": start.server.server,
-            "platform": matrix.hosts[start.host.name].platform,
-            "seed": matrix.plan.seed + repeat.number - 1,
-            "repeat": repeat.number,
-            "repeats": matrix.plan.repeats,
-        }
+        owned: dict[str, Any] = {"server": start.server.server, "platform": matrix.hosts[start.host.name].platform}
+        owned |= {"repeat": repeat.number, "repeats": matrix.plan.repeats}
+        owned["seed"] = matrix.plan.seed + repeat.number - 1
         optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url}
         owned |= {name: value for name, value in optional.items() if value}
         try:

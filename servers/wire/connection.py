@@ -166,8 +166,9 @@ class Pool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Give back a connection that may serve another request."""
-        if len(self._idle) < self._spare:
+        """Give back a connection that may serve another request. It is kept beside those that were opened while it was
+        away: closing it would have `top_up` open another for each request under way at its next look."""
+        if self._spare:
             self._idle.append(connection)
         else:
             connection.close()

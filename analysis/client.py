@@ -376,7 +376,7 @@ class StampComparison:
 def read_log(path: Path) -> dict[int, Sends]:
     """The server's log by request id. Raises OSError, msgspec.DecodeError."""
     decoder = msgspec.json.Decoder(Sends)
-    lines = (decoder.decode(line) for line in path.read_bytes().splitlines())
+    lines = map(decoder.decode, path.read_bytes().splitlines())
     return {int(line.request_id): line for line in lines if line.request_id}
 
 

@@ -247,19 +247,13 @@ def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
 def run_row(run: Run, window: Window | None) -> Row:
     """The row of `run`."""
     header, footer, server, folder = run.header, run.footer, server_info(run), run.path.resolve().parent.name
+    ends = (None, None) if window is None else (round(window.from_ns), round(window.to_ns))
+    told = (header.command, header.plan, header.server, header.host, header.client)
     return (
-        folder,
-        header.plan.get("label") or folder,
+        *(folder, header.plan.get("label") or folder),
         *(server.name, server.version, server.model, server.platform or None, server.simulated),
-        header.started_at,
-        header.start_ns,
-        header.start_realtime_ns,
-        None if window is None else round(window.from_ns),
-        None if window is None else round(window.to_ns),
-        footer is None or footer.interrupted,
-        run.damaged_lines,
-        header.version,
-        *(json.dumps(part) for part in (header.command, header.plan, header.server, header.host, header.client)),
+        *(header.started_at, header.start_ns, header.start_realtime_ns, *ends),
+        *(footer is None or footer.interrupted, run.damaged_lines, header.version, *map(json.dumps, told)),
         None if footer is None else json.dumps(asdict(footer)),
     )
 

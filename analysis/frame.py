@@ -208,12 +208,7 @@ class Frame:
 
     def gaps_s(self) -> Floats:
         """t_{j+1} - t_j in seconds, for every gap of every sampled row, in order."""
-        gaps = np.empty(int(self.gap_counts.sum()))
-        filled = 0
-        for _, part in self._gap_blocks():
-            gaps[filled : filled + len(part)] = part
-            filled += len(part)
-        return gaps
+        return np.concatenate([part for _, part in self._gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
         """The gaps and, for each further token of a chunk, a zero; row by row, n - 1 of each: first its gaps, then its

@@ -66,10 +66,6 @@ class Metric:
             return None
         return offsets_of((frame.gap_counts if self.per == "chunk" else frame.later_counts)[frame.sampled])
 
-    def figure(self, frame: Frame) -> float | None:
-        """Its one figure of a run; None where undefined."""
-        return cast("float | None", self.formula(frame))
-
 
 def _per_second(amount: float, frame: Frame) -> float | None:
     span = frame.span_ns

@@ -37,8 +37,11 @@ RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and 
 SKEW = METRICS["skew_s"].key
 GOOD = ("goodput", "attainment")
 """Of the bounds that --goodput states."""
-UNITS_S = {"": 0, "s": 0, "ms": -3, "us": -6}
-"""As powers of ten, so that a bound is the float nearest to what was written."""
+TIME: Mapping[str, tuple[int, Unit]] = {"": (0, "s"), "s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
+NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
+SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
+RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
+"""Units of a bound: each a power of ten, so that the bound is the float nearest to what was written, and a Unit."""
 
 HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
@@ -86,7 +89,7 @@ class Objective:
     def percentile(self) -> float | None:
         """0.99 for `p99`; None for other statistics."""
         match = _PERCENTILE.fullmatch(self.statistic)
-        return None if match is None else _scaled(match[1], -2)
+        return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
     def keeps(self, value: float) -> bool:
         """Whether this value is within the bound."""
@@ -228,24 +231,13 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
     if match is None:
         raise ValueError(f"{text!r} is no bound; write a number and perhaps a unit")
     number, unit = match.groups()
-    if figure in LATENCIES or figure == SKEW:
-        return _scaled(number, _power(unit, UNITS_S, figure)), "s"
-    if figure not in (*STATES, "attainment"):
-        return _scaled(number, _power(unit, {"": 0, "/s": 0}, figure)), "per second"
-    if _power(unit, {"%": -2} if figure == "attainment" else {"": 0, "%": -2}, figure):
-        if Decimal(number) > 100:
-            raise ValueError("a share is at most 100%")
-        return _scaled(number, -2), "share"
-    if Decimal(number) % 1:
-        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
-    return float(number), "requests"
-
-
-def _power(unit: str, units: Mapping[str, int], figure: str) -> int:
+    others = SHARE if figure == "attainment" else NUMBER if figure in STATES else RATE
+    units = TIME if figure in LATENCIES or figure == SKEW else others
     if unit not in units:
         raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
-    return units[unit]
-
-
-def _scaled(number: str, power: int) -> float:
-    return float(Decimal(number).scaleb(power))
+    power, found = units[unit]
+    if found == "share" and Decimal(number) > 100:
+        raise ValueError("a share is at most 100%")
+    if found == "requests" and Decimal(number) % 1:
+        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
+    return float(Decimal(number).scaleb(power)), found

@@ -117,11 +117,10 @@ def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverR
     if name not in SHARES or figure.ci95 is None:
         return figure
     low, high = figure.ci95
-    counts = []
-    if name == "complete":
-        counts = [completed(summary) for summary in summaries]
-    elif name == "attainment":
-        counts = [(good.good, good.requests) for summary in summaries if (good := summary.goodput)]
+    counts = {
+        "complete": [completed(summary) for summary in summaries],
+        "attainment": [(good.good, good.requests) for summary in summaries if (good := summary.goodput)],
+    }.get(name)
     if counts:
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))

@@ -200,10 +200,7 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
     everyone = np.sort(np.concatenate((needed[frame.inside], np.full(unrecorded, math.inf))))
     total, good, span = len(everyone), int((everyone <= 1).sum()), frame.span_ns
     ended = int((frame.measured & (needed <= 1) & frame.within(frame.end_ns)).sum())
-
-    def alone(bound: Objective) -> float | None:
-        return float((needs(frame, [bound])[frame.inside] <= 1).sum()) / total if total else None
-
+    alone = {bound.text: int((needs(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
     return Goodput(
         bounds=[bound.text for bound in bounds],
         good=good,
@@ -211,7 +208,7 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
         attainment=good / total if total else None,
         attainment_ci95=stats.share_interval(good, total),
         per_s=None if span is None else stats.rounded(ended / (span[1] - span[0]) * 1e9),
-        each={bound.text: alone(bound) for bound in bounds},
+        each={text: number / total if total else None for text, number in alone.items()},
         met_by={f"{share:.0%}": _met_by(everyone, share, bounds) for share in SHARES},
         curve=curve(everyone),
     )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis import client, stats, summary
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, total
+from analysis.frame import NS_PER_S, Floats, Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, memory
 from analysis.window import frame_of_run, rate_intervals
@@ -169,10 +169,6 @@ def token_counts(frame: Frame) -> summary.TokenCounts:
     """What was asked and what the server reported, over the requests sent; mismatches where both are known. An output
     mismatch is a complete answer of another length than asked, which only servers that cannot fix the length give;
     elsewhere such an answer is truncated."""
-
-    def mismatches(reported: Floats, asked: Floats, rows: Booleans) -> int:
-        return int((~np.isnan(reported) & ~np.isnan(asked) & (reported != asked) & rows).sum())
-
     tried = frame.measured & ~frame.dropped
     complete = frame.measured & frame.complete
     counted_by = Counter[str]()
@@ -184,8 +180,9 @@ def token_counts(frame: Frame) -> summary.TokenCounts:
         prompt_reported=total(frame.prompt_reported, tried),
         output_asked=total(frame.output_asked, tried),
         output_reported=total(frame.output_reported, tried),
-        prompt_mismatches=mismatches(frame.prompt_reported, frame.prompt_asked, tried),
-        output_mismatches=mismatches(frame.output_reported, frame.output_asked, complete),
+        # What is not known is NaN, which is neither more nor less.
+        prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[tried] > 0).sum()),
+        output_mismatches=int((np.abs(frame.output_reported - frame.output_asked)[complete] > 0).sum()),
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
@@ -203,7 +200,7 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
 
 
 def _figure(metric: Metric, frame: Frame) -> float | None:
-    found = metric.figure(frame)
+    found: float | None = metric.formula(frame)
     return None if found is None else stats.rounded(found)
 
 
@@ -250,19 +247,20 @@ def _turns(frame: Frame) -> list[summary.TurnLatency]:
     sampled = frame.sampled
     turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
     ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))
-
-    def turn_latency(number: int) -> summary.TurnLatency:
+    turns = []
+    for number in np.unique(turn[turn < TURNS_MAX]):
         rows = turn == number
         prompts = reported[rows & ~np.isnan(reported)]
-        return summary.TurnLatency(
-            turn=number + 1,
-            n=int(rows.sum()),
-            prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
-            ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
-            e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
+        turns.append(
+            summary.TurnLatency(
+                turn=int(number) + 1,
+                n=int(rows.sum()),
+                prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
+                ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
+                e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
+            )
         )
-
-    return [turn_latency(int(number)) for number in np.unique(turn[turn < TURNS_MAX])]
+    return turns
 
 
 def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> summary.Delivery:
@@ -274,8 +272,9 @@ def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts
     sent."""
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     sent = ~np.isnan(sent_at)
-    due_gaps = _gaps_s(due_at if load.open_loop else due_at[:0])
-    sent_gaps = _gaps_s(sent_at[sent])
+    # Exact: the instants are whole nanoseconds below 2**53.
+    due_gaps = np.diff(np.sort(due_at if load.open_loop else due_at[:0])) / NS_PER_S
+    sent_gaps = np.diff(np.sort(sent_at[sent])) / NS_PER_S
     late_s = None
     if load.open_loop and sent.any():
         late = np.percentile((sent_at - due_at)[sent], [50, 90, 99, 100])
@@ -306,11 +305,6 @@ def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> summary.GapT
     below, above = (stats.gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
     statistic, p_value = stats.kolmogorov_smirnov(below, above)
     return summary.GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
-
-
-def _gaps_s(instants_ns: Floats) -> Floats:
-    """Exact: the instants are whole nanoseconds below 2**53."""
-    return np.diff(np.sort(instants_ns)) / NS_PER_S
 
 
 def _rate_per_s(gaps_s: Floats) -> float | None:

@@ -54,14 +54,14 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     if source == "server":
         return {"server": sample.values}
     if source == "gpu":
-        gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
+        gpus = [gpu for gpu in sample.values.get("gpus") or () if not gpu.get("gap")]
         held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
-        for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
+        for process in (each for gpu in gpus for each in gpu.get("processes") or ()):
             if (size := number(process, "memory_used_bytes")) is not None:
                 total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
                 total["held_bytes"] += size
         return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
-    processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
+    processes = {f"process {each.get('pid')}": each for each in sample.values.get("processes") or ()}
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
 
 
@@ -69,16 +69,6 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
     """A figure; None where the reading has none."""
     value = values.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def last_of(found: Sequence[Reading], moments: Sequence[str]) -> Reading | None:
-    """The latest reading at one of these moments that is no gap."""
-    return next((each for each in reversed(found) if each.moment in moments and not each.gap), None)
-
-
-def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    listed = values.get(name)
-    return [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +150,20 @@ CURVES: tuple[Curve, ...] = (
 
 def series(run: Run) -> list[Series]:
     """Every curve that the Run has a reading for, on one time axis. Empty for a run without telemetry."""
-    found = {source: samples(run, source) for source in get_args(Source)}
-    return [each for curve in CURVES for each in _series(curve, found[curve.source])]
-
-
-def _series(curve: Curve, found: Sequence[Reading]) -> list[Series]:
-    read = [(sample.at_s, rows(sample, curve.source)) for sample in found]
-    names = dict.fromkeys(
-        name for _, said in read for name, values in said.items() if number(values, curve.figure) is not None
-    )
+    read = {
+        source: [(sample.at_s, rows(sample, source)) for sample in samples(run, source)] for source in get_args(Source)
+    }
     curves = []
-    for of in names:
-        points = curve.drawn([(at_s, number(said.get(of, {}), curve.figure)) for at_s, said in read])
-        if any(y is not None for _, y in points):
-            x_s, y = zip(*points, strict=True)
-            curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))
+    for curve in CURVES:
+        said = [
+            (at_s, {of: number(values, curve.figure) for of, values in about.items()})
+            for at_s, about in read[curve.source]
+        ]
+        for of in dict.fromkeys(of for _, values in said for of, value in values.items() if value is not None):
+            points = curve.drawn([(at_s, values.get(of)) for at_s, values in said])
+            if any(y is not None for _, y in points):
+                x_s, y = zip(*points, strict=True)
+                curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))
     return curves
 
 
@@ -215,7 +204,7 @@ def _why_not(run: Run, found: Sequence[Reading], read: Sequence[Reading], first:
         return f"there is no reading from before the run ({gaps[0]})"
     if run.footer is None or run.footer.interrupted:
         return "the run was interrupted"
-    if last_of(found, AFTER) is None:
+    if not any(each.moment in AFTER and not each.gap for each in found):
         return f"there is no reading from after the run ({gaps[-1]})"
     # One that is past its old value already looks grown.
     anew = max(_growth(read, word)[1] for word in COMPARED)
@@ -374,7 +363,7 @@ def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
     told = run.header.server_notes
     if "memory_option" not in told or run.header.server.get("simulated"):
         return None
-    last = last_of(found, ("idle", "start", "run", *AFTER))
+    last = next((each for each in reversed(found) if not each.gap), None)
     share = number(last.values, "taken_share") if last else None
     said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
     note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"

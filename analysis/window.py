@@ -49,6 +49,7 @@ NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how ano
 NO_PLATEAU = "the window is no plateau, so that its parts are not alike"
 SHORT = f"the window is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} stays of a request"
 ALIKE = "all parts of the window are alike"
+EVERYTHING = "so this is from the first due to the last"
 
 
 class InFlight(NamedTuple):
@@ -89,7 +90,7 @@ def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) 
     if ends <= begins:
         return None
     if not load.steady:
-        return _everything(begins, ends, "the rate changes by plan")
+        return Window(begins, ends, "auto", f"the rate changes by plan, {EVERYTHING}")
     return _plateau(frame, asked, begins, ends)
 
 
@@ -110,16 +111,12 @@ def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Windo
     inside = _between(steps, begins, ends)
     enough = np.flatnonzero(inside.levels >= PLATEAU_SHARE * level)
     if len(enough) == 0 or level == 0:
-        return _everything(begins, ends, "most of the time nothing was in flight")
+        return Window(begins, ends, "auto", f"most of the time nothing was in flight, {EVERYTHING}")
     from_ns = max(float(inside.instants[enough[0]]), begins + stay)
     to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
     if why := _no_plateau(steps, from_ns, to_ns, stay):
-        return _everything(begins, ends, f"no plateau ({why})")
+        return Window(begins, ends, "auto", f"no plateau ({why}), {EVERYTHING}")
     return Window(from_ns, to_ns, "auto", f"about {level:g} in flight", plateau=True)
-
-
-def _everything(begins: float, ends: float, why: str) -> Window:
-    return Window(begins, ends, "auto", f"{why}, so this is from the first due to the last")
 
 
 def _no_plateau(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'llm-loadgen[telemetry]'"  # What to do where a library is missing
 PAGE_LIMIT_BYTES = 16 << 20
+ROUTE_BYTES = 1 << 16  # Of a route whose JSON has one figure
 ABSENT = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. They will say so again.
 
 Labels = Mapping[str, str]
@@ -104,7 +105,7 @@ class ServerMetrics:
         if metrics and metrics.kv_used:
             path, of = metrics.kv_used
             try:
-                status, content = self._ask.page(path, "application/json", limit_s=limit_s, limit_bytes=1 << 16)
+                status, content = self._ask.page(path, "application/json", limit_s=limit_s, limit_bytes=ROUTE_BYTES)
                 if status != 200:
                     raise ValueError(f"answers {status}")
                 values["kv_used"] = of(msgspec.json.decode(content))

@@ -166,7 +166,7 @@ def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, pi
 
 def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
     """A rate is what was done by the time it took, so it varies as that time does."""
-    value_a, value_b = metric.figure(a.frame) or 0.0, metric.figure(b.frame) or 0.0
+    value_a, value_b = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
     if min(value_a, value_b) <= 0 or not math.isfinite(piece):
         return _blank(metric.key, SHORT)
     within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(metric, a, b, (a.span_s, b.span_s)))

@@ -189,11 +189,8 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
         if row.get("State", "gone") in ("exited", "dead", "gone"):
             raise _ended(spec, row)
         if health == "unhealthy":
-            raise LaunchError(
-                f"{_where(spec)} runs, but its health check fails",
-                f"{LOOK}; it may be stuck",
-                log_tail=tail(logs(spec, lines=25)),
-            )
+            what = f"{_where(spec)} runs, but its health check fails"
+            raise LaunchError(what, f"{LOOK}; it may be stuck", log_tail=tail(logs(spec, lines=25)))
         if health == "healthy":
             healthy_s.append(time.monotonic())
             if healthy_s[-1] - healthy_s[0] > float(spec.options.get("unreachable_s", UNREACHABLE_AFTER_S)):
@@ -262,9 +259,8 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
         config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
         facts |= {"image": config.get("Image"), "image_id": said.get("Image"), "command": config.get("Cmd")}
         facts |= {"started": (said.get("State") or {}).get("StartedAt")}
-        facts["limits"] = {
-            key: limits.get(key) for key in ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
-        }
+        kept = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
+        facts["limits"] = {key: limits.get(key) for key in kept}
         text = docker(host, "image", "inspect", "--format", "{{json .RepoDigests}}", str(said.get("Image")))
         facts["image_digest"] = next(iter(msgspec.json.decode(text) or ()), "")
     query = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")

@@ -71,10 +71,10 @@ class Connection:
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
     def begin_tls(self, target: Target) -> None:
-        """A handshake is to come: while `shaking`, send what `shake` gives, and give what is received to `heard`."""
-        assert target.tls is not None
-        self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
-        self.shaking = True
+        """With TLS a handshake is to come: while `shaking`, send what `shake` gives, and `heard` takes what comes."""
+        if target.tls is not None:
+            self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
+            self.shaking = True
 
     def shake(self) -> bytes:
         """The next bytes of the handshake to send. Raises ssl.SSLError."""
@@ -122,8 +122,7 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)
             connection = Connection(sock, monotonic_ns())
-            if target.tls is not None:
-                connection.begin_tls(target)
+            connection.begin_tls(target)
             while connection.shaking:
                 if sealed := connection.shake():
                     await loop.sock_sendall(sock, sealed)
@@ -189,5 +188,5 @@ class Pool:
             self._idle.popleft().close()
 
     async def _open_idle(self) -> None:
-        with suppress(OSError, TimeoutError):
+        with suppress(OSError):
             self.put(await self.open())

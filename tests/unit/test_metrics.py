@@ -19,7 +19,7 @@ def values(name: str, *records: Record) -> list[float]:
     """What a metric makes of these requests."""
     metric, frame = METRICS[name], frame_of(records)
     if metric.per == "run":
-        return [] if (found := metric.figure(frame)) is None else [found]
+        return [] if (found := metric.formula(frame)) is None else [found]
     return metric.values(frame).tolist()
 
 

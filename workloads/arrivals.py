@@ -3,8 +3,7 @@
 Due instants are absolute: a pure function of (seed, i), or a sum kept in exact integers. Nothing is clipped and
 nothing rescaled: the mean and the coefficient of variation are those of the name.
 
-One class per process answers every question about it: how it is written and read, and what it says of itself. A run's
-header keeps that as data and nobody reads the text again. A new process is one class and its line in KINDS.
+One class per process answers every question about it; a run's header keeps what it says of itself, as data.
 """
 
 from __future__ import annotations
@@ -18,22 +17,8 @@ from itertools import count, islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from workloads import datasets, draws
-from workloads.syntax import (
-    CV_HIGH,
-    CV_LOW,
-    NS_PER_S,
-    WorkloadError,
-    duration_ns,
-    nearest,
-    number,
-    options,
-    path_and_options,
-    rate,
-    show,
-    show_duration,
-    whole,
-)
+from workloads import datasets, draws, syntax
+from workloads.syntax import NS_PER_S, WorkloadError
 
 CLIENTS_LIMIT = 100_000
 BURST_LIMIT = 1_000_000
@@ -69,8 +54,7 @@ class Arrivals(ABC):
 
     def ends(self, n: int | None, duration: float | None) -> bool:
         """Whether a number of requests or a duration, or it itself, ends it."""
-        facts = self.facts
-        return n is not None or "finite" in facts or (duration is not None and not facts.get("burst"))
+        return n is not None or "finite" in self.facts or (duration is not None and "burst" not in self.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +73,7 @@ class Burst(Arrivals):
         size, slash, every = rest.partition("/")
         if not slash:
             raise WorkloadError("the time between bursts is missing")
-        return cls(whole(size, "burst size", 1, BURST_LIMIT), duration_ns(every, "time between bursts"))
+        return cls(syntax.whole(size, "burst size", 1, BURST_LIMIT), syntax.duration_ns(every, "time between bursts"))
 
     def due_ns(self, _seed: int) -> Iterator[int]:
         size = self.size
@@ -101,10 +85,10 @@ class Burst(Arrivals):
     def facts(self) -> dict[str, Any]:
         if self.size is None:
             return {"text": "all at once", "burst": True}
-        return {"text": f"{self.size} at once every {show_duration(self.every_ns)}"}
+        return {"text": f"{self.size} at once every {syntax.show_duration(self.every_ns)}"}
 
     def __str__(self) -> str:
-        return "burst" if self.size is None else f"burst:{self.size}/{show_duration(self.every_ns)}"
+        return "burst" if self.size is None else f"burst:{self.size}/{syntax.show_duration(self.every_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +99,14 @@ class OneRate(Arrivals):
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        return cls(rate(rest))
+        return cls(syntax.rate(rest))
 
     def _steady(self, manner: str, **more: Any) -> dict[str, Any]:
-        text = f"{show(self.rate)} per second{manner}"
+        text = f"{syntax.show(self.rate)} per second{manner}"
         return {"text": text, "steady": True, "rate_per_s": float(self.rate), **more}
 
     def __str__(self) -> str:
-        return f"{self.SYNTAX.partition(':')[0]}:{show(self.rate)}"
+        return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +121,7 @@ class Constant(OneRate):
 
     def due_ns(self, _seed: int) -> Iterator[int]:
         step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
-        return (nearest(index * step, divisor) for index in count())
+        return (syntax.nearest(index * step, divisor) for index in count())
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +152,10 @@ class Gamma(OneRate):
     @classmethod
     def parse(cls, rest: str) -> Self:
         first, *more = rest.split(",")
-        found = options(more, ("cv",))
+        found = syntax.options(more, ("cv",))
         if "cv" not in found:
             raise WorkloadError("the coefficient of variation is missing")
-        return cls(rate(first), number(found["cv"], "cv", CV_LOW, CV_HIGH))
+        return cls(syntax.rate(first), syntax.number(found["cv"], "cv", syntax.CV_LOW, syntax.CV_HIGH))
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = draws.stream(seed, "arrivals")
@@ -180,10 +164,10 @@ class Gamma(OneRate):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return self._steady(f" (gamma gaps, CV {show(self.cv)})", cv=float(self.cv), law="gamma")
+        return self._steady(f" (gamma gaps, CV {syntax.show(self.cv)})", cv=float(self.cv), law="gamma")
 
     def __str__(self) -> str:
-        return f"gamma:{show(self.rate)},cv={show(self.cv)}"
+        return f"gamma:{syntax.show(self.rate)},cv={syntax.show(self.cv)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +187,7 @@ class Ramp(Arrivals):
         first, dots, last = rates.partition("..")
         if not (slash and dots):
             raise WorkloadError("two rates with .. between them and a length after / are needed")
-        ramp = cls(rate(first, zero=True), rate(last, zero=True), duration_ns(length, "length"))
+        ramp = cls(syntax.rate(first, zero=True), syntax.rate(last, zero=True), syntax.duration_ns(length, "length"))
         if not ramp.first + ramp.last:
             raise WorkloadError("both rates are 0, so nothing would be sent")
         return ramp
@@ -218,15 +202,15 @@ class Ramp(Arrivals):
         yield 0
         for index in range(1, math.ceil(area)):
             root = math.isqrt((square + index * growth) * scale * ROOT_PRECISION**2)
-            yield nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
+            yield syntax.nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
 
     @property
     def facts(self) -> dict[str, Any]:
-        rates = f"{show(self.first)} to {show(self.last)} per second"
-        return {"text": f"{rates} within {show_duration(self.length_ns)}", "finite": True}
+        rates = f"{syntax.show(self.first)} to {syntax.show(self.last)} per second"
+        return {"text": f"{rates} within {syntax.show_duration(self.length_ns)}", "finite": True}
 
     def __str__(self) -> str:
-        return f"ramp:{show(self.first)}..{show(self.last)}/{show_duration(self.length_ns)}"
+        return f"ramp:{syntax.show(self.first)}..{syntax.show(self.last)}/{syntax.show_duration(self.length_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +233,7 @@ class Steps(Arrivals):
             per_s, at, length = part.partition("@")
             if not at:
                 raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
-            steps.append((rate(per_s, zero=True), duration_ns(length, "length")))
+            steps.append((syntax.rate(per_s, zero=True), syntax.duration_ns(length, "length")))
         if not any(per_s for per_s, _ in steps):
             raise WorkloadError("every rate is 0, so nothing would be sent")
         return cls(tuple(steps))
@@ -260,16 +244,20 @@ class Steps(Arrivals):
             after = area + per_s * length_ns / NS_PER_S
             for index in range(math.ceil(area), math.ceil(after)):
                 offset = (index - area) * NS_PER_S / per_s
-                yield begin_ns + nearest(offset.numerator, offset.denominator)
+                yield begin_ns + syntax.nearest(offset.numerator, offset.denominator)
             begin_ns, area = begin_ns + length_ns, after
 
     @property
     def facts(self) -> dict[str, Any]:
-        steps = (f"{show(per_s)} per second for {show_duration(length_ns)}" for per_s, length_ns in self.steps)
+        steps = (
+            f"{syntax.show(per_s)} per second for {syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+        )
         return {"text": ", ".join(steps), "finite": True}
 
     def __str__(self) -> str:
-        return "steps:" + ",".join(f"{show(per_s)}@{show_duration(length_ns)}" for per_s, length_ns in self.steps)
+        return "steps:" + ",".join(
+            f"{syntax.show(per_s)}@{syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,18 +272,20 @@ class Concurrency(Arrivals):
     @classmethod
     def parse(cls, rest: str) -> Self:
         clients, *more = rest.split(",")
-        think = options(more, ("think",)).get("think", "0s")
-        return cls(whole(clients, "number of clients", 1, CLIENTS_LIMIT), duration_ns(think, "think", zero=True))
+        think = syntax.options(more, ("think",)).get("think", "0s")
+        return cls(
+            syntax.whole(clients, "number of clients", 1, CLIENTS_LIMIT), syntax.duration_ns(think, "think", zero=True)
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
         waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
-        think = f" and think for {show_duration(self.think_ns)}" if self.think_ns else ""
+        think = f" and think for {syntax.show_duration(self.think_ns)}" if self.think_ns else ""
         text = f"from {self.clients:,} {waits}{think}"
         return {"text": text, "open_loop": False, "steady": True, "clients": self.clients}
 
     def __str__(self) -> str:
-        return f"closed:{self.clients}" + (f",think={show_duration(self.think_ns)}" if self.think_ns else "")
+        return f"closed:{self.clients}" + (f",think={syntax.show_duration(self.think_ns)}" if self.think_ns else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,19 +296,18 @@ class Trace(Arrivals):
     speed: Fraction = Fraction(1)
     start_ns: int = 0
     """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
-    limit: int | None = None
-    """At most so many requests."""
+    limit: int | None = None  # at most so many requests
 
     SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N]"
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        path, found = path_and_options(rest, ("speed", "start", "limit"))
+        path, found = syntax.path_and_options(rest, ("speed", "start", "limit"))
         return cls(
             Path(path),
-            number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
-            duration_ns(found.get("start", "0s"), "start", zero=True),
-            whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
+            syntax.number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
+            syntax.duration_ns(found.get("start", "0s"), "start", zero=True),
+            syntax.whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
         )
 
     def entries(self) -> Iterator[datasets.Entry]:
@@ -332,7 +321,7 @@ class Trace(Arrivals):
     def due_ns(self, _seed: int) -> Iterator[int]:
         """One per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does."""
         top, bottom = self.speed.numerator, self.speed.denominator
-        return (nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
+        return (syntax.nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -340,8 +329,8 @@ class Trace(Arrivals):
         return {"text": text, "finite": True, "recorded": True}
 
     def _options(self) -> list[str]:
-        extra = [f"speed={show(self.speed)}"] if self.speed != 1 else []
-        extra += [f"start={show_duration(self.start_ns)}"] if self.start_ns else []
+        extra = [f"speed={syntax.show(self.speed)}"] if self.speed != 1 else []
+        extra += [f"start={syntax.show_duration(self.start_ns)}"] if self.start_ns else []
         return extra + ([f"limit={self.limit}"] if self.limit is not None else [])
 
     def __str__(self) -> str:

@@ -29,19 +29,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, nearest, opened
+from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26
 """Characters of one array element or line of a dataset; the longest ShareGPT conversation has about a million."""
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
-TRACE_BLOCK_TOKENS = 512
-"""Tokens that one Mooncake hash id stands for (its README)."""
+TRACE_BLOCK_TOKENS = 512  # what one Mooncake hash id stands for (its README)
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "is this the format you named?"
@@ -57,16 +56,14 @@ class Sample:
     prompt: str
     answer: str = ""
     """The recorded answer; its length is the output length unless something else was asked for."""
-    output_tokens: int | None = None
-    """As the file says."""
+    output_tokens: int | None = None  # as the file says
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One recorded request."""
 
-    at_ns: int
-    """Counted from the trace's first request."""
+    at_ns: int  # from the trace's first request on
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
@@ -140,9 +137,10 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
         ahead = _not_blank(file, "")
         if not ahead.startswith("["):
             raise WorkloadError(f"{path}: is not a JSON array", FORMAT_HINT)
-        position, ahead = 0, _not_blank(file, ahead[1:])
-        while not ahead.startswith("]"):
-            position += 1
+        ahead = _not_blank(file, ahead[1:])
+        for position in count(1):
+            if ahead.startswith("]"):
+                return
             place = f"{path}, element {position}"
             element, ahead = _next_element(decoder, file, ahead, place)
             with _placed(place, FORMAT_HINT):
@@ -251,7 +249,7 @@ def _table(file: TextIO, path: Path, columns: tuple[str, str, str]) -> Iterator[
 def _seconds(text: str) -> int:
     if not re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
         raise ValueError(f"has no timestamp in s: {text[:40]!r}")
-    return nearest((value := Fraction(text) * NS_PER_S).numerator, value.denominator)
+    return int(Fraction(text) * NS_PER_S)
 
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):(\d\d))?")

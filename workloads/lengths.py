@@ -18,22 +18,10 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from workloads import draws
-from workloads.syntax import (
-    CV_HIGH,
-    CV_LOW,
-    TOKENS_LIMIT,
-    WorkloadError,
-    number,
-    opened,
-    options,
-    path_and_options,
-    show,
-    whole,
-)
+from workloads import draws, syntax
+from workloads.syntax import TOKENS_LIMIT, WorkloadError
 
-VALUES_LIMIT = 20_000_000
-"""Numbers in one file: 80 MB."""
+VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
 CAP_SHARE = 0.01
 """A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
 
@@ -68,9 +56,8 @@ class Uniform:
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
         draw = draws.stream(seed, what)
-        span = self.high - self.low + 1
         while True:
-            yield self.low + int(draw() * span)
+            yield self.low + int(draw() * (self.high - self.low + 1))
 
     def __str__(self) -> str:
         return f"uniform:{self.low}..{self.high}"
@@ -99,7 +86,7 @@ class Lognormal:
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
     def __str__(self) -> str:
-        return f"lognormal:mean={show(self.mean)},cv={show(self.cv)}{_show_bounds(self.low, self.high)}"
+        return f"lognormal:mean={syntax.show(self.mean)},cv={syntax.show(self.cv)}{_show_bounds(self.low, self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +102,10 @@ class Exponential:
         return _bounded(lambda: mean * draws.exponential(draw), self.low, self.high)
 
     def share_below(self, length: float) -> float:
-        """Probability that a draw is at most `length`, before cap and floor."""
         return -math.expm1(-length / float(self.mean))
 
     def __str__(self) -> str:
-        return f"exponential:mean={show(self.mean)}{_show_bounds(self.low, self.high)}"
+        return f"exponential:mean={syntax.show(self.mean)}{_show_bounds(self.low, self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +153,10 @@ def _show_bounds(low: int, high: int | None) -> str:
 
 def _values(path: Path, column: str | None) -> array[int]:
     values = array("I")
-    with opened(path, "the lengths in") as file:
+    with syntax.opened(path, "the lengths in") as file:
         for line, text in _numbers(file, path, column):
             try:
-                values.append(whole(text, "length", 1, TOKENS_LIMIT))
+                values.append(syntax.whole(text, "length", 1, TOKENS_LIMIT))
             except WorkloadError as error:
                 raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
             if len(values) > VALUES_LIMIT:
@@ -200,18 +186,18 @@ def _uniform(rest: str) -> Uniform:
     low, dots, high = rest.partition("..")
     if not dots:
         raise WorkloadError("two lengths with .. between them are needed")
-    lowest = whole(low, "shortest length", 1, TOKENS_LIMIT)
-    return Uniform(lowest, whole(high, "longest length", lowest, TOKENS_LIMIT))
+    lowest = syntax.whole(low, "shortest length", 1, TOKENS_LIMIT)
+    return Uniform(lowest, syntax.whole(high, "longest length", lowest, TOKENS_LIMIT))
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
     """Of a distribution with these parameters, between `min` and `max`."""
-    found = options(rest.split(","), (*parameters, "min", "max"))
+    found = syntax.options(rest.split(","), (*parameters, "min", "max"))
     if missing := [f"{key}=" for key in parameters if key not in found]:
         raise WorkloadError(f"{' and '.join(missing)} missing")
-    values = [number(found[key], key, *PARAMETERS[key]) for key in parameters]
-    low = whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
-    high = whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
+    values = [syntax.number(found[key], key, *PARAMETERS[key]) for key in parameters]
+    low = syntax.whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
+    high = syntax.whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
     lengths = make(*values, low, high)
     if high is not None and lengths.share_below(high) < CAP_SHARE:
         raise WorkloadError(f"max={high} is so far below the mean that almost every draw would exceed it")
@@ -219,14 +205,14 @@ def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters
 
 
 def _empirical(rest: str) -> Empirical:
-    path, found = path_and_options(rest, ("column",))
+    path, found = syntax.path_and_options(rest, ("column",))
     return Empirical(Path(path), found.get("column"))
 
 
-PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (CV_LOW, CV_HIGH)}
+PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (syntax.CV_LOW, syntax.CV_HIGH)}
 """The least and the largest that each may be."""
 KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
-    "fixed": (lambda rest: Fixed(whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
+    "fixed": (lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
     "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),
     "lognormal": (
         lambda rest: _capped(Lognormal, rest, "mean", "cv"),

@@ -35,8 +35,7 @@ STRETCHES_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 5
 Item = TypeVar("Item", int, str)
 Stretch = tuple[int, int]
 """(number below zero, tokens): a stretch of tokens that prompts may share. The same pair is the same tokens."""
-Count = Callable[[Sequence[str]], list[int]]
-"""Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
+Count = Callable[[Sequence[str]], list[int]]  # as Tokenizer.count
 
 _COMMON = (
     "the of and to in is that it was for on are as with they be at one have this from by but some what there we can "
@@ -116,8 +115,8 @@ def load_tokenizer(path: Path) -> LocalTokenizer:
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json") from error
     except Exception as error:  # the library raises plain Exception for everything that is wrong with a file
-        reason = str(error)[:200]
-        raise PromptError(f"{path} is not a tokenizer.json: {reason}", "pass a Hugging Face tokenizer.json") from error
+        problem = f"{path} is not a tokenizer.json: {str(error)[:200]}"
+        raise PromptError(problem, "pass a Hugging Face tokenizer.json") from error
     # A file may ask for texts to be cut or padded to a length; the servers ignore that, and so do we.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -284,8 +283,7 @@ class Draft:
     """A text in the making."""
 
     words: list[str]
-    keep: int
-    """Words at its start that mending leaves alone."""
+    keep: int  # words at its start that mending leaves alone
     tokens: int
     random: Random
 
@@ -357,21 +355,19 @@ class Writer:
         for stretch in want.shared:
             if left <= 0:
                 break
-            begun += self._stretch(stretch, first=not begun)
+            key = stretch, not begun
+            if key not in self.stretches:
+                name, tokens = stretch
+                if not self.words.can_fill(tokens):
+                    raise self.words.too_short(tokens)
+                self.stretches[key] = self.words.fill(tokens, generator(self.seed, name))
+            begun += self.stretches[key]
             left -= stretch[1]
         while not self.words.can_fill(left):
             if len(begun) == 1:
                 raise self.words.too_short(want.tokens)
             left += self.words.costs[begun.pop()]
         return begun, left
-
-    def _stretch(self, stretch: Stretch, *, first: bool) -> list[str]:
-        if (stretch, first) not in self.stretches:
-            name, tokens = stretch
-            if not self.words.can_fill(tokens):
-                raise self.words.too_short(tokens)
-            self.stretches[stretch, first] = self.words.fill(tokens, generator(self.seed, name))
-        return self.stretches[stretch, first]
 
 
 def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:

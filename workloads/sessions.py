@@ -5,8 +5,6 @@ None when it is over. The driver calls them; nothing here waits or reads a clock
 
     turn 0: question            --> answer
     turn 1: question answer question           (think_ns later)
-
-Where the endpoint is a chat, what was said goes along as messages; elsewhere as one text.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ class Conversation:
     turns: tuple[Turn, ...]
     think_ns: int
     """From the end of an answer to the sending of the next turn."""
-    chat: bool = False
-    """Whether Requests hold messages."""
+    chat: bool = False  # what was said goes along as messages, not as one text
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
 

@@ -24,6 +24,7 @@ from workloads.lengths import Fixed, Lengths
 from workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
+    Count,
     Judge,
     Prompt,
     PromptError,
@@ -41,8 +42,7 @@ TURNS_LIMIT = 1_000
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
 """Where nobody says how many requests there will be, ids number so many; later ones may begin as earlier ones did."""
-BLOCKS_LIMIT = 1 << 63
-"""A trace may name its blocks by any number of 63 bits."""
+BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
 SAMPLE_WORDS = 200
@@ -172,10 +172,8 @@ class WorkloadSpec:
     """What a run asks for, in numbers and names."""
 
     workload: Workload
-    input: Lengths
-    """Not looked at where a dataset or trace brings its own."""
-    output: Lengths | None
-    """None: as long as a dataset's own answers."""
+    input: Lengths  # not looked at where a dataset or trace brings its own
+    output: Lengths | None  # None: as long as a dataset's own answers
     seed: int
     n: int | None
     """At most so many requests; of sessions, where the workload is of sessions. None: until the trace or file ends, or
@@ -191,12 +189,9 @@ class Prompts:
 
     spec: WorkloadSpec
     prompt: Prompt
-    count: Callable[[str], int]
-    """Tokens of a text as the server counts them."""
-    how: str = ""
-    """How the lengths of prompts were made exact."""
-    chat: bool = False
-    """Whether the Requests of sessions hold messages."""
+    count: Callable[[str], int]  # tokens of a text as the server counts them
+    how: str = ""  # how the lengths of prompts were made exact
+    chat: bool = False  # the Requests of sessions hold messages
 
     @property
     def of_sessions(self) -> bool:
@@ -249,11 +244,9 @@ class Prompts:
                 return next(named)
             if sample.output_tokens is not None:
                 return sample.output_tokens
-            if not sample.answer:
-                raise WorkloadError(
-                    f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths"
-                )
-            return max(1, self.count(sample.answer))
+            if sample.answer:
+                return max(1, self.count(sample.answer))
+            raise WorkloadError(f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths")
 
         return tokens
 
@@ -267,7 +260,7 @@ def prompts_for(
     texts are asked for without end."""
     source = local or server
     words = (source and source.words) or COMMON_WORDS
-    ruler, shift, how = _ruler(local, server, words)
+    counted, shift, how = _ruler(local, server, words)
     built: dict[int, str] = {}
     wanted: list[WantedText] = []
 
@@ -285,10 +278,7 @@ def prompts_for(
         a word make another token than the word alone. Hence texts begin and end as the measured samples do."""
         return [_framed(text, words) for text in texts] if shift else list(texts)
 
-    def counts(texts: Sequence[str]) -> list[int]:
-        return [tokens + shift for tokens in ruler.count(texts)]
-
-    prompts = Prompts(spec, lookup, cache(lambda text: counts([text])[0]), how, chat)
+    prompts = Prompts(spec, lookup, cache(lambda text: counted([text])[0]), how, chat)
     ids = _ids(spec, source, words) if token_ids else None
     if ids:
         return replace(prompts, prompt=ids, how="token ids")
@@ -299,34 +289,34 @@ def prompts_for(
     deque(rehearsal.conversations() if rehearsal.of_sessions else rehearsal.requests(), maxlen=0)
     rehearsal.warmup()
     if wanted:
-        texts = text_prompts(lambda asked: counts(framed(asked)), words, wanted, spec.seed)
+        texts = text_prompts(lambda asked: counted(framed(asked)), words, wanted, spec.seed)
         built |= zip((want.number for want in wanted), framed(texts), strict=True)
         if local and server and not server.generates:
-            _confirm(server, wanted[0].tokens, built[wanted[0].number])
+            (tokens,) = server.count([built[wanted[0].number]])
+            if tokens != wanted[0].tokens:
+                raise PromptError(
+                    f"the first prompt was built to count {wanted[0].tokens} tokens and the server counts {tokens}",
+                    ANOTHER_MODEL,
+                )
     return prompts
 
 
-def _confirm(server: Judge, tokens: int, text: str) -> None:
-    (counted,) = server.count([text])
-    if counted != tokens:
-        raise PromptError(
-            f"the first prompt was built to count {tokens} tokens and the server counts {counted}", ANOTHER_MODEL
-        )
-
-
-def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) -> tuple[Tokenizer, int, str]:
-    """Who counts texts, what the server was found to add to that count, and how that makes lengths exact."""
+def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) -> tuple[Count, int, str]:
+    """What counts texts, what the server was found to add and that count includes, and how lengths are made exact."""
+    ruler: Tokenizer
     if local:
-        return local, _shift(local, server, words) if server else 0, "text, counted with the tokenizer file"
-    if server and not server.generates:
-        return server, 0, "text, counted by the server"
-    if server and server.plain:
-        shift = _shift(server.plain, server, words)
-        return server.plain, shift, "text, counted by the server, plus its chat template"
-    raise PromptError(
-        "the server does not tell how many tokens a text has without running it",
-        "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
-    )
+        ruler, how = local, "text, counted with the tokenizer file"
+    elif server and not server.generates:
+        ruler, how = server, "text, counted by the server"
+    elif server and server.plain:
+        ruler, how = server.plain, "text, counted by the server, plus its chat template"
+    else:
+        raise PromptError(
+            "the server does not tell how many tokens a text has without running it",
+            "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
+        )
+    shift = _shift(ruler, server, words) if server and ruler is not server else 0
+    return lambda texts: [tokens + shift for tokens in ruler.count(texts)], shift, how
 
 
 def _ids(spec: WorkloadSpec, source: Tokenizer | None, words: Sequence[str]) -> Prompt | None:

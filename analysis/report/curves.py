@@ -110,20 +110,19 @@ def sends(frame: Frame) -> dict[str, Any]:
 def first_tokens(frame: Frame) -> dict[str, Any]:
     """TTFT of complete requests by prompt length and by place in the queue (1 is the first sent)."""
     order = _order_sent(frame)
-    positions = np.zeros(len(frame), np.int64)
-    positions[order] = np.arange(1, len(order) + 1)
-    rows = order[(frame.sampled & ~np.isnan(frame.first_ns))[order]]
+    kept = (frame.sampled & ~np.isnan(frame.first_ns))[order]
+    rows, positions = order[kept], np.flatnonzero(kept) + 1
     ttft_s = (frame.first_ns - frame.sent_ns)[rows] / 1e9
     prompts = frame.prompt_tokens[rows]
     drawn = _some(len(rows), SCATTER_MAX, ttft_s)
     return {
         "request": frame.id[rows][drawn].tolist(),
-        "position": positions[rows][drawn].tolist(),
+        "position": positions[drawn].tolist(),
         "prompt": prompts[drawn].astype(np.int64).tolist(),
         "ttft_s": np.round(ttft_s[drawn], 6).tolist(),
         "n": len(rows),
         "drawn": len(drawn),
-        "by_position": _middles(positions[rows].astype(np.float64), ttft_s),
+        "by_position": _middles(positions.astype(np.float64), ttft_s),
         "by_prompt": _middles(prompts, ttft_s),
         "prompts": [int(prompts.min()), int(prompts.max())] if len(prompts) else [],
     }

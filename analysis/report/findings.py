@@ -147,9 +147,8 @@ def goodput(summary: Summary) -> list[str]:
         return []
     low, high = (significant(end * 100, 3) for end in found.attainment_ci95)
     good = f"{found.good:,} of {count(found.requests, 'request')} met {' and '.join(found.bounds)}"
-    said = (
-        f"Goodput {significant(found.per_s)} requests/s: {good} ({share(found.attainment)}, 95 %: {low} to {high} %)."
-    )
+    said = f"Goodput {significant(found.per_s)} requests/s: {good}"
+    said += f" ({share(found.attainment)}, 95 %: {low} to {high} %)."
     if not (met := found.met_by["90%"]):
         return [said, "No bounds would have been met by 90 %: too many were not complete."]
     bounds = " and ".join(f"{latency} < {duration(bound)}" for latency, bound in met.bounds_s.items())

@@ -42,12 +42,9 @@ HEADERS = {
 
 def render(document: Document) -> str:
     """The page of a document."""
+    loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
-        loader=FileSystemLoader(HERE, encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"code": _code, "grouped": _grouped, "kind": lambda block: type(block).__name__}
     scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]

@@ -108,16 +108,11 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
             first = [Paragraph(TEXTS[name].format(**words))] if name in TEXTS else []
             sections.append(Section(name, title, [*first, *blocks], short, switches.get(name, [])))
     sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
-    return Document(
-        "loadgen report",
-        asked(summaries[0]),
-        [*sections, _again(runs), DEFINITIONS],
-        mark=next((run.mark for run in drawn if run.mark), ""),
-        runs=drawn,
-        scripts=list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script)),
-        data=_data(drawn),
-        version=summaries[0].run.version,
-    )
+    sections += [_again(runs), DEFINITIONS]
+    title, version = asked(summaries[0]), summaries[0].run.version
+    mark = next((run.mark for run in drawn if run.mark), "")
+    scripts = list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script))
+    return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
 
 
 def names(summaries: Sequence[Summary]) -> list[str]:
@@ -144,17 +139,11 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
 
 
 def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
-    found = findings.findings(summary)
-    facts = (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")
-    return doc.Scorecard(
-        place,
-        summary.server.model or "",
-        " · ".join(filter(None, facts)),
-        list(tables.cards(summary).values()),
-        findings.verdict(summary, found),
-        [each for each in found if each.level != "note"],
-        findings.objectives_met(summary),
-    )
+    facts = " · ".join(filter(None, (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
+    cards, found = list(tables.cards(summary).values()), findings.findings(summary)
+    verdict, met = findings.verdict(summary, found), findings.objectives_met(summary)
+    shown = [each for each in found if each.level != "note"]
+    return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
 
 
 def _charts(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:

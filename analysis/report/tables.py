@@ -56,10 +56,7 @@ def cards(summary: Summary) -> dict[str, Card]:
         "output": Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", exact),
         "total": Card("Total throughput", significant(throughput.total_tokens_per_s, 4), "tokens/s", total),
         "requests": Card("Requests", significant(throughput.requests_per_s), "/s", ended),
-        "ttft": _median("Time to first token", latency["ttft_s"]),
-        "tpot": _median("Time per output token", latency["tpot_s"]),
-        "itl": _median("Inter-token latency", latency["itl_s"]),
-        "e2e": _median("End-to-end latency", latency["e2e_s"]),
+        **{name: _median(METRICS[name].title, latency[name]) for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
         "normalised": _timed("Normalised latency", latency["normalised_s"].mean, "mean, per token"),
     }
     if summary.burst.skew_s is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import StringIO
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
@@ -20,15 +21,9 @@ LINE_MAX = 160
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
     """The document as lines of at most `width` characters; what only pages hold is left out."""
     output = StringIO()
-    console = Console(
-        file=output,
-        width=width,
-        force_terminal=colour,
-        no_color=not colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        legacy_windows=False,
-    )
+    look: dict[str, Any] = {"force_terminal": colour, "no_color": not colour}
+    look["color_system"] = "standard" if colour else None
+    console = Console(file=output, width=width, highlight=False, **look)
     mark = f"{document.mark}  " if document.mark else ""
     console.print(Text.assemble((mark, "bold yellow"), (plain(document.title), "bold")))
     if document.subtitle:
@@ -68,12 +63,9 @@ def _text(words: str, level: str) -> Text:
 
 
 def _table(block: Table, document: Document) -> RichTable:
-    table = RichTable(
-        box=None,
-        padding=(0, 2 if len(block.columns) < 5 else 1, 0, 0),
-        header_style="dim",
-        show_header=any(column.title for column in block.columns),
-    )
+    padding = (0, 2 if len(block.columns) < 5 else 1, 0, 0)
+    headed = any(column.title for column in block.columns)
+    table = RichTable(box=None, padding=padding, header_style="dim", show_header=headed)
     for column in block.columns:
         number = column.kind == "number"
         table.add_column(

@@ -72,19 +72,18 @@ def expressions(
 def exit_code(summaries: Sequence[Summary]) -> int:
     """The first of these to which one run leads: 130 interrupted, 4 an objective failed, 1 a request
     was not complete and no objective speaks of that, 5 the client was the limit, 0 otherwise."""
-    order = (errors.EXIT_INTERRUPTED, errors.EXIT_ASSERTION, errors.EXIT_REQUESTS_FAILED, errors.EXIT_CLIENT_LIMITED)
-    reached = set[int]()
+    verdicts, unanswered = {each.verdict for summary in summaries for each in summary.objectives}, False
     for summary in summaries:
         named = {each.figure for each in summary.objectives}  # `complete` speaks of all of them
         unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
-        reasons = {
-            errors.EXIT_INTERRUPTED: summary.run.interrupted,
-            errors.EXIT_ASSERTION: any(each.verdict == "fail" for each in summary.objectives),
-            errors.EXIT_REQUESTS_FAILED: any(getattr(summary.requests, state) for state in unnamed),
-            errors.EXIT_CLIENT_LIMITED: summary.client.verdict == "limited",
-        }
-        reached |= {code for code, holds in reasons.items() if holds}
-    return next((code for code in order if code in reached), errors.EXIT_OK)
+        unanswered |= any(getattr(summary.requests, state) for state in unnamed)
+    reasons = {
+        errors.EXIT_INTERRUPTED: any(summary.run.interrupted for summary in summaries),
+        errors.EXIT_ASSERTION: "fail" in verdicts,
+        errors.EXIT_REQUESTS_FAILED: unanswered,
+        errors.EXIT_CLIENT_LIMITED: any(summary.client.verdict == "limited" for summary in summaries),
+    }
+    return next((code for code, holds in reasons.items() if holds), errors.EXIT_OK)
 
 
 class Group(NamedTuple):

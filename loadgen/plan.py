@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -264,24 +264,21 @@ def command_of(plan: Plan) -> list[str]:
     return words
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """How to get at the server besides its address: never written to the Run."""
 
     api_key: str | None
     tls: ssl.SSLContext
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What each request carries."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    headers: dict[str, str]
+    """What each request carries."""
 
 
 def access_of(plan: Plan) -> Access:
     """The API key from its environment variable, and how certificates are checked."""
     from servers.wire.connection import tls_context
 
-    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+    key = os.environ.get(plan.api_key_env) or None
+    return Access(key, tls_context(plan.ca_file, plan.insecure), {"Authorization": f"Bearer {key}"} if key else {})
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -361,13 +361,9 @@ def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
     first = seen[0]
     name, on = getattr(first, "name", ""), getattr(first, "on", "")
     of = f"process {name} on {on}".replace("  ", " ") if on else f"{first.of} {name}".rstrip()
-    return CellMemoryLevel(
-        of,
-        getattr(first, "total_bytes", None),
-        _mean([each.idle_bytes for each in seen]),
-        _mean([each.loaded_bytes for each in seen]),
-        _largest([each.peak_bytes for each in seen]),
-    )
+    idle, loaded = _mean([each.idle_bytes for each in seen]), _mean([each.loaded_bytes for each in seen])
+    peak = _largest([each.peak_bytes for each in seen])
+    return CellMemoryLevel(of, getattr(first, "total_bytes", None), idle, loaded, peak)
 
 
 def _largest(values: Sequence[Number | None]) -> Number | None:

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import json
 from typer import Option
 
 from loadgen.cli.options import seconds
@@ -54,18 +56,13 @@ def calibrate(
     further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is found is
     remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
     """
-    from importlib.metadata import version
-
-    from msgspec import json
-
     from analysis.client import exact_up_to, stamps_heading
 
     def say(line: str) -> None:
         if not as_json:
             print(line, flush=True)
 
-    point = Point(server, n, itl_s, output_tokens, workers)
-    until_s = time.monotonic() + (0 if quick else SEARCH_S)
+    point, until_s = Point(server, n, itl_s, output_tokens, workers), time.monotonic() + (0 if quick else SEARCH_S)
     say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)

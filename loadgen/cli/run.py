@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -11,15 +13,19 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli.options import run_command, seconds
 from loadgen.cli.output import AsJson, Assertions, Goodput, Junit, Output, Quiet, Report, finish
+from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import MachinePlan
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
 
-def _distributed(*names: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel="Distributed", **more)
+DISTRIBUTED: dict[str, Any] = {"rich_help_panel": "Distributed"}
+BIND = (
+    "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
+    "LOADGEN_TOKEN."
+)
+JOIN = "With --distributed: how long to wait for them."
 
 
 def drive(
@@ -32,25 +38,15 @@ def drive(
         ),
     ] = None,
     distributed: Annotated[
-        bool, _distributed("--distributed", help="Split the run over machines on which `loadgen worker` runs.")
+        bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **DISTRIBUTED)
     ] = False,
     expect_workers: Annotated[
         int,
-        _distributed(help="With --distributed: worker machines to wait for; --workers processes run on each."),
+        Option(help="With --distributed: worker machines to wait for; --workers processes run on each.", **DISTRIBUTED),
     ] = 0,
-    bind: Annotated[
-        str,
-        _distributed(
-            metavar="HOST[:PORT]",
-            help="With --distributed: where to listen for them. Other than this machine's loopback only with a token "
-            "in LOADGEN_TOKEN.",
-        ),
-    ] = "127.0.0.1:5557",
+    bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND, **DISTRIBUTED)] = "127.0.0.1:5557",
     join_timeout_s: Annotated[
-        float,
-        _distributed(
-            "--join-timeout", parser=seconds, metavar="T", help="With --distributed: how long to wait for them."
-        ),
+        float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN, **DISTRIBUTED)
     ] = 600.0,
     assertions: Assertions = None,
     goodput: Goodput = None,
@@ -59,21 +55,28 @@ def drive(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> NoReturn:
-    """Run the plan of these settings as often as it says, here or spread over machines; write and print its results,
-    exit as they ask."""
+    """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import prepare
     from loadgen.plan import Plan
 
     output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
     asked = Plan(**settings)
-    spread = _spread(expect_workers, bind, join_timeout_s) if distributed else None
+    run_plan: Callable[..., Footer] = prepare.run
+    if distributed:
+        from loadgen.distributed import master
+        from loadgen.distributed.protocol import address_of
+
+        if expect_workers < 1:
+            raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
+        spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+        run_plan = partial(master.run, spread=spread)
     folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
-        _run(asked, folder, output, spread)
+        _run(run_plan, asked, folder, output)
     else:
         for plan in asked.each_repeat():
             output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
-            if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
+            if _run(run_plan, plan, folder / f"repeat-{plan.repeat}", output).interrupted:
                 break
     raise Exit(finish(output, folder, report=report))
 
@@ -131,23 +134,7 @@ def worker(
         raise Exit(serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=show))
 
 
-def _spread(machines: int, bind: str, join_timeout_s: float) -> MachinePlan:
-    from loadgen.distributed.master import MachinePlan
-    from loadgen.distributed.protocol import address_of
-    from loadgen.errors import PlanError
-
-    if machines < 1:
-        raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
-    return MachinePlan(machines, address_of(bind, "--bind"), join_timeout_s)
-
-
-def _run(asked: Plan, folder: Path, output: Output, spread: MachinePlan | None) -> Footer:
-    from loadgen import prepare
-
+def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
     command = ["loadgen", *sys.argv[1:]]
     with output.progress(None if asked.of_sessions else asked.n) as show:
-        if spread is None:
-            return prepare.run(asked, folder, command=command, say=output.say, on_progress=show)
-        from loadgen.distributed import master
-
-        return master.run(asked, spread, folder, command=command, say=output.say, on_progress=show)
+        return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)

@@ -337,9 +337,9 @@ def in_words(seconds: float) -> str:
 def heading(matrix: Matrix) -> str:
     """How much there is to do, in one line."""
     plan = matrix.plan
-    items = (plan.servers, "server"), (plan.hosts, "host"), (plan.models, "model"), (plan.workloads, "workload")
+    items = (_count(len(getattr(plan, f"{noun}s")), noun) for noun in ("server", "host", "model", "workload"))
     return (
-        f"{plan.name}: {' x '.join(_count(len(each), noun) for each, noun in items)}: "
+        f"{plan.name}: {' x '.join(items)}: "
         f"{_count(len(planned.cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
         f"{_count(len(matrix.repeats), 'run')} in {_count(len(matrix.starts), 'start')}"
     )

@@ -75,10 +75,7 @@ def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """Everything that decides what a simulated server does. The same config and requests give the same answers.
-
-    Raises ConfigError, which lists every mistake at once.
-    """
+    """All that decides what a simulated server does to requests. Raises ConfigError, which lists every mistake."""
 
     server: Annotated[str, f"Which server to be: {any_of(simulated_kinds())}."]
     host: Annotated[str, "Address to listen on; other machines reach only what is not loopback."] = "127.0.0.1"

@@ -232,14 +232,13 @@ def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
 _HEALTHY = protocol.ok({"message": "Ok"})
-_PAGES: dict[str, Page | Reply] = {
+_PAGES: dict[str, Page | Reply] = {  # by GET and by POST
     "/liveness": protocol.ok({"status": "ok"}),
     "/readiness": protocol.ok({"status": "ok"}),
     "/get_model_name": lambda state, _: protocol.ok({"model_name": state.config.model}),
     "/get_server_info": _server_info,
     "/tokens": _tokens,
 }
-"""By GET and by POST."""
 
 PROTOCOL = ServerProtocol(
     after="date: {date}\r\nserver: hypercorn-h11\r\n",

@@ -14,16 +14,13 @@ import msgspec
 from servers.simulated import tokenizer
 
 Headers = tuple[tuple[str, str], ...]
-Events = tuple[bytes, ...]
-"""Server-sent events, each complete with its blank line."""
+Events = tuple[bytes, ...]  # server-sent events, each complete with its blank line
 
 JSON_TYPE: Headers = (("content-type", "application/json"),)
 EVENTS_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
 TEXT_TYPE: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
-NATIVE = ("/", "/generate", "/generate_stream")
-"""Paths of TGI's and LightLLM's own routes."""
-
+NATIVE = ("/", "/generate", "/generate_stream")  # TGI's and LightLLM's own routes
 dumps = msgspec.json.encode
 
 
@@ -101,8 +98,7 @@ class Encoding:
     event: EventEncoder
     answer: Callable[[float], Reply]  # where it is not streamed: all of it, from the seconds that it took
     failure: Events  # an error after the stream has begun, in the server's words, up to the end of the stream
-    merges: bool = False
-    """Several tokens can share one event. Otherwise each has its own, and the events leave in one send."""
+    merges: bool = False  # several tokens can share one event; else each has its own, and they leave in one send
     opening: Events = ()  # sent together with the first token
     closing: Events = ()  # sent together with the last token
     role_only: Events = ()  # chat: what announces the role before a token, where it is not `opening`
@@ -115,8 +111,7 @@ def event(payload: bytes) -> bytes:
 
 
 DONE = event(b"[DONE]")
-TEXT = "\0text"
-"""Stands for the text of an event's tokens in `text_events`."""
+TEXT = "\0text"  # stands for the text of an event's tokens in `text_events`
 
 
 def json_event(value: Any) -> bytes:

@@ -42,8 +42,9 @@ from servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
 
 STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
 READY = "ready "  # first line of a child's standard output, followed by its URL
-CHILD = "from servers.simulated.server import child; child()"
-"""The program of a server in a process of its own; its standard input begins with the config, as `to_json`."""
+CHILD = (
+    "from servers.simulated.server import child; child()"  # in a process whose standard input begins with the config
+)
 
 _FIRST_WAIT_S, _WAIT_GROWS, _LONGEST_WAIT_S = 0.1, 1.1, 1.0  # LightLLM polls for a free slot (httpserver/manager.py)
 _HEAD_PIECES, _SLOW_HEAD_MS = 20, 1000
@@ -72,8 +73,8 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
     clock, longest = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
     pump, state = Pump(clock, loop), ServerState(config, protocol.buckets, clock.gauges)
-    answer, kept_s = HttpServer(state, protocol, pump).answer, protocol.keep_alive_s
-    handler = web.Server(answer, handler_cancellation=True, keepalive_timeout=kept_s, access_log=None)
+    http, kept_s = HttpServer(state, protocol, pump), protocol.keep_alive_s
+    handler = web.Server(http.answer, handler_cancellation=True, keepalive_timeout=kept_s, access_log=None)
     try:
         listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
         try:
@@ -85,7 +86,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
             await handler.shutdown(_LEAVE_LIMIT_S)
     finally:
         pump.timer.close()
-        summary = status(state, pump)
+        summary = http.status()
         state.close(summary)
     return summary
 
@@ -167,8 +168,7 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
     if config.clock == "script":
         times_s = (config.ttft_s, config.itl_s, config.jitter_s)
         ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
-        script = ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed)
-        return script, config.max_model_len
+        return ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed), config.max_model_len
     policy = protocol.policy
     if protocol.limits_batch and limit is not None:
         policy = replace(policy, running_limit=limit)
@@ -267,12 +267,18 @@ class HttpServer:
         method, path, pages = request.method, request.path, self.protocol.pages
         self.state.settle()
         if (method, path) == ("GET", STATUS_PATH):
-            return ok(status(self.state, self.pump))
+            return ok(self.status())
         if page := pages.get((method, path)):
             return page if isinstance(page, Reply) else page(self.state, fields)
         others = {known for known, known_path in pages if known_path == path}
         others |= {"POST"} if path in self.protocol.generate else set()
         return self.protocol.not_allowed(", ".join(sorted(others))) if others else self.protocol.not_found
+
+    def status(self) -> dict[str, Any]:
+        """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
+        told = {name: getattr(self.state.config, name) for name in ("server", "model", "clock", "speed")}
+        counts = {"requests": self.state.requests, "active": len(self.state.streams)}
+        return told | counts | self.pump.lateness.figures()
 
 
 class CompletionHandler:
@@ -419,12 +425,6 @@ class Written(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         pass
-
-
-def status(state: ServerState, pump: Pump) -> dict[str, Any]:
-    """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
-    told = {name: getattr(state.config, name) for name in ("server", "model", "clock", "speed")}
-    return told | {"requests": state.requests, "active": len(state.streams)} | pump.lateness.figures()
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:

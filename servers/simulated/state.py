@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
 Buckets = Callable[[int], Mapping[str, Sequence[float]]]
 """The longest prompt plus output to the bucket bounds of every histogram, by the names in SECONDS and TOKENS."""
-Generate = Callable[["ServerState", CompletionRequest], Encoding]
-"""Raises ErrorReply."""
+Generate = Callable[["ServerState", CompletionRequest], Encoding]  # raises ErrorReply
 Page = Callable[["ServerState", Mapping[str, Any]], Reply]
 """From the fields of the body; they are empty where it is no JSON object. Raises ErrorReply."""
 
@@ -58,8 +56,7 @@ class ServerProtocol:
     not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))  # FastAPI's, as the next
     not_allowed: Callable[[str], Reply] = lambda methods: Reply(
         b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
-    )
-    """The methods that the path has, to an answer for one that it has not."""
+    )  # the methods that the path has, to an answer for one that it has not
     policy: Policy
     buckets: Buckets
 
@@ -95,6 +92,8 @@ class ServerState:
         self.gauges = gauges
         self.started_s = int(time.time())
         self.streams: set[Stream] = set()  # accepted requests that are not finished
+        with Path(__file__).with_name(f"{config.server}.csv").open(encoding="utf-8", newline="") as file:
+            self._metric_rows = list(csv.DictReader(file))
         self._log = config.log.open("wb", buffering=1 << 20) if config.log else None
         self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
         self._collected_s = time.monotonic()
@@ -137,7 +136,7 @@ class ServerState:
 
     def metrics(self, prefix: str, labels: Labels, rows: slice = slice(None), **more: Figure) -> bytes:
         """Rows of the server's page of metrics, from `figures` and what else the server has."""
-        return exposition(prefix, labels, _metric_rows(self.config.server)[rows], {**self.figures(), **more}).encode()
+        return exposition(prefix, labels, self._metric_rows[rows], {**self.figures(), **more}).encode()
 
     def models(self, owner: str, **more: Any) -> Reply:
         """The list of models, which has one."""
@@ -202,15 +201,8 @@ Figure = float | Mapping[tuple[str, str], float] | Histogram
 """A value, values by one further label and its value, or a histogram."""
 
 
-@cache
-def _metric_rows(server: str) -> list[dict[str, str]]:
-    """The metrics of one server's page, in its order and words: exported name after the prefix, kind, figure, help."""
-    with Path(__file__).with_name(f"{server}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def exposition(prefix: str, labels: Labels, rows: Sequence[Mapping[str, str]], figures: Mapping[str, Figure]) -> str:
-    """A page of metrics, all with these labels."""
+    """A page of metrics in its order and words, all with these labels; a counter's name has its suffix already."""
     page = []
     for row in rows:
         name, value = prefix + row["name"], figures[row["figure"]]
@@ -229,11 +221,9 @@ def exposition(prefix: str, labels: Labels, rows: Sequence[Mapping[str, str]], f
 
 def _sample(name: str, labels: Labels, value: float) -> str:
     """Labels in alphabetical order, with the three escapes that the format has."""
-    if not labels:
-        return f"{name} {float(value)}\n"
     escaped = {key: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for key, text in labels.items()}
     shown = ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped))
-    return f"{name}{{{shown}}} {float(value)}\n"
+    return f"{name}{{{shown}}} {float(value)}\n" if labels else f"{name} {float(value)}\n"
 
 
 def steps_of_half(shortest_s: float, longest: int) -> dict[str, Sequence[float]]:

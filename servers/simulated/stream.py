@@ -184,8 +184,7 @@ FAULTS: dict[str, Behaviour] = {
 
 
 LATE_NS = 5_000_000
-"""The server falls behind when more than one send in a hundred is later than this: a quarter of the 20 ms between two
-tokens of a stream at 50 tokens/s, so that no stream's pace is what was asked any more."""
+"""The server falls behind when over 1 send in 100 is later than this: a quarter of the gap at 50 tokens/s."""
 _BIN_NS, _BINS = 1_000, 100_000
 
 

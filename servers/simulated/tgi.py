@@ -20,6 +20,7 @@ _STREAM_TYPE: protocol.Headers = (("content-type", "text/event-stream"), ("cache
 _OVERLOADED = ("Model is overloaded", "overloaded")
 _FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
 _OPENAI_REASONS = {"eos_token": "stop", "length": "length"}
+Whole = Callable[[], Any]
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 
 
@@ -89,7 +90,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
     encode = protocol.text_events(texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, ended))
     role_only = (protocol.json_event(chunk("", None)),)
-    return _encoding(completion, prompt, encode, whole, closing=closing, role_only=role_only)
+    return replace(_encoding(completion, prompt, encode, whole, closing), role_only=role_only)
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -118,7 +119,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     inner = {name: identity[name] for name in ("object", "id", "created")} | choices(protocol.TEXT, "") | identity
     final = identity | choices(protocol.TEXT, completion.finish_reason) | {"usage": completion.usage}
     encode = protocol.text_events(completion.texts, inner, final)
-    return _encoding(completion, prompts[0], encode, whole, closing=(protocol.DONE,))
+    return _encoding(completion, prompts[0], encode, whole, (protocol.DONE,))
 
 
 def _completion(state: ServerState, request: CompletionRequest, text: str, values: Mapping[str, Any]) -> Completion:
@@ -226,13 +227,7 @@ def _failure(status: int) -> Reply:
 
 
 def _encoding(
-    completion: Completion,
-    prompt: str,
-    encode: protocol.EventEncoder,
-    whole: Callable[[], Any],
-    *,
-    closing: protocol.Events = (),
-    role_only: protocol.Events = (),
+    completion: Completion, prompt: str, encode: protocol.EventEncoder, whole: Whole, closing: protocol.Events = ()
 ) -> Encoding:
     computed: protocol.Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
     failure = tuple(map(protocol.event, _error_payloads(*_FAILED, bool(closing))))
@@ -247,7 +242,7 @@ def _encoding(
         return protocol.ok(whole(), computed + timed + protocol.JSON_TYPE)
 
     head = (*computed, ("x-accel-buffering", "no"))
-    return Encoding(completion, encode, answer, failure, closing=closing, role_only=role_only, head=head)
+    return Encoding(completion, encode, answer, failure, closing=closing, head=head)
 
 
 def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if not prompt:
-        raise _bad("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt")
+        raise _bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     ids = _prompt_ids(state, prompt, add_bos=body.get("add_special_tokens", True))
     asked = _asked(state, body.get("max_tokens"), _COMPLETION_TOKENS, len(ids))
     return _encoding(state, request, ids, asked, chat=False)
@@ -64,26 +64,25 @@ def _check(state: ServerState, body: Mapping[str, Any]) -> None:
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
         raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
     if body.get("stream_options") and not body.get("stream"):
-        why = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+        why = "Stream options can only be defined when `stream=True`."
         raise _bad(why, "stream_options")
     if (temperature := protocol.number(body.get("temperature")) or 0) < 0:
-        raise _bad_value("temperature", f"temperature must be non-negative, got {temperature}.", temperature)
+        raise _bad(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
     if (logprobs := protocol.integer(body.get("logprobs")) or 0) > 20:
         why = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: 20"
-        raise _bad_value("logprobs", why, logprobs)
+        raise _bad(why, "logprobs", logprobs)
     if (protocol.integer(body.get("n")) or 1) != 1:
-        raise _bad_value("n", "The simulated server gives one answer per request.", body["n"])
+        raise _bad("The simulated server gives one answer per request.", "n", body["n"])
 
 
 def _asked(state: ServerState, asked: Any, default: int, prompt_tokens: int) -> int:
     """The limit on new tokens, clamped to what the context has left (`get_max_tokens`)."""
     longest = state.longest
-    wanted = protocol.integer(asked)
-    wanted = default if wanted is None else wanted
+    wanted = default if (given := protocol.integer(asked)) is None else given
     if wanted < 1:
-        raise _bad_value("max_tokens", f"max_tokens must be at least 1, got {wanted}.", wanted)
+        raise _bad(f"max_tokens must be at least 1, got {wanted}.", "max_tokens", wanted)
     if wanted > longest:
-        raise _bad_value("max_tokens", f"max_tokens={wanted} cannot be greater than max_model_len={longest}.", wanted)
+        raise _bad(f"max_tokens={wanted} cannot be greater than max_model_len={longest}.", "max_tokens", wanted)
     return min(wanted, longest - prompt_tokens)
 
 
@@ -95,13 +94,13 @@ def _prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[i
         most = _TOKEN_CHARACTERS * longest
         if len(prompt) > most:
             bound = f"(more than {most} characters, which is the upper bound for {longest} input tokens)"
-            raise _bad_value("input_text", f"{limit}{len(prompt)} characters {bound}. {ending}", len(prompt))
+            raise _bad(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
         ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
     else:
         ids = _checked_ids(prompt)
     if len(ids) >= longest:
         why = "which exceeds this limit even without any output tokens."
-        raise _bad_value("input_tokens", f"{limit}{len(ids)} input tokens, {why} {ending}", len(ids))
+        raise _bad(f"{limit}{len(ids)} input tokens, {why} {ending}", "input_tokens", len(ids))
     return ids
 
 
@@ -110,14 +109,12 @@ def _checked_ids(prompt: Any) -> Sequence[int]:
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         outside = next((token for token in prompt if not 0 <= token < tokenizer.VOCABULARY_SIZE), None)
         if outside is not None:
-            raise _bad(f"Token id {outside} is out of vocabulary", None)
+            raise _bad(f"Token id {outside} is out of vocabulary")
         return prompt
-    raise _bad("The simulated server takes one prompt per request. (parameter=prompt)", "prompt")
+    raise _bad("The simulated server takes one prompt per request.", "prompt")
 
 
-def _encoding(
-    state: ServerState, request: CompletionRequest, ids: Sequence[int], asked: int, *, chat: bool
-) -> Encoding:
+def _encoding(state: ServerState, request: CompletionRequest, ids: Sequence[int], asked: int, chat: bool) -> Encoding:
     """The answer to a prompt of `ids`, of `asked` tokens unless the model stops before."""
     body = request.body
     completion = state.complete(request, len(ids), asked, "stop")
@@ -193,12 +190,11 @@ def _usage(prompt: int, output: int) -> bytes:
     return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (prompt, prompt + output, output)
 
 
-def _bad_value(parameter: str, message: str, value: Any) -> ErrorReply:
-    return _bad(f"{message} (parameter={parameter}, value={value})", parameter)
-
-
-def _bad(message: str, parameter: str | None) -> ErrorReply:
-    return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
+def _bad(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
+    """The parameter stands behind the message, and the value where that is at fault."""
+    shown = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
+    said = f"{message} ({shown})" if parameter else message
+    return ErrorReply(protocol.openai_error(said, "BadRequestError", 400, parameter))
 
 
 def _invalid(where: str, kind: str, message: str, **more: Any) -> ErrorReply:

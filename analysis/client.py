@@ -11,25 +11,33 @@ Tokens of one answer with equal stamps were read together: the last of them has 
 between the stamp before, s_0, and s. So each is off by at most d, and by no more than the client was away, as it reads
 what lies there once it is back. Before a first token there is the first byte of the answer, where it came in an earlier
 read, else the instant of sending.
+
+`loadgen calibrate` holds stamps against the simulated server's own log, which says when it began each `send`, sent_k.
+The error of TTFT is stamp_1 - sent_1, because both count from the same instant of sending; that of TPOT is
+((stamp_k - stamp_1) - (sent_k - sent_1)) / (k - 1), one token per event; that of a gap is likewise of its two ends. The
+server's own lateness is in neither side. Both clocks are CLOCK_REALTIME, ours by way of the run's pair of readings.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
-from analysis.calibration import WATCH_S, quoted
-from analysis.frame import Booleans, Floats, Frame, Integers
+from analysis.frame import Floats, Frame, Integers
 from analysis.report.format import UNKNOWN, duration, share
 from analysis.stats import percentile, rounded
-from analysis.summary import ClientHealth, Distribution
+from analysis.summary import ClientHealth, Distribution, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
+WATCH_S = 0.05
+"""How often a client looks whether it stood still (engine.driver.TICK_S); between two looks a pause may hide."""
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step, while slewing
 itself is converted away."""
@@ -43,6 +51,12 @@ SHARE = 0.99
 """Of the samples that an error bar holds for."""
 STEPS_PER_OCTAVE = 16
 """Errors of gaps are counted in buckets and taken for their upper ends: at most 4.4 % too large, never too small."""
+EXACT_S = 1e-3
+"""A client is exact as long as the p99 of its TTFT error stays below this."""
+KEPT_UP_SHARE = 0.9
+"""A server that reached less than this share of the rate asked was the limit itself."""
+COALESCED_SHARE = 0.01
+"""From here on the p99 of the gap error is that of gaps which were not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,7 @@ class Ceiling:
 
 
 LIMITS = (
-    Ceiling("error_share", "error of the median TTFT, beside it", 0.05, "the figures are not worth their digits"),
+    Ceiling("error_share", "error of the median TTFT, beside it", 0.05, "the figures are less exact than they look"),
     Ceiling(
         "send_late_share",
         "sends late, p99 beside the median E2E",
@@ -110,11 +124,14 @@ def reasons(
     found: ClientHealth, ttft_p50_s: float | None, e2e_p50_s: float | None, dropped: int | None = None
 ) -> list[str]:
     """One line per limit that is exceeded. Figures that are None are not known and exceed nothing."""
-    stamps_s = found.error_ttft_p50_s if _was_away(found) else found.error_bar_e2e_s
+    # Tokens that were read together may have waited for a client that was late or away. Where it was prompt the server,
+    # or something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame.
+    late = (found.late_p99_s or 0) > COALESCING_LATE_S
+    was_away = late or (found.stall_max_s or 0) > WATCH_S
     derived = {
-        "error_share": _ratio(stamps_s, ttft_p50_s),
+        "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
-        "coalesced_late_share": found.coalesced_share if (found.late_p99_s or 0) > COALESCING_LATE_S else 0,
+        "coalesced_late_share": found.coalesced_share if late else 0,
         "dropped": dropped,
     }
     return [
@@ -153,8 +170,7 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    disagreement_s = _most(samples, "clock_disagreement_ns")
-    step_s = None if disagreement_s is None else max(0.0, disagreement_s - SLEW_MAX * max(1.0, last_s))
+    off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
         stamps=stamps.name,
@@ -163,13 +179,13 @@ def of_samples(
         late_p99_s=late_percentile_s(late, 0.99),
         coalesced_share=rounded(coalesced / reads) if reads else None,
         send_late_p99_s=rounded(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
-        clock_disagreement_s=disagreement_s,
-        clock_step_s=None if step_s is None else rounded(step_s),
+        clock_disagreement_s=off_s,
+        clock_step_s=None if off_s is None else rounded(max(0.0, off_s - SLEW_MAX * max(1.0, last_s))),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
-        full_reads=_total(samples, "full_reads"),
-        retransmit_share=_ratio(_total(samples, "retransmits"), len(sends_late_s)),
-        out_of_order_share=_ratio(_total(samples, "out_of_order"), _total(samples, "reads")),
-        stall_max_s=_most(samples, "stall_ns_max"),
+        full_reads=_known(samples, "full_reads", sum),
+        retransmit_share=_ratio(_known(samples, "retransmits", sum), len(sends_late_s)),
+        out_of_order_share=_ratio(_known(samples, "out_of_order", sum), _known(samples, "reads", sum)),
+        stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )
@@ -186,10 +202,9 @@ def _ended(frame: Frame, kind: str) -> int:
 def _stamps(run: Run, frame: Frame) -> StampFacts:
     """The run's source only if every answer was stamped by it: one without is one whose error is unknown."""
     used = {source.stamps for source in frame.sources if source.measured and source.stamps}
-    if not used:
+    if not used or used == {run.header.stamps.name}:
         return run.header.stamps
-    name = used.pop() if len(used) == 1 else "user"
-    return run.header.stamps if name == run.header.stamps.name else stamp_facts(name)
+    return stamp_facts(used.pop() if len(used) == 1 else "user")
 
 
 def own_error(found: ClientHealth) -> StampError | None:
@@ -202,20 +217,10 @@ def own_error(found: ClientHealth) -> StampError | None:
     return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
 
 
-def _was_away(found: ClientHealth) -> bool:
-    """Whether tokens that were read together may have waited for the client. Where it was prompt the server, or
-    something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame."""
-    return (found.late_p99_s or 0) > COALESCING_LATE_S or (found.stall_max_s or 0) > WATCH_S
-
-
-def _most(samples: Sequence[Telemetry], name: str) -> float | None:
+def _known(samples: Sequence[Telemetry], name: str, together: Callable[[list[int]], int]) -> int | None:
+    """The sum or the most of what the samples say; None where none says anything."""
     values = [sample.values[name] for sample in samples if name in sample.values]
-    return max(values) / 1e9 if values else None
-
-
-def _total(samples: Sequence[Telemetry], name: str) -> int | None:
-    values = [sample.values[name] for sample in samples if name in sample.values]
-    return sum(values) if values else None
+    return together(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,37 +233,20 @@ class StampError:
     """The longest that the client may have been away; 0 where that is in `stamp_s`, None where nobody looked."""
 
 
-class _Reads(NamedTuple):
-    """The reads of a block of rows that brought several tokens."""
-
-    rows: Integers
-    sizes: Integers
-    """Tokens' chunks in each."""
-    first: Booleans
-    """Whether it holds the answer's first token."""
-    off_ns: Floats
-    """The most that a stamp in it may be off by."""
-
-
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """What 99 % of the stamps, TTFTs, TPOTs and ITLs of the complete requests are off by at most, and E2E, which ends
     with the newest token of a read; and what the median TTFT is off by. In seconds, None where there is no sample."""
-    off_first_ns = np.zeros(len(frame))
-    stamps, gaps = _Counted(), _Counted()
-    for reads in _merged(frame, own.away_s):
-        off_first_ns[reads.rows[reads.first]] = reads.off_ns[reads.first]
-        stamps.add(reads.off_ns, reads.sizes - 1)
-        gaps.add(reads.off_ns, reads.sizes - reads.first)  # the gaps within a read, and the one before it
+    off_first_ns, stamps, gaps = _merged(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]
     later = (frame.output_tokens - frame.first_tokens)[frame.sampled]
     off_first_s = off_first_ns[frame.sampled] / 1e9
     ttft_s = (frame.first_ns - frame.sent_ns)[frame.sampled] / 1e9
     return {
-        "error_bar_s": own.stamp_s + stamps.quantile_ns(int(chunks.sum())) / 1e9,
+        "error_bar_s": own.stamp_s + _counted_quantile_ns(stamps, int(chunks.sum())) / 1e9,
         "error_bar_ttft_s": own.stamp_s + (_quantile(off_first_s) or 0.0),
         "error_ttft_p50_s": own.stamp_s + median_off_s(ttft_s, off_first_s),
         "error_bar_tpot_s": _quantile((off_first_s + own.pair_s)[later > 0] / later[later > 0]),
-        "error_bar_itl_s": own.pair_s + gaps.quantile_ns(int(np.maximum(chunks - 1, 0).sum())) / 1e9,
+        "error_bar_itl_s": own.pair_s + _counted_quantile_ns(gaps, int(np.maximum(chunks - 1, 0).sum())) / 1e9,
         "error_bar_e2e_s": own.stamp_s,
     }
 
@@ -266,49 +254,34 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 def first_off_s(frame: Frame) -> Floats:
     """By how much the TTFT of each request may be too large at most, in seconds, if nothing is known of how long the
     client was away; 0 where its first token was read alone."""
-    off_ns = np.zeros(len(frame))
-    for reads in _merged(frame, None):
-        off_ns[reads.rows[reads.first]] = reads.off_ns[reads.first]
-    return off_ns / 1e9
+    return _merged(frame, None)[0] / 1e9
 
 
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is too large by at most what stands in `off_s`:
     the true median lies between that of all of them lessened and this. NaN among them is no sample."""
-    return _median(ttft_s) - _median(ttft_s - off_s)
+    known = ~np.isnan(ttft_s)
+    return float(np.median(ttft_s[known])) - float(np.median((ttft_s - off_s)[known])) if known.any() else 0.0
 
 
-class _Counted:
-    """Errors by size, in as little room for a hundred million as for ten."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros(64 * STEPS_PER_OCTAVE, np.int64)
-
-    def add(self, off_ns: Floats, times: Integers) -> None:
-        """Count each error so many times."""
-        buckets = np.ceil(np.log2(np.maximum(off_ns, 1.0)) * STEPS_PER_OCTAVE).astype(np.int64)
-        self._counts += np.bincount(buckets, times, len(self._counts)).astype(np.int64)
-
-    def quantile_ns(self, total: int) -> float:
-        """What all but 1 % of `total` keep; those that were not counted are not off."""
-        beyond = total - int(np.ceil(SHARE * total))
-        from_above = np.cumsum(self._counts[::-1])[::-1]
-        larger = np.flatnonzero(from_above > beyond)
-        return float(2.0 ** (larger[-1] / STEPS_PER_OCTAVE)) if len(larger) else 0.0
+def _counted_quantile_ns(counts: Integers, total: int) -> float:
+    """What all but 1 % of `total` keep; those that were not counted are not off."""
+    beyond = total - int(np.ceil(SHARE * total))
+    larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)
+    return float(2.0 ** (larger[-1] / STEPS_PER_OCTAVE)) if len(larger) else 0.0
 
 
 def _quantile(values: Floats) -> float | None:
     return float(np.percentile(values, 100 * SHARE, method="inverted_cdf")) if len(values) else None
 
 
-def _median(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else 0.0
-
-
-def _merged(frame: Frame, away_s: float | None) -> Iterator[_Reads]:
-    """The reads of complete requests that brought several tokens, block by block."""
+def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
+    """What the reads that brought several tokens of complete requests leave open: of each row by how many nanoseconds
+    its TTFT may be too large at most; and how many stamps, and how many gaps, may be off by how much at most, in
+    buckets: as little room for a hundred million as for ten."""
     most_ns = np.inf if away_s is None else away_s * 1e9
+    off_first_ns = np.zeros(len(frame))
+    stamps_off, gaps_off = np.zeros((2, 64 * STEPS_PER_OCTAVE), np.int64)
     sampled, counts = frame.sampled, frame.chunk_counts
     headed = frame.first_byte_ns < frame.first_ns
     before_ns = np.where(headed, frame.first_byte_ns, frame.sent_ns)
@@ -325,5 +298,180 @@ def _merged(frame: Frame, away_s: float | None) -> Iterator[_Reads]:
         kept = sampled[row]
         at, sizes, row = at[kept], sizes[kept], row[kept]
         first = begins[at]
-        since_ns = stamps[at] - np.where(first, before_ns[row], stamps[at - 1])
-        yield _Reads(row, sizes, first, np.clip(since_ns, 0.0, most_ns))
+        off_ns = np.clip(stamps[at] - np.where(first, before_ns[row], stamps[at - 1]), 0.0, most_ns)
+        off_first_ns[row[first]] = off_ns[first]
+        buckets = np.ceil(np.log2(np.maximum(off_ns, 1.0)) * STEPS_PER_OCTAVE).astype(np.int64)
+        stamps_off += np.bincount(buckets, sizes - 1, len(stamps_off)).astype(np.int64)
+        # The gaps within a read, and the one before it.
+        gaps_off += np.bincount(buckets, sizes - first, len(gaps_off)).astype(np.int64)
+    return off_first_ns, stamps_off, gaps_off
+
+
+def quoted(found: Any, stamps: str) -> QuotedCalibration | None:
+    """Of a calibration (loadgen.host) in a run's header, what is said of stamps of this kind; None for
+    anything else."""
+    try:
+        p99_s = found["errors"][stamps]["ttft_s"]["p99"]
+        return msgspec.convert({**found, "ttft_p99_s": p99_s}, QuotedCalibration)
+    except (TypeError, KeyError, msgspec.ValidationError):
+        return None
+
+
+class Sends(msgspec.Struct, frozen=True):
+    """One line of the simulated server's log, as far as it is needed here. Instants are ns on CLOCK_REALTIME."""
+
+    request_id: str = ""
+    due_ns: list[int] = []
+    sent_ns: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSizes:
+    """Sizes of errors, in seconds."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class StampComparison:
+    """One run against the server's log."""
+
+    stamps: str
+    requests: int
+    """Complete, and with as many events in the log as chunks in the run."""
+    not_compared: int
+    """The others."""
+    ttft_s: ErrorSizes
+    tpot_s: ErrorSizes
+    icl_s: ErrorSizes
+    merged: int
+    """First tokens that came in one read with later ones, so that the later stamp stands for them too."""
+    merged_s_max: float
+    """Largest TTFT error among these."""
+    merged_beyond: int
+    """How many of these are off by more than the lag."""
+    coalesced_share: float
+    """Of the gaps, those between two events of one read."""
+    lag_s: float
+    """Longest that the client can have been away: its longest stall, and as long again as its watch sees none."""
+    events_per_s: float
+    """What the server really sent."""
+    asked_per_s: float
+    """What its clock wanted."""
+    server_late_p99_s: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether TTFT can be believed to the millisecond."""
+        return self.ttft_s.p99 < EXACT_S
+
+    @property
+    def server_kept_up(self) -> bool:
+        """Whether the rate is what was asked; if not, a faster client would have seen no more."""
+        return self.events_per_s >= KEPT_UP_SHARE * self.asked_per_s
+
+
+def read_log(path: Path) -> dict[int, Sends]:
+    """The server's log by request id. Raises OSError, msgspec.DecodeError."""
+    decoder = msgspec.json.Decoder(Sends)
+    lines = map(decoder.decode, path.read_bytes().splitlines())
+    return {int(line.request_id): line for line in lines if line.request_id}
+
+
+def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
+    """Every stamp of the complete requests against the log. Raises ValueError when there is nothing to compare."""
+    pairs = [(record, log[record.id]) for record in run.records if record.id in log and record.state == "complete"]
+    # Chunk j of the run is send j of the log, and there is a gap to look at.
+    pairs = [(record, line) for record, line in pairs if len(record.chunk_ns) == len(line.sent_ns) > 1]
+    if not pairs:
+        raise ValueError("no complete request has as many tokens as the server's log has sends")
+    records, lines = zip(*pairs, strict=True)
+    gaps = np.concatenate([np.diff(np.array(record.chunk_ns)) for record in records])
+    true_gaps = np.concatenate([np.diff(np.array(line.sent_ns)) for line in lines])
+    start_ns = run.header.start_realtime_ns
+    ttft_ns = [record.chunk_ns[0] - (line.sent_ns[0] - start_ns) for record, line in pairs]
+    merged_ns = [error for record, error in zip(records, ttft_ns, strict=True) if record.first_token_merged]
+    lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
+    return StampComparison(
+        stamps=names.pop() if len(names := {record.stamps for record in records}) == 1 else "user",
+        requests=len(pairs),
+        not_compared=len(run.records) - len(pairs),
+        ttft_s=_sizes(ttft_ns),
+        tpot_s=_sizes([_tpot_ns(record.chunk_ns) - _tpot_ns(line.sent_ns) for record, line in pairs]),
+        icl_s=_sizes(gaps - true_gaps),
+        merged=len(merged_ns),
+        merged_s_max=max(merged_ns, default=0) / 1e9,
+        merged_beyond=sum(error / 1e9 > lag_s for error in merged_ns),
+        coalesced_share=float(np.mean(gaps == 0)),
+        lag_s=lag_s,
+        events_per_s=_rate(line.sent_ns for line in lines),
+        asked_per_s=_rate(line.due_ns for line in lines),
+        server_late_p99_s=_sizes(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
+    )
+
+
+def stamps_heading() -> str:
+    """Two lines above rows."""
+    parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
+    return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
+
+
+def stamps_row(comparison: StampComparison) -> str:
+    """One burst in a line."""
+    spreads = (comparison.ttft_s, comparison.tpot_s, comparison.icl_s)
+    cells = [f"{value * 1e3:9.4f}" for spread in spreads for value in (spread.p50, spread.p99, spread.max)]
+    return f"{comparison.stamps:8}{comparison.events_per_s:10,.0f}  {''.join(cells)}"
+
+
+def stamps_notes(seen: StampComparison) -> list[str]:
+    """What a reader of the row must know."""
+    found = []
+    if seen.merged:
+        beyond = f"{seen.merged_beyond:,} of them" if seen.merged_beyond else "none"
+        found += [
+            f"  {seen.merged:,} of {seen.requests:,} first tokens came in one read with later ones: off by up to "
+            f"{duration(seen.merged_s_max)}, and marked in the run",
+            f"  {beyond} by more than the {duration(seen.lag_s)} the client may have been away",
+        ]
+    if seen.coalesced_share > COALESCED_SHARE:
+        found.append(f"  {share(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
+    if not seen.server_kept_up:
+        found.append(
+            f"  the simulated server sent {seen.events_per_s:,.0f} of the {seen.asked_per_s:,.0f} events/s asked, late "
+            f"by {duration(seen.server_late_p99_s)} at p99, which is no error"
+        )
+    if seen.not_compared:
+        found.append(f"  {seen.not_compared:,} requests were not complete, and are not compared")
+    return found
+
+
+def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
+    """The result of the search in a sentence."""
+    if fastest is None:
+        return f"TTFT was never exact to {duration(EXACT_S)} at p99."
+    because = {
+        "client": "beyond that the client is not exact any more",
+        "server": "the simulated server sent no faster",
+        "time": "nothing faster was tried",
+    }[limited_by]
+    return f"TTFT is exact to {duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
+
+
+def _tpot_ns(instants: Sequence[int]) -> float:
+    """(t_k - t_1) / (k - 1), one token per event."""
+    return float(instants[-1] - instants[0]) / (len(instants) - 1)
+
+
+def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
+    sizes_s = np.abs(np.asarray(errors_ns, dtype=np.float64)) / 1e9
+    return ErrorSizes(*(round(float(value), 9) for value in np.percentile(sizes_s, (50, 99, 100))))
+
+
+def _rate(instants: Iterable[Sequence[int]]) -> float:
+    """Events per second while streams were running: gaps, by the time from the first event to the last."""
+    streams = list(instants)
+    gaps = sum(len(stream) - 1 for stream in streams)
+    span_ns = max(stream[-1] for stream in streams) - min(stream[0] for stream in streams)
+    return round(gaps / max(span_ns, 1) * 1e9, 1)

@@ -14,18 +14,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from msgspec.structs import asdict, replace
 
-from analysis.frame import Window
-from analysis.gather import Gathering
-from analysis.metrics import METRICS, of_record
+from analysis.frame import Gathering, Window, frame_of
+from analysis.metrics import METRICS
+from analysis.summarise import server_info
 from analysis.window import windowed
 from loadgen.record import Record
 from loadgen.runfile import Run, Telemetry, scan
 
 Row = tuple[Any, ...]
-Put = Callable[[str, Sequence[Row]], None]
-"""Takes rows of the table of this name."""
+Write = Callable[[Sequence[Row]], object]
+"""Takes rows of one table."""
 
 RECORDS_PER_BLOCK = 1024
 FORMULA = re.compile(r"^[=+\-@\t\r]")
@@ -79,7 +80,7 @@ REQUESTS = (
     Column("late_ns_max", "int64", "Largest delay between the kernel's stamp and this program's reading, nanoseconds."),
     Column("reads", "int64", "Reads that its answer took."),
     Column("coalesced_reads", "int64", "Reads that held more than one event."),
-    Column("first_token_merged", "bool", "Its first token came together with later ones: TTFT is an upper bound."),
+    Column("first_token_merged", "bool", "Its first token was read with later ones: TTFT is an upper bound."),
     Column("reopened", "int64", "Connections that had to be opened again for it."),
 )
 CHUNKS = (
@@ -132,13 +133,11 @@ MEANINGS = {
 
 def export(run: Path, folder: Path, form: str) -> list[Path]:
     """Write the tables of the run at this path into the folder, in the form `csv` or `parquet`; the files written.
-
     Raises RunFileError where there is no run, OSError where the folder cannot be written, ImportError where Parquet is
-    asked for and pyarrow is not installed.
-    """
+    asked for and pyarrow is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     outline, pending = Gathering(), list[Record]()
-    with FORMS[form](folder) as put:
+    with _tables(folder, form) as write:
 
         def add(record: Record) -> None:
             outline.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
@@ -147,62 +146,24 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
                 hand_on()
 
         def hand_on() -> None:
-            put("requests", [request_row(record) for record in pending])
-            put("chunks", [row for record in pending for row in chunk_rows(record)])
+            write["requests"](list(request_rows(pending)))
+            write["chunks"]([row for record in pending for row in chunk_rows(record)])
             pending.clear()
 
         read = scan(run, add)
         hand_on()
-        put("telemetry", [row for sample in read.telemetry for row in telemetry_rows(sample)])
-        put("run", [run_row(read, windowed(outline.frame(), read.header).window)])
+        write["telemetry"]([row for sample in read.telemetry for row in telemetry_rows(sample)])
+        write["run"]([run_row(read, windowed(outline.frame(), read.header).window)])
     return [folder / f"{name}.{form}" for name in TABLES]
 
 
 @contextmanager
-def csv_tables(folder: Path) -> Iterator[Put]:
-    """Comma-separated values as RFC 4180 has them, with a header line, UTF-8; null is nothing between two commas."""
-    with _files(folder, "csv") as files, ExitStack() as open_files:
-        writers = {}
-        for name, file in files.items():
-            stream = open_files.enter_context(file.open("w", encoding="utf-8", newline=""))
-            writers[name] = csv.writer(stream)
-            writers[name].writerow([column.name for column in TABLES[name]])
-        yield lambda name, rows: writers[name].writerows([_harmless(value) for value in row] for row in rows)
-
-
-@contextmanager
-def parquet_tables(folder: Path) -> Iterator[Put]:
-    """Parquet with zstd, one row group per block."""
-    import pyarrow  # type: ignore[import-untyped]
-    from pyarrow import parquet
-
-    schemas = {
-        name: pyarrow.schema([(column.name, pyarrow.type_for_alias(column.kind)) for column in columns])
-        for name, columns in TABLES.items()
-    }
-
-    def put(name: str, rows: Sequence[Row]) -> None:
-        if rows:
-            columns = dict(zip(schemas[name].names, zip(*rows, strict=True), strict=True))
-            writers[name].write_table(pyarrow.Table.from_pydict(columns, schema=schemas[name]))
-
-    with _files(folder, "parquet") as files, ExitStack() as open_files:
-        writers: dict[str, Any] = {
-            name: open_files.enter_context(parquet.ParquetWriter(file, schemas[name], compression="zstd"))
-            for name, file in files.items()
-        }
-        yield put
-
-
-FORMS: Mapping[str, Callable[[Path], Any]] = {"csv": csv_tables, "parquet": parquet_tables}
-
-
-@contextmanager
-def _files(folder: Path, form: str) -> Iterator[dict[str, Path]]:
-    """A file for each table, under a name that says that it is not whole; renamed when all of them are."""
+def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
+    """Each table, in a file under a name that says that it is not whole; renamed when all of them are."""
     files = {name: folder / f"{name}.{form}.part" for name in TABLES}
     try:
-        yield files
+        with ExitStack() as opened:
+            yield {name: opened.enter_context(FORMS[form](file, TABLES[name])) for name, file in files.items()}
     except BaseException:
         for file in files.values():
             file.unlink(missing_ok=True)
@@ -211,26 +172,61 @@ def _files(folder: Path, form: str) -> Iterator[dict[str, Path]]:
         file.replace(file.with_suffix(""))
 
 
+@contextmanager
+def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
+    """Comma-separated values as RFC 4180 has them, with a header line, UTF-8; null is nothing between two commas."""
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([column.name for column in columns])
+        yield lambda rows: writer.writerows([_harmless(value) for value in row] for row in rows)
+
+
+@contextmanager
+def _parquet(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
+    """Parquet with zstd, one row group per block."""
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    schema = pyarrow.schema([(column.name, pyarrow.type_for_alias(column.kind)) for column in columns])
+
+    def write(rows: Sequence[Row]) -> None:
+        if rows:
+            values = dict(zip(schema.names, zip(*rows, strict=True), strict=True))
+            writer.write_table(pyarrow.Table.from_pydict(values, schema=schema))
+
+    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        yield write
+
+
+FORMS = {"csv": _csv, "parquet": _parquet}
+
+
 def _harmless(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
-def request_row(record: Record) -> Row:
-    """A Record as a row of `requests`. An empty text is one that was never said."""
-    values: dict[str, Any] = {
-        **dict.fromkeys(METRICS),
-        **of_record(record),
-        "request": record.id,
-        "turn": None if record.session is None else record.turn,
-        "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
-        "last_token_ns": record.chunk_ns[-1] if record.chunk_ns else None,
-        "chunks": len(record.chunk_ns),
-        "chunk_tokens": sum(record.chunk_tokens),
-    }
-    row = (values[name] if name in values else getattr(record, name) for name, *_ in REQUESTS)
-    return tuple(None if value == "" else value for value in row)
+def request_rows(records: Sequence[Record]) -> Iterator[Row]:
+    """Records as rows of `requests`. An empty text is one that was never said."""
+    frame = frame_of(records)
+    latencies = {}
+    for name in (name for name, each in METRICS.items() if each.per == "request"):
+        found = METRICS[name].rows(frame)
+        has_one = frame.complete & ~np.isnan(found)
+        latencies[name] = [value if known else None for value, known in zip(found.tolist(), has_one, strict=True)]
+    for place, record in enumerate(records):
+        values: dict[str, Any] = {
+            **{name: found[place] for name, found in latencies.items()},
+            "request": record.id,
+            "turn": None if record.session is None else record.turn,
+            "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
+            "last_token_ns": record.chunk_ns[-1] if record.chunk_ns else None,
+            "chunks": len(record.chunk_ns),
+            "chunk_tokens": sum(record.chunk_tokens),
+        }
+        row = (values[name] if name in values else getattr(record, name) for name, *_ in REQUESTS)
+        yield tuple(None if value == "" else value for value in row)
 
 
 def chunk_rows(record: Record) -> Iterator[Row]:
@@ -250,25 +246,14 @@ def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
 
 def run_row(run: Run, window: Window | None) -> Row:
     """The row of `run`."""
-    header, footer = run.header, run.footer
-    server, folder = header.server, run.path.resolve().parent.name
+    header, footer, server, folder = run.header, run.footer, server_info(run), run.path.resolve().parent.name
+    ends = (None, None) if window is None else (round(window.from_ns), round(window.to_ns))
+    told = (header.command, header.plan, header.server, header.host, header.client)
     return (
-        folder,
-        header.plan.get("label") or folder,
-        server.get("name") or header.plan.get("server"),
-        server.get("version"),
-        server.get("model"),
-        header.plan.get("platform") or None,
-        bool(server.get("simulated", False)),
-        header.started_at,
-        header.start_ns,
-        header.start_realtime_ns,
-        None if window is None else round(window.from_ns),
-        None if window is None else round(window.to_ns),
-        footer is None or footer.interrupted,
-        run.damaged_lines,
-        header.version,
-        *(json.dumps(part) for part in (header.command, header.plan, server, header.host, header.client)),
+        *(folder, header.plan.get("label") or folder),
+        *(server.name, server.version, server.model, server.platform or None, server.simulated),
+        *(header.started_at, header.start_ns, header.start_realtime_ns, *ends),
+        *(footer is None or footer.interrupted, run.damaged_lines, header.version, *map(json.dumps, told)),
         None if footer is None else json.dumps(asdict(footer)),
     )
 

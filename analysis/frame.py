@@ -1,5 +1,6 @@
 """The Frame: a Run's Records as flat arrays, built once, so that every metric is a few array operations.
 
+Records become columns in blocks as they come: of 64 chunks, a Record is 5 kB of Python objects and 0.7 kB of columns.
 Chunks of all requests lie end to end in two arrays; `offsets[i]:offsets[i + 1]` are those of request i. Instants are
 float64 nanoseconds from the run's start: exact to 2**53 ns, which is 104 days, and NaN where something never happened.
 A million requests of 64 chunks take 0.8 GB, so whatever walks over chunks does it in `blocks`.
@@ -7,14 +8,16 @@ A million requests of 64 chunks take 0.8 GB, so whatever walks over chunks does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.record import State
+from loadgen.record import Record, State
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -22,6 +25,11 @@ Booleans = NDArray[np.bool_]
 
 NS_PER_S = 1e9
 ENTRIES_PER_BLOCK = 1 << 20
+RECORDS_PER_BLOCK = 256
+DETAILS_MAX = 1000
+"""Different words of errors that are told apart; a server may put something new into each."""
+OTHER_DETAIL = "(other words)"
+NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
 
 class Ending(NamedTuple):
@@ -82,11 +90,9 @@ class Frame:
     end_ns: Floats
     """The dialect's end marker, or the instant the request was given up, or its last chunk where neither is known."""
     first_ns: Floats
-    """First chunk; NaN where there was none."""
+    """First chunk. NaN where there was none, as in the next two."""
     last_ns: Floats
-    """Last chunk; NaN where there was none."""
     first_tokens: Floats
-    """Tokens in the first chunk; NaN where there was none."""
     arrived_tokens: Floats
     """The sum over chunks."""
     prompt_asked: Floats
@@ -95,7 +101,6 @@ class Frame:
     """NaN where the server did not say."""
     output_asked: Floats
     output_reported: Floats
-    """NaN where the server did not say."""
     worker: Integers
     late_ns_max: Integers
     reads: Integers
@@ -141,11 +146,6 @@ class Frame:
         return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
 
     @property
-    def later_turn(self) -> Booleans:
-        """Turns of a session but its first: their instants follow answers and not the arrivals."""
-        return self.turn > 0
-
-    @property
     def sent(self) -> Booleans:
         """Measured requests of which a byte was sent."""
         return self.measured & ~np.isnan(self.sent_ns)
@@ -153,9 +153,7 @@ class Frame:
     @property
     def inside(self) -> Booleans:
         """Measured requests due inside the window: those whose latencies count, if they are complete."""
-        if self.window is None:
-            return self.measured
-        return self.measured & (self.due_ns >= self.window.from_ns) & (self.due_ns <= self.window.to_ns)
+        return self.measured & self.within(self.due_ns)
 
     @property
     def sampled(self) -> Booleans:
@@ -165,9 +163,7 @@ class Frame:
     @property
     def span_ns(self) -> tuple[float, float] | None:
         """The window's ends; of a whole run the first t_sent and the last t_end of all requests sent, complete or not.
-
-        None when nothing was sent or came back.
-        """
+        None when nothing was sent or came back."""
         if self.window is not None:
             ends = (self.window.from_ns, self.window.to_ns)
             return ends if ends[1] > ends[0] and self.sent.any() else None
@@ -212,12 +208,7 @@ class Frame:
 
     def gaps_s(self) -> Floats:
         """t_{j+1} - t_j in seconds, for every gap of every sampled row, in order."""
-        gaps = np.empty(int(self.gap_counts.sum()))
-        filled = 0
-        for _, part in self._gap_blocks():
-            gaps[filled : filled + len(part)] = part
-            filled += len(part)
-        return gaps
+        return np.concatenate([part for _, part in self._gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
         """The gaps and, for each further token of a chunk, a zero; row by row, n - 1 of each: first its gaps, then its
@@ -250,10 +241,8 @@ def offsets_of(counts: Integers) -> Integers:
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
-    """Rows, and their entries in a flat array, in pieces of about ENTRIES_PER_BLOCK entries.
-
-    What is made on the way of a computation then never has the size of the flat array itself.
-    """
+    """Rows, and their entries in a flat array, in pieces of about ENTRIES_PER_BLOCK entries. What is made on the way of
+    a computation then never has the size of the flat array itself."""
     starts = np.unique(np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK)))
     for first, last in zip(starts, [*starts[1:], len(offsets) - 1], strict=True):
         yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
@@ -273,3 +262,108 @@ def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floa
 def total(values: Floats, rows: Booleans) -> int:
     """Sum over these rows of what is known."""
     return int(np.nansum(values[rows]))
+
+
+def frame_of(records: Iterable[Record]) -> Frame:
+    """The Frame of these Records; its window is the whole run."""
+    gathering = Gathering()
+    for record in records:
+        gathering.add(record)
+    return gathering.frame()
+
+
+class Gathering:
+    """Takes Records one by one; `frame` is called once, after the last."""
+
+    def __init__(self) -> None:
+        self._pending: list[Record] = []
+        self._columns: dict[str, GrowingArray] = {}
+        self._endings: dict[Ending, EndingCount] = {}
+        self._sources = Counter[Origin]()
+
+    def add(self, record: Record) -> None:
+        """Take one Record."""
+        self._pending.append(record)
+        if len(self._pending) == RECORDS_PER_BLOCK:
+            self._close_block()
+
+    def frame(self) -> Frame:
+        """The Frame of everything taken."""
+        self._close_block()
+        columns: dict[str, Any] = {name: column.array() for name, column in self._columns.items()}
+        counts = columns.pop("chunk_counts")
+        return Frame(**columns, offsets=offsets_of(counts), endings=self._endings, sources=self._sources)
+
+    def _close_block(self) -> None:
+        records, self._pending = self._pending, []
+        for name, values in _block(records).items():
+            self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
+        for record in records:
+            measured, state = record.phase == "measured", record.state
+            self._sources[Origin(measured, state, record.counted_by, record.stamps)] += 1
+            kind = "" if state == "complete" else record.error_kind or state
+            ending = Ending(measured, state, kind, record.error_detail if kind else "", record.http_status)
+            if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
+                ending = ending._replace(detail=OTHER_DETAIL)
+            number, first = self._endings.get(ending, (0, record.id))
+            self._endings[ending] = EndingCount(number + 1, first)
+
+
+class GrowingArray:
+    """An array that grows in place: arrays kept in pieces and joined at the end need their room twice."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._bytes = bytearray()
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Append; where the values need a wider type, all change to it."""
+        wider = np.promote_types(self._dtype, values.dtype)
+        if wider != self._dtype:
+            self._bytes = bytearray(self.array().astype(wider).data)
+            self._dtype = wider
+        self._bytes += values.astype(wider, copy=False).data
+
+    def array(self) -> NDArray[Any]:
+        """What it holds, not copied."""
+        return np.frombuffer(self._bytes, self._dtype)
+
+
+def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
+    """One pass per column over the Records, one over the chunks."""
+
+    def column(name: str, kind: type = np.float64) -> NDArray[Any]:
+        return np.array([getattr(record, name) for record in records], kind)  # of floats None is NaN
+
+    counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
+    offsets = offsets_of(counts)
+    chunk_ns = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.float64, offsets[-1])
+    chunk_tokens = np.fromiter(chain.from_iterable(record.chunk_tokens for record in records), np.int64, offsets[-1])
+    end_ns, last_ns, state = column("end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts), column("state", np.str_)
+    return {
+        "chunk_counts": counts,
+        "chunk_ns": chunk_ns,
+        "chunk_tokens": chunk_tokens.astype(np.min_scalar_type(int(chunk_tokens.max(initial=0)))),
+        "measured": column("phase", np.str_) == "measured",
+        "complete": state == "complete",
+        "dropped": state == "dropped",
+        "end_ns": np.where(np.isnan(end_ns), last_ns, end_ns),
+        "first_ns": _at_chunk(chunk_ns, offsets[:-1], counts),
+        "last_ns": last_ns,
+        "first_tokens": _at_chunk(chunk_tokens.astype(np.float64), offsets[:-1], counts),
+        "arrived_tokens": sum_by_row(chunk_tokens, offsets),
+        "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], np.float64),
+        "prompt_reported": column("prompt_tokens"),
+        "output_asked": column("output_tokens_asked"),
+        "output_reported": column("output_tokens"),
+        "first_token_merged": column("first_token_merged", np.bool_),
+        **{name: column(name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
+        **{name: column(name, np.int64) for name in NUMBERS},
+    }
+
+
+def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:
+    result = np.full(len(counts), np.nan)
+    held = counts > 0
+    result[held] = values[positions[held]]
+    return result

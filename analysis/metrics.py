@@ -12,12 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from analysis.frame import Booleans, Floats, Frame, Integers, Window
-    from loadgen.record import Record
 
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
@@ -68,36 +66,6 @@ class Metric:
             return None
         return offsets_of((frame.gap_counts if self.per == "chunk" else frame.later_counts)[frame.sampled])
 
-    def figure(self, frame: Frame) -> float | None:
-        """Its one figure of a run; None where undefined."""
-        return cast("float | None", self.formula(frame))
-
-
-def of_record(record: Record) -> dict[str, float]:
-    """The latencies per request of one complete Record, by name; those that it has not are left out."""
-    if record.state != "complete":
-        return {}
-    chunks, counts = record.chunk_ns, record.chunk_tokens
-    tokens = sum(counts) if record.output_tokens is None else record.output_tokens
-    row = SimpleNamespace(
-        due_ns=record.due_ns,
-        sent_ns=_known(record.sent_ns),
-        first_byte_ns=_known(record.first_byte_ns),
-        first_ns=chunks[0] if chunks else math.nan,
-        last_ns=chunks[-1] if chunks else math.nan,
-        end_ns=_known(record.end_ns, chunks[-1] if chunks else None),
-        output_tokens=tokens,
-        generated_tokens=tokens or math.nan,
-        output_asked=record.output_tokens_asked,
-        later_tokens=tokens - counts[0] if counts and tokens > counts[0] else math.nan,
-    )
-    found = ((name, each.formula(cast("Frame", row))) for name, each in METRICS.items() if each.per == "request")
-    return {name: value for name, value in found if not math.isnan(value)}
-
-
-def _known(instant_ns: int | None, otherwise: int | None = None) -> float:
-    return math.nan if (value := otherwise if instant_ns is None else instant_ns) is None else value
-
 
 def _per_second(amount: float, frame: Frame) -> float | None:
     span = frame.span_ns
@@ -122,11 +90,8 @@ def _tail_share(frame: Frame) -> float | None:
 
 
 def _steady_output_tokens_per_s(frame: Frame) -> float | None:
-    steady = _before_tail(frame)
-    if steady is None or steady.to_ns <= steady.from_ns:
-        return None
-    before = replace(frame, window=steady)
-    return _per_second(before.tokens_inside(), before)
+    before = replace(frame, window=_before_tail(frame))
+    return None if before.window is None else _per_second(before.tokens_inside(), before)
 
 
 def _skew_s(frame: Frame) -> float | None:

@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeVar
 
+import msgspec
+
 from analysis.metrics import METRICS
 
 Read = TypeVar("Read")
+Described = TypeVar("Described")
 Unit = Literal["s", "share", "requests", "per second"]
+Interval = tuple[float | None, float | None]
+"""Ends of a 95 % confidence interval; an end is None where no sample lies far enough out to bound it."""
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -30,14 +35,17 @@ STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
-GOODPUT, ATTAINMENT = "goodput", "attainment"
+GOOD = ("goodput", "attainment")
 """Of the bounds that --goodput states."""
-UNITS_S = {"": 0, "s": 0, "ms": -3, "us": -6}
-"""As powers of ten, so that a bound is the float nearest to what was written."""
+TIME: Mapping[str, tuple[int, Unit]] = {"": (0, "s"), "s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
+NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
+SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
+RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
+"""Units of a bound: each a power of ten, so that the bound is the float nearest to what was written, and a Unit."""
 
 HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
-               {", ".join(RATES)}, {GOODPUT}, {ATTAINMENT}
+               {", ".join(RATES)}, {", ".join(GOOD)}
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
@@ -63,24 +71,15 @@ class ObjectiveError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """What a single request has to keep to, to be good."""
-
-    text: str
-    latency: str
-    bound_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Objective:
-    """One bound on one figure of a run."""
+    """One bound on one figure of a run, or on a latency of each request (--goodput)."""
 
     text: str
     """As it was written, with single blanks."""
     figure: str
     """A latency, a state, a rate, or the skew, as listed above."""
     statistic: str
-    """`p99`, `mean`, `min` or `max` of a latency; empty for the rest."""
+    """`p99`, `mean`, `min` or `max` of a latency of a run; empty for the rest."""
     comparison: str
     bound: float
     """In `unit`: seconds, a share from 0 to 1, requests, or so many per second."""
@@ -90,24 +89,99 @@ class Objective:
     def percentile(self) -> float | None:
         """0.99 for `p99`; None for other statistics."""
         match = _PERCENTILE.fullmatch(self.statistic)
-        return None if match is None else _scaled(match[1], -2)
+        return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
     def keeps(self, value: float) -> bool:
         """Whether this value is within the bound."""
         return COMPARISONS[self.comparison](value, self.bound)
 
 
+class BoundsMet(msgspec.Struct, kw_only=True):
+    """What a share of the requests would have met."""
+
+    scale: float
+    """Factor of all bounds."""
+    bounds_s: dict[str, float]
+    """By latency."""
+
+
+class AttainmentCurve(msgspec.Struct, kw_only=True):
+    """Attainment `y` with all bounds scaled by `x`."""
+
+    x: list[float]
+    y: list[float]
+    n: int
+    drawn: int
+
+
+class Goodput(msgspec.Struct, kw_only=True):
+    """Complete requests that met every bound (--goodput). Requests due in the window count, sent or not."""
+
+    bounds: list[str]
+    good: int
+    requests: int
+    attainment: float | None
+    """good / requests."""
+    attainment_ci95: tuple[float, float]
+    """Clopper and Pearson."""
+    per_s: float | None
+    """Good requests that ended inside the window, per second of it."""
+    each: dict[str, float | None]
+    """Attainment of each bound alone."""
+    met_by: dict[str, BoundsMet | None]
+    """By share of the requests (`90%`); None where too many are not complete."""
+    curve: AttainmentCurve
+
+
+class ObjectiveVerdict(msgspec.Struct, kw_only=True):
+    """What became of one objective (--assert)."""
+
+    objective: str
+    """As it was written."""
+    figure: str
+    verdict: Literal["pass", "fail", "cannot tell"]
+    unit: Literal["s", "share", "requests", "per second"]
+    """Of the next three."""
+    bound: float
+    measured: float | None
+    """None where the run has no such figure, which fails."""
+    ci95: Interval | None
+    """None for a figure of this run alone."""
+    requests: int
+    """Those it rests on: for a latency the complete ones, else all."""
+    left_out: int
+    """For a latency, the requests that were due in the window and not complete."""
+    requests_needed: int | None
+    """When it is inconclusive, about how many requests would tell if they went on like these; None: no such number."""
+    said: str
+    """The measured figure, its interval, and what would tell, in words."""
+
+
+class ByLatency(dict[str, Described]):
+    """Latencies by the name that METRICS gives them, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
+
+    def __getattr__(self, name: str) -> Described:
+        for key in (f"{name}_s", name):
+            if not name.startswith("_") and key in self:
+                return self[key]
+        raise AttributeError(f"no latency {name!r}; there are {', '.join(self.__dir__())}")
+
+    def __dir__(self) -> list[str]:
+        return [name.removesuffix("_s") for name in self]
+
+
 def parse(expressions: Iterable[str]) -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    return _each(expressions, _objective, "--assert", HINT)
+    return read_each(expressions, _objective, "--assert", HINT)
 
 
-def parse_bounds(expressions: Iterable[str]) -> list[Bound]:
+def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
-    return _each(expressions, _request_bound, "--goodput", BOUND_HINT)
+    return read_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
-def _each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+    """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
     found, mistakes = [], []
     for expression in expressions:
         try:
@@ -119,17 +193,17 @@ def _each(expressions: Iterable[str], read: Callable[[str], Read], option: str, 
     return found
 
 
-def _request_bound(text: str) -> Bound:
+def _request_bound(text: str) -> Objective:
     left, *rest = _COMPARISON.split(text, maxsplit=1)
     latency = left.strip()
     if latency not in REQUEST_LATENCIES:
         raise ValueError(f"{latency!r} is no latency that a request has one of")
     if not rest or rest[0] not in ("<", "<="):
         raise ValueError("a request is good when it is fast: write < and a time")
-    bound_s, _ = _bound(rest[1].strip(), latency)
+    bound_s, unit = _bound(rest[1].strip(), latency)
     if bound_s <= 0:
         raise ValueError("a bound of nothing is kept by nobody")
-    return Bound(text, latency, bound_s)
+    return Objective(text, latency, "", rest[0], bound_s, unit)
 
 
 def _objective(text: str) -> Objective:
@@ -138,8 +212,12 @@ def _objective(text: str) -> Objective:
         raise ValueError(f"there is no comparison; write one of {', '.join(COMPARISONS)}")
     figure, dot, statistic = left.strip().partition(".")
     if figure in LATENCIES:
-        _check_statistic(figure, statistic)
-    elif figure not in (*STATES, *RATES, SKEW, GOODPUT, ATTAINMENT):
+        if not statistic:
+            raise ValueError(f"{figure} is a distribution; say which figure of it, such as {figure}.p99")
+        match = _PERCENTILE.fullmatch(statistic)
+        if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
+            raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
+    elif figure not in (*STATES, *RATES, SKEW, *GOOD):
         raise ValueError(f"{left.strip()!r} is no figure of a run")
     elif dot:
         raise ValueError(f"{figure} is a single figure, without {dot + statistic!r}")
@@ -148,37 +226,18 @@ def _objective(text: str) -> Objective:
     return Objective(text, figure, statistic, comparison, bound, unit)
 
 
-def _check_statistic(latency: str, statistic: str) -> None:
-    if not statistic:
-        raise ValueError(f"{latency} is a distribution; say which figure of it, such as {latency}.p99")
-    match = _PERCENTILE.fullmatch(statistic)
-    if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
-        raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
-
-
 def _bound(text: str, figure: str) -> tuple[float, Unit]:
     match = _BOUND.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no bound; write a number and perhaps a unit")
     number, unit = match.groups()
-    if figure in LATENCIES or figure == SKEW:
-        return _scaled(number, _power(unit, UNITS_S, figure)), "s"
-    if figure not in (*STATES, ATTAINMENT):
-        return _scaled(number, _power(unit, {"": 0, "/s": 0}, figure)), "per second"
-    if _power(unit, {"%": -2} if figure == ATTAINMENT else {"": 0, "%": -2}, figure):
-        if Decimal(number) > 100:
-            raise ValueError("a share is at most 100%")
-        return _scaled(number, -2), "share"
-    if Decimal(number) % 1:
-        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
-    return float(number), "requests"
-
-
-def _power(unit: str, units: Mapping[str, int], figure: str) -> int:
+    others = SHARE if figure == "attainment" else NUMBER if figure in STATES else RATE
+    units = TIME if figure in LATENCIES or figure == SKEW else others
     if unit not in units:
         raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
-    return units[unit]
-
-
-def _scaled(number: str, power: int) -> float:
-    return float(Decimal(number).scaleb(power))
+    power, found = units[unit]
+    if found == "share" and Decimal(number) > 100:
+        raise ValueError("a share is at most 100%")
+    if found == "requests" and Decimal(number) % 1:
+        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
+    return float(Decimal(number).scaleb(power)), found

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from analysis.report import findings
-from analysis.report.document import Block, Document, Findings, Kind, Paragraph, Section
+from analysis.report import Block, Document, Findings, Kind, Paragraph, Section, findings
 from analysis.report.format import UNKNOWN, asked, count, share, significant, simulated, unit_of, who
 from analysis.report.tables import objectives, table
 from analysis.stats import CONFIDENCE, DECIMALS, mean_and_deviation, share_interval, student_quantile
@@ -69,7 +68,6 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
     else:
         which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
         said = f"{which} cold, the others warm; --warmup N makes all alike."
-    names = list(values[0]) if values else []
     return BetweenRuns(
         len(summaries),
         ORDER,
@@ -77,7 +75,7 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
         said,
         [summary.run.seed for summary in summaries],
         CONFIDENCE,
-        {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in names},
+        {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in values[0]},
     )
 
 
@@ -119,11 +117,10 @@ def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverR
     if name not in SHARES or figure.ci95 is None:
         return figure
     low, high = figure.ci95
-    counts = []
-    if name == "complete":
-        counts = [completed(summary) for summary in summaries]
-    elif name == "attainment":
-        counts = [(good.good, good.requests) for summary in summaries if (good := summary.goodput)]
+    counts = {
+        "complete": [completed(summary) for summary in summaries],
+        "attainment": [(good.good, good.requests) for summary in summaries if (good := summary.goodput)],
+    }.get(name)
     if counts:
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))

@@ -26,11 +26,21 @@ from xml.etree import ElementTree as Xml
 import numpy as np
 
 from analysis import stats
-from analysis.frame import Floats, Frame, Integers
-from analysis.objectives import ATTAINMENT, GOODPUT, LATENCIES, SKEW, STATES, Bound, Objective
+from analysis.frame import Floats, Frame
+from analysis.objectives import (
+    GOOD,
+    LATENCIES,
+    SKEW,
+    STATES,
+    AttainmentCurve,
+    BoundsMet,
+    Goodput,
+    Objective,
+    ObjectiveVerdict,
+)
 from analysis.report.findings import client_said, endings, findings, measured
 from analysis.report.format import UNKNOWN, count, scale_of, significant, simulated, who
-from analysis.summary import AttainmentCurve, BoundsMet, Goodput, ObjectiveVerdict, Summary
+from analysis.summary import Summary
 
 POINTS_MAX = 300
 """Of the attainment curve."""
@@ -88,11 +98,11 @@ def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence
     if objective.figure in STATES:
         number, asked = getattr(summary.requests, objective.figure), summary.requests.planned
         return _of_this_run(number, asked) if objective.unit == "requests" else _share(number, asked, objective.bound)
-    if objective.figure in (GOODPUT, ATTAINMENT):
+    if objective.figure in GOOD:
         found = summary.goodput
         if found is None or not found.requests:  # no --goodput says what good is
             return None
-        if objective.figure == GOODPUT:
+        if objective.figure == "goodput":
             return _of_this_run(found.per_s, found.requests)
         return _share(found.good, found.requests, objective.bound)
     figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
@@ -104,47 +114,35 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
-    metric = LATENCIES[objective.figure]
+    """A percentile by order statistics: that it lies below a bound says that at least its share of samples does, so the
+    number that would tell is the number that tells a share. A mean by Student's t, whose interval narrows with the root
+    of the number of requests (Cochran, section 4.6)."""
+    metric, bound = LATENCIES[objective.figure], objective.bound
     samples, offsets = metric.values(frame), metric.groups(frame)
     if len(samples) == 0:
         return None
     requests = len(samples) if offsets is None else int(np.count_nonzero(np.diff(offsets)))
-    if objective.percentile is not None:
-        return _percentile(objective, objective.percentile, samples, offsets, requests)
-    if objective.statistic == "mean":
-        return _mean(objective, samples, offsets, requests)
-    return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
-
-
-def _percentile(
-    objective: Objective, share: float, samples: Floats, offsets: Integers | None, requests: int
-) -> _Evidence:
-    """By order statistics. That a percentile lies below a bound says that at least its share of samples does, so the
-    number that would tell is the number that tells a share."""
-    ordered = np.sort(samples)
-    size = stats.effective_size(samples, offsets, share, ordered)
-    low, high = stats.interval(ordered, share, size)
-    below = samples < objective.bound if objective.comparison in ("<", ">=") else samples <= objective.bound
-    needed = stats.samples_to_tell(float(below.mean()), share, size)
-    return _Evidence(
-        stats.percentile(ordered, share),
-        -math.inf if low is None else low,
-        math.inf if high is None else high,
-        requests,
-        None if needed is None else math.ceil(needed * requests / size),
-    )
-
-
-def _mean(objective: Objective, samples: Floats, offsets: Integers | None, requests: int) -> _Evidence:
-    """By Student's t. The interval narrows with the root of the number of requests (Cochran, section 4.6)."""
-    mean = float(samples.mean())
-    low, high = stats.mean_interval(samples, offsets)
+    if (rank := objective.percentile) is not None:
+        ordered = np.sort(samples)
+        size = stats.effective_size(samples, offsets, rank, ordered)
+        low, high = stats.interval(ordered, rank, size)
+        below = samples < bound if objective.comparison in ("<", ">=") else samples <= bound
+        needed = stats.samples_to_tell(float(below.mean()), rank, size)
+        return _Evidence(
+            stats.percentile(ordered, rank),
+            -math.inf if low is None else low,
+            math.inf if high is None else high,
+            requests,
+            None if needed is None else math.ceil(needed * requests / size),
+        )
+    if objective.statistic != "mean":
+        return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
+    mean, (least, most) = float(samples.mean()), stats.mean_interval(samples, offsets)
     needed = stats.FREEDOM_LEAST + 1
-    if math.isfinite(high):
-        distance = abs(mean - objective.bound)
-        most = requests * ((high - mean) / distance) ** 2 if distance else math.inf
-        needed = math.ceil(min(most, stats.SAMPLES_MOST + 1))
-    return _Evidence(mean, low, high, requests, needed if needed <= stats.SAMPLES_MOST else None)
+    if math.isfinite(most):
+        factor = requests * ((most - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
+        needed = math.ceil(min(factor, stats.SAMPLES_MOST + 1))
+    return _Evidence(mean, least, most, requests, needed if needed <= stats.SAMPLES_MOST else None)
 
 
 def _share(count: int, total: int, bound: float) -> _Evidence | None:
@@ -196,16 +194,13 @@ def _figures(objective: Objective, found: _Evidence) -> str:
     return f"{measured} {unit}, 95 %: " + (f"{high} {unit} or less" if math.isfinite(found.high) else "anything")
 
 
-def goodput(frame: Frame, bounds: Sequence[Bound], unrecorded: int = 0) -> Goodput:
+def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
     """The `goodput` part of the summary."""
     needed = needs(frame, bounds)
     everyone = np.sort(np.concatenate((needed[frame.inside], np.full(unrecorded, math.inf))))
     total, good, span = len(everyone), int((everyone <= 1).sum()), frame.span_ns
     ended = int((frame.measured & (needed <= 1) & frame.within(frame.end_ns)).sum())
-
-    def alone(bound: Bound) -> float | None:
-        return float((needs(frame, [bound])[frame.inside] <= 1).sum()) / total if total else None
-
+    alone = {bound.text: int((needs(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
     return Goodput(
         bounds=[bound.text for bound in bounds],
         good=good,
@@ -213,17 +208,17 @@ def goodput(frame: Frame, bounds: Sequence[Bound], unrecorded: int = 0) -> Goodp
         attainment=good / total if total else None,
         attainment_ci95=stats.share_interval(good, total),
         per_s=None if span is None else stats.rounded(ended / (span[1] - span[0]) * 1e9),
-        each={bound.text: alone(bound) for bound in bounds},
+        each={text: number / total if total else None for text, number in alone.items()},
         met_by={f"{share:.0%}": _met_by(everyone, share, bounds) for share in SHARES},
         curve=curve(everyone),
     )
 
 
-def needs(frame: Frame, bounds: Sequence[Bound]) -> Floats:
+def needs(frame: Frame, bounds: Sequence[Objective]) -> Floats:
     """Per request the scale of all bounds at which it keeps them; infinite for one that is not complete."""
     found = np.zeros(len(frame))
     for bound in bounds:
-        ratio = LATENCIES[bound.latency].rows(frame) / bound.bound_s
+        ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
         found = np.fmax(found, np.where(np.isnan(ratio), 0.0, ratio))
     return np.where(frame.complete, found, math.inf)
 
@@ -237,70 +232,64 @@ def curve(ordered: Floats) -> AttainmentCurve:
     return AttainmentCurve(x=np.round(x, 6).tolist(), y=np.round(y, 6).tolist(), n=len(ordered), drawn=len(ranks))
 
 
-def _met_by(ordered: Floats, share: float, bounds: Sequence[Bound]) -> BoundsMet | None:
+def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
     """The least scale at which at least this share is good: an order statistic, so that it is exact."""
     place = math.ceil(share * len(ordered)) - 1
     if place < 0 or not math.isfinite(ordered[place]):
         return None
     scale = float(ordered[place])
-    bounds_s = {bound.latency: stats.rounded(scale * bound.bound_s) for bound in bounds}
+    bounds_s = {bound.figure: stats.rounded(scale * bound.bound) for bound in bounds}
     return BoundsMet(scale=round(scale, 6), bounds_s=bounds_s)
 
 
 def junit(summaries: Sequence[Summary]) -> str:
     """Objectives as JUnit XML, which every CI system shows: one test suite for each run, one test case for each
-    objective; what is inconclusive counts as skipped.
-
-    There is no standard; this keeps to the strictest schema in use, that of Ant's reports (windyroad/JUnit-Schema,
-    JUnit.xsd), in which all attributes below are required and in this order of elements.
-    """
+    objective; what is inconclusive counts as skipped. There is no standard; this keeps to the strictest schema in use,
+    that of Ant's reports (windyroad/JUnit-Schema, JUnit.xsd), in which all attributes below are required and in this
+    order of elements."""
     root = Xml.Element("testsuites")
     for place, summary in enumerate(summaries):
-        _suite(root, place, summary)
+        run = summary.run
+        verdicts = [each.verdict for each in summary.objectives]
+        mark = simulated(summary)
+        try:  # UTC to the second and without a zone, as the schema has it
+            started = datetime.fromisoformat(run.started_at).astimezone(UTC)
+        except ValueError:  # the run file holds no time
+            started = datetime.fromtimestamp(0, UTC)
+        suite = _element(
+            root,
+            "testsuite",
+            id=place,
+            name=" ".join(part for part in (mark, who(summary), run.id) if part),
+            package="loadgen",
+            hostname="localhost",
+            timestamp=started.strftime("%Y-%m-%dT%H:%M:%S"),
+            time=run.duration_s,
+            tests=len(verdicts),
+            failures=verdicts.count("fail"),
+            errors=0,
+            skipped=verdicts.count("cannot tell"),
+        )
+        properties = Xml.SubElement(suite, "properties")
+        known = {f"run.{key}": getattr(run, key) for key in RUN_PROPERTIES}
+        known |= {f"server.{key}": getattr(summary.server, key) for key in SERVER_PROPERTIES}
+        for key, value in (known | {"client.verdict": summary.client.verdict}).items():
+            if value is not None:
+                _element(properties, "property", name=key, value=value)
+        group = " ".join(part for part in (f"loadgen.{summary.server.name}", mark) if part)
+        for each in summary.objectives:
+            case = _element(suite, "testcase", name=each.objective, classname=group, time=0)
+            if each.verdict == "fail":
+                _element(case, "failure", message=each.said, type="objective").text = _text(
+                    f"{each.objective}: {measured(each)}"
+                )
+            elif each.verdict == "cannot tell":
+                _element(case, "skipped", message=each.said)
+        Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
+        warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]
+        Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
     Xml.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{Xml.tostring(root, encoding="unicode")}\n'
-
-
-def _suite(root: Xml.Element, place: int, summary: Summary) -> None:
-    run = summary.run
-    verdicts = [each.verdict for each in summary.objectives]
-    mark = simulated(summary)
-    try:  # UTC to the second and without a zone, as the schema has it
-        started = datetime.fromisoformat(run.started_at).astimezone(UTC)
-    except ValueError:  # the run file holds no time
-        started = datetime.fromtimestamp(0, UTC)
-    suite = _element(
-        root,
-        "testsuite",
-        id=place,
-        name=" ".join(part for part in (mark, who(summary), run.id) if part),
-        package="loadgen",
-        hostname="localhost",
-        timestamp=started.strftime("%Y-%m-%dT%H:%M:%S"),
-        time=run.duration_s,
-        tests=len(verdicts),
-        failures=verdicts.count("fail"),
-        errors=0,
-        skipped=verdicts.count("cannot tell"),
-    )
-    properties = Xml.SubElement(suite, "properties")
-    known = {f"run.{key}": getattr(run, key) for key in RUN_PROPERTIES}
-    known |= {f"server.{key}": getattr(summary.server, key) for key in SERVER_PROPERTIES}
-    for key, value in (known | {"client.verdict": summary.client.verdict}).items():
-        if value is not None:
-            _element(properties, "property", name=key, value=value)
-    group = " ".join(part for part in (f"loadgen.{summary.server.name}", mark) if part)
-    for each in summary.objectives:
-        case = _element(suite, "testcase", name=each.objective, classname=group, time=0)
-        if each.verdict == "fail":
-            _element(case, "failure", message=each.said, type="objective").text = _text(
-                f"{each.objective}: {measured(each)}"
-            )
-        elif each.verdict == "cannot tell":
-            _element(case, "skipped", message=each.said)
-    Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
-    warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]
-    Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
 
 
 def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:

@@ -31,23 +31,23 @@ SAMPLES_MOST = 10_000_000
 
 
 def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
-    """The figures of these samples, and which of its percentiles are `thin`.
-
-    `offsets` says which samples belong to one request (as in Frame), when there may be several per request: such
-    samples resemble each other, and the intervals widen accordingly.
-    """
+    """The figures of these samples, and which of its percentiles are `thin`. `offsets` says which samples belong to one
+    request (as in Frame), when there may be several per request: such samples resemble each other, and the intervals
+    widen accordingly."""
     count = len(samples)
     if count == 0:
         nothing = dict.fromkeys(("mean", "std", "min", "max", *WITH_INTERVAL))
         return Distribution(n=0, **nothing, ci95={}, thin=[])
-    ordered = np.sort(samples)
+    ordered, mean = np.sort(samples), samples.mean()
+    # Standard deviation of the population that they are a sample of, without a second array of their size.
+    parts = (samples[first : first + BLOCK] - mean for first in range(0, count, BLOCK))
     sizes = {name: effective_size(samples, offsets, share, ordered) for name, share in PERCENTILES.items()}
     thin = [name for name, share in PERCENTILES.items() if sizes[name] < samples_needed(share)]
     shown = [name for name in PERCENTILES if name in WITH_INTERVAL or name not in thin]
     return Distribution(
         n=count,
-        mean=rounded(float(samples.mean())),
-        std=rounded(_deviation(samples)) if count > 1 else None,
+        mean=rounded(float(mean)),
+        std=rounded(math.sqrt(math.fsum(float(part @ part) for part in parts) / (count - 1))) if count > 1 else None,
         min=rounded(float(ordered[0])),
         max=rounded(float(ordered[-1])),
         **{name: rounded(percentile(ordered, PERCENTILES[name])) for name in shown},
@@ -80,11 +80,9 @@ def percentile(ordered: Floats, share: float) -> float:
 
 @cache
 def samples_needed(share: float) -> int:
-    """Samples from which on the `share`-quantile means something: 11, 64, 130, 662 and 6636 for p50 to p99.9.
-
-    MLPerf's rule (mlcommons/inference, early stopping, at 99 % confidence): the smallest n for which the chance that
-    fewer than two samples lie beyond the quantile is at most 1 %. That chance is q**n + n (1-q) q**(n-1).
-    """
+    """Samples from which on the `share`-quantile means something: 11, 64, 130, 662 and 6636 for p50 to p99.9. MLPerf's
+    rule (mlcommons/inference, early stopping, at 99 % confidence): the smallest n for which the chance that fewer than
+    two samples lie beyond the quantile is at most 1 %. That chance is q**n + n (1-q) q**(n-1)."""
     count = 2
     while share**count + count * (1 - share) * share ** (count - 1) > 0.01:
         count += 1
@@ -92,11 +90,9 @@ def samples_needed(share: float) -> int:
 
 
 def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> tuple[int | None, int | None]:
-    """Ranks (from 0) of the two order statistics that enclose the `share`-quantile; None where there is none.
-
-    With B binomial(count, share), the lower rank is the largest l with P(B < l) <= alpha / 2 (counted from 1) and the
-    upper one the smallest u with P(B >= u) <= alpha / 2: each side misses with at most half of the error allowed.
-    """
+    """Ranks (from 0) of the two order statistics that enclose the `share`-quantile; None where there is none. With B
+    binomial(count, share), the lower rank is the largest l with P(B < l) <= alpha / 2 (counted from 1) and the upper
+    one the smallest u with P(B >= u) <= alpha / 2: each side misses with at most half of the error allowed."""
     first, chances = _binomial(count, share)
     below = np.cumsum(chances)  # P(B <= first + i)
     tail = (1 - confidence) / 2
@@ -116,11 +112,9 @@ def interval(ordered: Floats, share: float, size: int) -> tuple[float | None, fl
 
 
 def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Interval of a share of which `successes` of `count` were seen: exact, so never narrower than it promises.
-
-    Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial" (1934): all
-    shares under which neither this many successes nor this few are rarer than alpha / 2. (0, 1) of none.
-    """
+    """Interval of a share of which `successes` of `count` were seen: exact, so never narrower than it promises. Clopper
+    and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial" (1934): all shares
+    under which neither this many successes nor this few are rarer than alpha / 2. (0, 1) of none."""
     from scipy.special import betaincinv
 
     tail = (1 - confidence) / 2
@@ -130,11 +124,9 @@ def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -
 
 
 def ratio_variance(values: Floats | Booleans, offsets: Integers, mean: float) -> float:
-    """Variance of the mean of values in contiguous groups, which may depend on each other within a group.
-
-    The mean is a ratio of two totals, of the values and of their number; its variance is that of the groups' residuals
-    (Cochran, "Sampling Techniques", 3rd edition, 1977, section 2.11). Groups of one value give the usual s**2 / n.
-    """
+    """Variance of the mean of values in contiguous groups, which may depend on each other within a group. The mean is a
+    ratio of two totals, of the values and of their number; its variance is that of the groups' residuals (Cochran,
+    "Sampling Techniques", 3rd edition, 1977, section 2.11). Groups of one value give the usual s**2 / n."""
     counts = np.diff(offsets)
     groups = int(np.count_nonzero(counts))
     residuals = sum_by_row(values, offsets) - mean * counts
@@ -159,15 +151,6 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None
 
 
-def welch(variances: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Standard error of a sum or difference of independent means, and its degrees of freedom, from the variance and
-    number of values of each (Welch, "The generalization of Student's problem", 1947; Satterthwaite). Infinitely many
-    where nothing varies."""
-    total = math.fsum(variance for variance, _ in variances)
-    spread = math.fsum(variance**2 / (number - 1) for variance, number in variances if variance)
-    return math.sqrt(total), total**2 / spread if spread else math.inf
-
-
 def student_cdf(t: float, freedom: float) -> float:
     """P(T <= t) for Student's t, of any positive number of degrees of freedom, whole or not."""
     from scipy.special import stdtr
@@ -183,13 +166,11 @@ def student_quantile(share: float, freedom: float) -> float:
 
 
 def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
-    """Statistic and p-value of the one-sample test.
-
-    `below` and `above` are the named distribution function at the least and at the most that each value of the
-    sample can have been, in ascending order; the same array twice is the ordinary test. The statistic is the largest
-    distance of the sample's steps from that band. The p-value is asymptotic with Stephens's correction (JRSS B 32,
-    1970, 115-122): within 0.025 of the exact one from 8 values on, within 0.005 at 1000.
-    """
+    """Statistic and p-value of the one-sample test. `below` and `above` are the named distribution function at the
+    least and at the most that each value of the sample can have been, in ascending order; the same array twice is the
+    ordinary test. The statistic is the largest distance of the sample's steps from that band. The p-value is asymptotic
+    with Stephens's correction (JRSS B 32, 1970, 115-122): within 0.025 of the exact one from 8 values on, within 0.005
+    at 1000."""
     from scipy.special import kolmogorov
 
     n = len(below)
@@ -208,11 +189,10 @@ def gamma_cdf(x: Floats, shape: float) -> Floats:
 
 def samples_to_tell(reached: float, share: float, more_than: int) -> int | None:
     """About how many independent samples it would take to tell on which side of `share` the true share lies, if
-    `reached` of them went on to be successes; None where they are too close for any practical number.
-
-    The same tails as in `interval_ranks`, by doubling and halving. With large numbers this is z**2 share (1 - share) /
-    (reached - share)**2 (Cochran, section 4.4); near 0 and 1, where that misleads, it stays exact.
-    """
+    `reached` of them went on to be successes; None where they are too close for any practical number. The same tails as
+    in `interval_ranks`, by doubling and halving. With large numbers this is
+    z**2 share (1 - share) / (reached - share)**2 (Cochran, section 4.4); near 0 and 1, where that misleads, it stays
+    exact."""
     least, most = more_than, more_than + 1
     while _told(most, share, round(reached * most)) is None:
         least, most = most, 2 * most
@@ -228,12 +208,10 @@ def samples_to_tell(reached: float, share: float, more_than: int) -> int | None:
 
 
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
-    """How many independent samples these are worth for the `share`-quantile.
-
-    For samples in groups the variance of F(q) is that of a ratio between groups (Woodruff, "Confidence intervals for
-    medians and other position measures", 1952); F (1 - F) over that variance is the size of a sample of independent
-    values that would be as exact. Without groups it is their number.
-    """
+    """How many independent samples these are worth for the `share`-quantile. For samples in groups the variance of F(q)
+    is that of a ratio between groups (Woodruff, "Confidence intervals for medians and other position measures", 1952);
+    F (1 - F) over that variance is the size of a sample of independent values that would be as exact. Without groups it
+    is their number."""
     if offsets is None:
         return len(samples)
     within = samples <= percentile(ordered, share)
@@ -245,18 +223,9 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 
 
 def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
-    """Half-width of the band that holds the whole true distribution function around the empirical one.
-
-    sqrt(ln(2 / alpha) / (2 n)): Dvoretzky, Kiefer and Wolfowitz (1956) with the constant of Massart (1990).
-    """
+    """Half-width of the band that holds the whole true distribution function around the empirical one:
+    sqrt(ln(2 / alpha) / (2 n)), Dvoretzky, Kiefer and Wolfowitz (1956) with the constant of Massart (1990)."""
     return min(1.0, math.sqrt(math.log(2 / (1 - confidence)) / (2 * count))) if count else 1.0
-
-
-def _deviation(samples: Floats) -> float:
-    """Standard deviation of the population that they are a sample of, without a second array of their size."""
-    mean = samples.mean()
-    parts = (samples[first : first + BLOCK] - mean for first in range(0, len(samples), BLOCK))
-    return math.sqrt(math.fsum(float(part @ part) for part in parts) / (len(samples) - 1))
 
 
 def _told(count: int, share: float, successes: int, confidence: float = CONFIDENCE) -> bool | None:
@@ -268,10 +237,8 @@ def _told(count: int, share: float, successes: int, confidence: float = CONFIDEN
 
 
 def _binomial(count: int, share: float) -> tuple[int, Floats]:
-    """Chances of binomial(count, share) around its mean: the first value covered, and the chances from there on.
-
-    From ratios of neighbours, in logarithms, then scaled to sum 1; what is cut off lies beyond 12 standard deviations.
-    """
+    """Chances of binomial(count, share) around its mean: the first value covered, and the chances from there on. From
+    ratios of neighbours, in logarithms, then scaled to sum 1; what is cut off lies beyond 12 standard deviations."""
     spread = 12 * math.sqrt(count * share * (1 - share)) + 40
     first = max(0, int(count * share - spread))
     last = min(count, int(count * share + spread))
@@ -288,16 +255,17 @@ def rounded(value: float) -> float:
 
 
 def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Difference of the means of b and a, its standard error and degrees of freedom, by Welch.
-
-    Where one group is a single value, its values are taken to vary as those of the other do (the pooled t test).
-    """
+    """Difference of the means of b and a, its standard error and degrees of freedom, by Welch ("The
+    generalization of Student's problem", 1947; Satterthwaite); infinitely many where nothing varies. Where one group is
+    a single value, its values are taken to vary as those of the other do (the pooled t test)."""
     (mean_a, deviation_a), (mean_b, deviation_b) = mean_and_deviation(a), mean_and_deviation(b)
     if deviation_a is None or deviation_b is None:
         more, deviation = (a, deviation_a) if len(a) > 1 else (b, deviation_b)
         return mean_b - mean_a, (deviation or 0.0) * math.sqrt(1 / len(a) + 1 / len(b)), len(more) - 1
-    error, freedom = welch([(deviation_a**2 / len(a), len(a)), (deviation_b**2 / len(b), len(b))])
-    return mean_b - mean_a, error, freedom
+    variances = [deviation_a**2 / len(a), deviation_b**2 / len(b)]
+    spread = math.fsum(variance**2 / (len(of) - 1) for variance, of in zip(variances, (a, b), strict=True) if variance)
+    freedom = math.fsum(variances) ** 2 / spread if spread else math.inf
+    return mean_b - mean_a, math.sqrt(math.fsum(variances)), freedom
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:

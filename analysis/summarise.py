@@ -15,32 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis import client, stats
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, total
-from analysis.gather import frame_of_run
+from analysis import client, stats, summary
+from analysis.frame import NS_PER_S, Floats, Frame, total
 from analysis.metrics import METRICS, Metric
-from analysis.resources import MachineClock
-from analysis.summary import (
-    BurstSkew,
-    ClientHealth,
-    Delivery,
-    ErrorExample,
-    GapTest,
-    GapTests,
-    IntervalMeaning,
-    MeasuredWindow,
-    RequestCounts,
-    RunInfo,
-    SendLateness,
-    ServerInfo,
-    Summary,
-    TargetDueSent,
-    Throughput,
-    TokenCounts,
-    TurnLatency,
-)
 from analysis.telemetry import counters, memory
-from analysis.window import rate_intervals
+from analysis.window import frame_of_run, rate_intervals
 from loadgen.runfile import LoadFacts, Run
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
@@ -53,24 +32,18 @@ TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
 WHOLE = "from the first byte sent to the last answer's end"
 PLANNED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
+IN_FLIGHT = "Requests that are in flight together share the server's steps, so they are not quite independent."
+ONE_BURST = "Requests of one burst are not independent: they wait in one queue and share the server's steps."
 INTERVALS = (
     "An interval says how exactly the figure of this run is known, not how far another run's may be: only repeats tell "
     "(--repeats)."
 )
-BURST_INTERVALS = (
-    "Requests of one burst are not independent: they wait in one queue and share the server's steps. " + INTERVALS
-)
-RUN_INTERVALS = (
-    "Requests that are in flight together share the server's steps, so they are not quite independent. " + INTERVALS
-)
 
 
-def summarise(run: Run, frame: Frame | None = None) -> Summary:
-    """All that is known about a Run in figures.
-
-    `frame` is that of a Run that was loaded without its Records (analysis.gather.load). Latencies are of complete
-    requests only; `latency_adjusted` counts every other request as infinitely slow.
-    """
+def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
+    """All that is known about a Run in figures. `frame` is that of a Run that was loaded without its Records
+    (analysis.window.load). Latencies are of complete requests only; `latency_adjusted` counts every other request as
+    infinitely slow."""
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]
@@ -80,14 +53,14 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
     machines = [_machine(run, frame, told) for told in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
     span = frame.span_ns
-    starts = frame.measured & ~frame.later_turn  # turns of a session follow its answers
+    starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
     missing = int((frame.inside & ~frame.complete).sum())
-    return Summary(
+    return summary.Summary(
         run=about,
-        server=_server(run),
+        server=server_info(run),
         requests=request_counts(run, frame),
         tokens=token_counts(frame),
-        window=MeasuredWindow(
+        window=summary.MeasuredWindow(
             from_s=None if span is None else stats.rounded(span[0] / 1e9),
             to_s=None if span is None else stats.rounded(span[1] / 1e9),
             chosen="whole" if frame.window is None else frame.window.chosen,
@@ -96,13 +69,15 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
         ),
         throughput=_throughput(frame, health),
         latencies=latencies,
-        intervals=IntervalMeaning(
-            confidence=stats.CONFIDENCE, independent=False, note=BURST_INTERVALS if about.load.burst else RUN_INTERVALS
+        intervals=summary.IntervalMeaning(
+            confidence=stats.CONFIDENCE,
+            independent=False,
+            note=f"{ONE_BURST if about.load.burst else IN_FLIGHT} {INTERVALS}",
         ),
         latencies_adjusted={
             each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
         },
-        burst=BurstSkew(
+        burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
         delivery=delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
@@ -114,7 +89,7 @@ def summarise(run: Run, frame: Frame | None = None) -> Summary:
     )
 
 
-def run_info(run: Run, frame: Frame) -> RunInfo:
+def run_info(run: Run, frame: Frame) -> summary.RunInfo:
     """Which run this is and how it can be had again."""
     header, footer, plan = run.header, run.footer, run.header.plan
     folder = run.path.resolve().parent.name
@@ -123,7 +98,7 @@ def run_info(run: Run, frame: Frame) -> RunInfo:
     else:  # the last instant that anything is known of
         last_ns = int(np.nanmax(frame.end_ns, initial=0))
         ended_ns = max([last_ns, *(sample.at_ns for sample in run.telemetry)])
-    return RunInfo(
+    return summary.RunInfo(
         id=folder,
         label=plan.get("label") or folder,
         started_at=header.started_at,
@@ -144,9 +119,9 @@ def run_info(run: Run, frame: Frame) -> RunInfo:
     )
 
 
-def _server(run: Run) -> ServerInfo:
+def server_info(run: Run) -> summary.ServerInfo:
     server, plan = run.header.server, run.header.plan
-    return ServerInfo(
+    return summary.ServerInfo(
         name=server.get("name") or plan.get("server"),
         version=server.get("version"),
         model=server.get("model"),
@@ -159,7 +134,7 @@ def _server(run: Run) -> ServerInfo:
     )
 
 
-def request_counts(run: Run, frame: Frame) -> RequestCounts:
+def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     """How the requests ended. `unrecorded` are those a killed run left no Record of."""
     endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
     states, errors = Counter[str](), Counter[str]()
@@ -171,7 +146,7 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
     by_number = sorted(endings.items(), key=lambda pair: -pair[1].number)
     # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
-    return RequestCounts(
+    return summary.RequestCounts(
         sent=recorded - states["dropped"],
         **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
         unrecorded=max(0, planned - recorded),
@@ -179,7 +154,9 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
         errors=dict(errors.most_common()),
         examples={
             kind: [
-                ErrorExample(count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id)
+                summary.ErrorExample(
+                    count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id
+                )
                 for ending, seen in by_number
                 if ending.kind == kind
             ][:EXAMPLES_PER_KIND]
@@ -188,51 +165,46 @@ def request_counts(run: Run, frame: Frame) -> RequestCounts:
     )
 
 
-def token_counts(frame: Frame) -> TokenCounts:
-    """What was asked and what the server reported, over the requests sent; mismatches where both are known.
-
-    An output mismatch is a complete answer of another length than asked, which only servers that cannot fix the
-    length give; elsewhere such an answer is truncated.
-    """
-
-    def mismatches(reported: Floats, asked: Floats, rows: Booleans) -> int:
-        return int((~np.isnan(reported) & ~np.isnan(asked) & (reported != asked) & rows).sum())
-
+def token_counts(frame: Frame) -> summary.TokenCounts:
+    """What was asked and what the server reported, over the requests sent; mismatches where both are known. An output
+    mismatch is a complete answer of another length than asked, which only servers that cannot fix the length give;
+    elsewhere such an answer is truncated."""
     tried = frame.measured & ~frame.dropped
     complete = frame.measured & frame.complete
     counted_by = Counter[str]()
     for source, number in frame.sources.items():
         if source.measured and source.state == "complete":
             counted_by[source.counted_by or "nobody"] += number
-    return TokenCounts(
+    return summary.TokenCounts(
         prompt_asked=total(frame.prompt_asked, tried),
         prompt_reported=total(frame.prompt_reported, tried),
         output_asked=total(frame.output_asked, tried),
         output_reported=total(frame.output_reported, tried),
-        prompt_mismatches=mismatches(frame.prompt_reported, frame.prompt_asked, tried),
-        output_mismatches=mismatches(frame.output_reported, frame.output_asked, complete),
+        # What is not known is NaN, which is neither more nor less.
+        prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[tried] > 0).sum()),
+        output_mismatches=int((np.abs(frame.output_reported - frame.output_asked)[complete] > 0).sum()),
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
     )
 
 
-def _throughput(frame: Frame, health: ClientHealth) -> Throughput:
+def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
     """Each end of the window is off by an error bar: that of an answer's end for a whole run, else that of the tokens
     at the window's ends."""
     span, (ci95, ci95_none) = frame.span_ns, rate_intervals(frame)
     bar_s = health.error_bar_e2e_s if frame.window is None else health.error_bar_s
     error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
     figures = {each.name: _figure(each, frame) for each in METRICS.values() if each.per == "run" and each.unit != "s"}
-    return Throughput(**figures, error_share=error_share, ci95=ci95, ci95_none=ci95_none)
+    return summary.Throughput(**figures, error_share=error_share, ci95=ci95, ci95_none=ci95_none)
 
 
 def _figure(metric: Metric, frame: Frame) -> float | None:
-    found = metric.figure(frame)
+    found: float | None = metric.formula(frame)
     return None if found is None else stats.rounded(found)
 
 
-def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
+def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> summary.MachineClock:
     """From the header and the `clock` samples."""
     samples = [
         sample.values
@@ -240,7 +212,7 @@ def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
         if sample.source == "clock" and sample.values.get("workers") == told["workers"]
     ] or [told]
     own = frame.measured & np.isin(frame.worker, told["workers"])
-    return MachineClock(
+    return summary.MachineClock(
         name=told["name"],
         workers=told["workers"],
         requests=int(own.sum()),
@@ -251,12 +223,10 @@ def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
     )
 
 
-def _skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
-    """Least and most that the skew can have been, given how far each machine's clock may be off.
-
-    Between a first byte of one machine and a last byte of another stand both machines' uncertainties; on one machine
-    there is nothing between them. A machine that sent nothing is left out.
-    """
+def _skew_range_s(machines: Sequence[summary.MachineClock], frame: Frame) -> tuple[float, float]:
+    """Least and most that the skew can have been, given how far each machine's clock may be off. Between a first byte
+    of one machine and a last byte of another stand both machines' uncertainties; on one machine there is nothing
+    between them. A machine that sent nothing is left out."""
     sent = frame.sent & ~np.isnan(frame.sent_end_ns)
     ends = [
         (each.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9)
@@ -270,56 +240,54 @@ def _skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float
     return stats.rounded(least), stats.rounded(most)
 
 
-def _turns(frame: Frame) -> list[TurnLatency]:
+def _turns(frame: Frame) -> list[summary.TurnLatency]:
     """For each turn of sessions; empty for a run without."""
-    if not frame.later_turn.any():
+    if not frame.turn.any():
         return []
     sampled = frame.sampled
     turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
     ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))
-
-    def turn_latency(number: int) -> TurnLatency:
+    turns = []
+    for number in np.unique(turn[turn < TURNS_MAX]):
         rows = turn == number
         prompts = reported[rows & ~np.isnan(reported)]
-        return TurnLatency(
-            turn=number + 1,
-            n=int(rows.sum()),
-            prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
-            ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
-            e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
+        turns.append(
+            summary.TurnLatency(
+                turn=int(number) + 1,
+                n=int(rows.sum()),
+                prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
+                ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
+                e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
+            )
         )
+    return turns
 
-    return [turn_latency(int(number)) for number in np.unique(turn[turn < TURNS_MAX])]
 
-
-def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
-    """Compare what was asked for with what went out.
-
-    `due_ns` and `sent_ns` are a run's due and send instants in whole nanoseconds from its start, one pair per request;
-    `sent_ns` is None or NaN where nothing was sent (dropped, or no connection).
-
-    The test takes each gap as known to within `resolution_s`: due instants are whole nanoseconds, and send instants
-    are late by what `late_s` says (its p99 is taken). Without it, clumps of requests that are due within the same
-    microsecond, of which gamma arrivals are full, would look like another distribution. Where that is more than a
-    tenth of the mean gap there is no test: it would pass whatever was sent.
-
-    Raises ValueError when the two sequences differ in length.
-    """
-    if len(due_ns) != len(sent_ns):
-        raise ValueError(f"{len(due_ns)} due instants and {len(sent_ns)} send instants are not of the same requests")
+def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> summary.Delivery:
+    """Compare what was asked for with what went out, in whole nanoseconds from the run's start, one pair per request;
+    `sent_ns` is None or NaN where nothing was sent. The test takes each gap as known to within `resolution_s`: due
+    instants are whole nanoseconds, and send instants are late by what `late_s` says (its p99 is taken). Without it,
+    clumps of requests that are due within the same microsecond, of which gamma arrivals are full, would look like
+    another distribution. Where that is more than a tenth of the mean gap there is no test: it would pass whatever was
+    sent."""
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     sent = ~np.isnan(sent_at)
-    due_gaps = _gaps_s(due_at if load.open_loop else due_at[:0])
-    sent_gaps = _gaps_s(sent_at[sent])
-    late_s = _late_s((sent_at - due_at)[sent]) if load.open_loop else None
-    return Delivery(
+    # Exact: the instants are whole nanoseconds below 2**53.
+    due_gaps = np.diff(np.sort(due_at if load.open_loop else due_at[:0])) / NS_PER_S
+    sent_gaps = np.diff(np.sort(sent_at[sent])) / NS_PER_S
+    late_s = None
+    if load.open_loop and sent.any():
+        late = np.percentile((sent_at - due_at)[sent], [50, 90, 99, 100])
+        p50, p90, p99, most = (stats.rounded(float(each) / NS_PER_S) for each in late)
+        late_s = summary.SendLateness(p50=p50, p90=p90, p99=p99, max=most)
+    return summary.Delivery(
         arrivals=arrivals,
         asked=len(due_at),
         sent=int(sent.sum()),
         not_sent=int((~sent).sum()),
-        rate_per_s=TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
-        cv=TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
-        ks=GapTests(
+        rate_per_s=summary.TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
+        cv=summary.TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
+        ks=summary.GapTests(
             due=_check(due_gaps, load, 1 / NS_PER_S),
             sent=_check(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
         ),
@@ -327,7 +295,7 @@ def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts
     )
 
 
-def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
+def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> summary.GapTest | None:
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < GAPS_FOR_CHECK:
         return None
@@ -336,12 +304,7 @@ def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | No
     least, most = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
     below, above = (stats.gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
     statistic, p_value = stats.kolmogorov_smirnov(below, above)
-    return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
-
-
-def _gaps_s(instants_ns: Floats) -> Floats:
-    """Exact: the instants are whole nanoseconds below 2**53."""
-    return np.diff(np.sort(instants_ns)) / NS_PER_S
+    return summary.GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
 
 
 def _rate_per_s(gaps_s: Floats) -> float | None:
@@ -351,10 +314,3 @@ def _rate_per_s(gaps_s: Floats) -> float | None:
 def _cv(gaps_s: Floats) -> float | None:
     """Needs two gaps, and requests that did not all come at once."""
     return stats.rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
-
-
-def _late_s(late_ns: Floats) -> SendLateness | None:
-    if not len(late_ns):
-        return None
-    p50, p90, p99, most = (stats.rounded(float(late) / NS_PER_S) for late in np.percentile(late_ns, [50, 90, 99, 100]))
-    return SendLateness(p50=p50, p90=p90, p99=p99, max=most)

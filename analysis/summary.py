@@ -7,20 +7,15 @@ No numpy here: what only reads summaries need not load it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
-from analysis.resources import CounterCheck, MachineClock, Memory
-from loadgen.runfile import LoadFacts, StampFacts, stamp_facts
+from analysis.objectives import ByLatency, Goodput, Interval, ObjectiveVerdict
+from loadgen.runfile import LoadFacts, StampFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
-
-Interval = tuple[float | None, float | None]
-"""Ends of a 95 % confidence interval; an end is None where no sample lies far enough out to bound it."""
-Scalar = bool | int | float | str | None
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -77,7 +72,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     simulated: bool
     speed: float | None
     """How many times faster than real time a simulated server's clock went."""
-    limits: dict[str, Scalar]
+    limits: dict[str, bool | int | float | str | None]
     """What the server says it accepts at most."""
 
 
@@ -335,11 +330,6 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     error_bar_itl_s: float | None = None
     error_bar_e2e_s: float | None = None
 
-    def __post_init__(self) -> None:
-        """Of a summary from before `source`."""
-        if not self.source.name:
-            self.source = stamp_facts(self.stamps)
-
     @property
     def ok(self) -> bool:
         """Whether the run is valid: the load generator was not a bottleneck."""
@@ -359,81 +349,100 @@ class TurnLatency(msgspec.Struct, kw_only=True):
     e2e_s: Distribution
 
 
-class BoundsMet(msgspec.Struct, kw_only=True):
-    """What a share of the requests would have met."""
+class MemoryLevels(msgspec.Struct, kw_only=True):
+    """Bytes in use of one thing, from one reading per second."""
 
-    scale: float
-    """Factor of all bounds."""
-    bounds_s: dict[str, float]
-    """By latency."""
-
-
-class AttainmentCurve(msgspec.Struct, kw_only=True):
-    """Attainment `y` with all bounds scaled by `x`."""
-
-    x: list[float]
-    y: list[float]
-    n: int
-    drawn: int
+    of: str
+    """`GPU 0`, `process 123` or `host`."""
+    idle_bytes: int | None
+    """Before the first request."""
+    loaded_bytes: int | None
+    """After the last."""
+    peak_bytes: int | None
+    """The largest in between."""
+    readings: int
 
 
-class Goodput(msgspec.Struct, kw_only=True):
-    """Complete requests that met every bound (--goodput). Requests due in the window count, sent or not."""
+class GpuMemory(MemoryLevels, kw_only=True):
+    """Memory of a GPU."""
 
-    bounds: list[str]
-    good: int
+    name: str
+    total_bytes: int | None
+
+
+class ProcessMemory(MemoryLevels, kw_only=True):
+    """Memory of a process, on a GPU or the host."""
+
+    on: str
+    """`GPU 0` or `host`."""
+    name: str
+
+
+class HostMemoryLevels(MemoryLevels, kw_only=True):
+    """Memory of the host."""
+
+    total_bytes: int | None
+
+
+class KvCache(msgspec.Struct, kw_only=True):
+    """The share of the server's KV cache in use, by its own gauge."""
+
+    idle_share: float | None
+    mean_share: float | None
+    peak_share: float | None
+    readings: int
+    tokens: int | None
+    """How many fit into it."""
+
+
+class MemoryReserved(msgspec.Struct, kw_only=True):
+    """How much of a card the engine takes when it starts, whatever the load."""
+
+    share: float | None
+    """By the server's own word."""
+    note: str
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """Memory before, during and after the run."""
+
+    gpus: list[GpuMemory]
+    processes: list[ProcessMemory]
+    host: HostMemoryLevels | None
+    kv_cache: KvCache | None
+    taken_at_start: MemoryReserved | None
+    not_measured: dict[str, str]
+    """What could not be read, and why."""
+    gaps: dict[str, dict[str, int]]
+    """By source, how many readings failed for which reason."""
+
+
+class CounterCheck(msgspec.Struct, kw_only=True):
+    """What the server counted over the run, warm-up included, against the client's count. Of requests that are not
+    complete nobody knows what the server counted: the client's count lies between `client` and `client_most` then, and
+    `difference` is that to the nearer end."""
+
+    server: int
+    client: int | None = None
+    client_most: int | None = None
+    difference: int | None = None
+    agree: bool | None = None
+    """None where there is nothing to compare; `why` says so."""
+    resets: int
+    """How often the server began to count anew."""
+    why: str = ""
+
+
+class MachineClock(msgspec.Struct, kw_only=True):
+    """One machine of a run over several, and how well its clock is known against the master's."""
+
+    name: str
+    workers: list[int]
     requests: int
-    attainment: float | None
-    """good / requests."""
-    attainment_ci95: tuple[float, float]
-    """Clopper and Pearson."""
-    per_s: float | None
-    """Good requests that ended inside the window, per second of it."""
-    each: dict[str, float | None]
-    """Attainment of each bound alone."""
-    met_by: dict[str, BoundsMet | None]
-    """By share of the requests (`90%`); None where too many are not complete."""
-    curve: AttainmentCurve
-
-
-class ObjectiveVerdict(msgspec.Struct, kw_only=True):
-    """What became of one objective (--assert)."""
-
-    objective: str
-    """As it was written."""
-    figure: str
-    verdict: Literal["pass", "fail", "cannot tell"]
-    unit: Literal["s", "share", "requests", "per second"]
-    """Of the next three."""
-    bound: float
-    measured: float | None
-    """None where the run has no such figure, which fails."""
-    ci95: Interval | None
-    """None for a figure of this run alone."""
-    requests: int
-    """Those it rests on: for a latency the complete ones, else all."""
-    left_out: int
-    """For a latency, the requests that were due in the window and not complete."""
-    requests_needed: int | None
-    """When it is inconclusive, about how many requests would tell if they went on like these; None: no such number."""
-    said: str
-    """The measured figure, its interval, and what would tell, in words."""
-
-
-Described = TypeVar("Described")
-
-
-class ByLatency(dict[str, Described]):
-    """Latencies by the name that METRICS gives them, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
-
-    def __getattr__(self, name: str) -> Described:
-        for key in (f"{name}_s", name):
-            if not name.startswith("_") and key in self:
-                return self[key]
-        raise AttributeError(f"no latency {name!r}; there are {', '.join(self.__dir__())}")
-
-    def __dir__(self) -> list[str]:
-        return [name.removesuffix("_s") for name in self]
+    complete: int
+    offset_s: float
+    drift_s: float
+    uncertainty_s: float
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -477,10 +486,3 @@ def as_dict(summary: Summary) -> dict[str, Any]:
     """What summary.json holds, as plain dicts and lists."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
     return found | {"memory": found["memory"] or {}}
-
-
-def typed(found: Mapping[str, Any] | Summary) -> Summary:
-    """A summary from what summary.json holds. Raises msgspec.ValidationError."""
-    if isinstance(found, Summary):
-        return found
-    return msgspec.convert({**found, "memory": found["memory"] or None}, Summary)

@@ -16,15 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
-from analysis.resources import (
-    CounterCheck,
-    GpuMemory,
-    HostMemoryLevels,
-    KvCache,
-    Memory,
-    MemoryReserved,
-    ProcessMemory,
-)
+from analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory, MemoryReserved, ProcessMemory
 from loadgen.runfile import Run
 
 Source = Literal["server", "gpu", "host"]
@@ -35,8 +27,7 @@ AFTER = ("end", "after")
 SHARE_DECIMALS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One reading of a source. A gap has its reason and no values."""
 
     at_s: float
@@ -63,9 +54,14 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     if source == "server":
         return {"server": sample.values}
     if source == "gpu":
-        gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
-        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | _holders(gpus)
-    processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
+        gpus = [gpu for gpu in sample.values.get("gpus") or () if not gpu.get("gap")]
+        held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
+        for process in (each for gpu in gpus for each in gpu.get("processes") or ()):
+            if (size := number(process, "memory_used_bytes")) is not None:
+                total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
+                total["held_bytes"] += size
+        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
+    processes = {f"process {each.get('pid')}": each for each in sample.values.get("processes") or ()}
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
 
 
@@ -73,26 +69,6 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
     """A figure; None where the reading has none."""
     value = values.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def last_of(found: Sequence[Reading], moments: Sequence[str]) -> Reading | None:
-    """The latest reading at one of these moments that is no gap."""
-    return next((each for each in reversed(found) if each.moment in moments and not each.gap), None)
-
-
-def _holders(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """What each process holds of all GPUs together: `held_bytes`."""
-    held: dict[str, float] = {}
-    for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
-        if (size := number(process, "memory_used_bytes")) is not None:
-            name = f"process {process.get('pid')}"
-            held[name] = held.get(name, 0.0) + size
-    return {name: {"held_bytes": size} for name, size in held.items()}
-
-
-def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    listed = values.get(name)
-    return [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,21 +150,20 @@ CURVES: tuple[Curve, ...] = (
 
 def series(run: Run) -> list[Series]:
     """Every curve that the Run has a reading for, on one time axis. Empty for a run without telemetry."""
-    found = {source: samples(run, source) for source in get_args(Source)}
-    return [each for curve in CURVES for each in _series(curve, found[curve.source])]
-
-
-def _series(curve: Curve, found: Sequence[Reading]) -> list[Series]:
-    read = [(sample.at_s, rows(sample, curve.source)) for sample in found]
-    names = dict.fromkeys(
-        name for _, said in read for name, values in said.items() if number(values, curve.figure) is not None
-    )
+    read = {
+        source: [(sample.at_s, rows(sample, source)) for sample in samples(run, source)] for source in get_args(Source)
+    }
     curves = []
-    for of in names:
-        points = curve.drawn([(at_s, number(said.get(of, {}), curve.figure)) for at_s, said in read])
-        if any(y is not None for _, y in points):
-            x_s, y = zip(*points, strict=True)
-            curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))
+    for curve in CURVES:
+        said = [
+            (at_s, {of: number(values, curve.figure) for of, values in about.items()})
+            for at_s, about in read[curve.source]
+        ]
+        for of in dict.fromkeys(of for _, values in said for of, value in values.items() if value is not None):
+            points = curve.drawn([(at_s, values.get(of)) for at_s, values in said])
+            if any(y is not None for _, y in points):
+                x_s, y = zip(*points, strict=True)
+                curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))
     return curves
 
 
@@ -198,57 +173,47 @@ ALONE = ("cached_prompt_tokens", "preemptions", "rejections", "requests_failed")
 """Words that only the server knows."""
 
 
-class _Span(NamedTuple):
-    """The readings between which the server's counts are compared, or why they cannot be."""
-
-    read: Sequence[Reading]
-    warmup: bool
-    """Whether warm-up requests lie between them."""
-    why_not: str
-
-
 def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """What the `server` and the `client` counted from before the first request, warm-up included, to after the last
     one. Empty for a run without readings of the server."""
     found = samples(run, "server")
     if not found:
         return {}
-    span = _span(run, found)
-    whole = np.ones(len(frame), np.bool_) if span.warmup else frame.measured
+    read = [sample for sample in found if not sample.gap]
+    first = next((sample for sample in read if sample.moment in BEFORE), None)
+    if first is not None:
+        read = [sample for sample in read if sample.at_s >= first.at_s]
+    whole = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
+    why_not = _why_not(run, found, read, first)
     checks = {}
     for word in (*COMPARED, *ALONE):
-        growth, resets = _growth(span.read, word)
+        growth, resets = _growth(read, word)
         if growth is not None:
             checks[word] = check = CounterCheck(server=round(growth), resets=resets)
             if word in COMPARED:
-                check.why = span.why_not
-                if not span.why_not:
+                check.why = why_not
+                if not why_not:
                     _compare(check, word, growth, frame, whole, run)
     return checks
 
 
-def _span(run: Run, found: Sequence[Reading]) -> _Span:
-    good = [sample for sample in found if not sample.gap]
-    first = next((sample for sample in good if sample.moment in BEFORE), None)
+def _why_not(run: Run, found: Sequence[Reading], read: Sequence[Reading], first: Reading | None) -> str:
+    """Why the server's counts cannot be compared; empty where they can."""
     gaps = [sample.gap for sample in found if sample.gap] or ["none was taken"]
     if first is None:
-        return _Span(good, False, f"there is no reading from before the run ({gaps[0]})")
-    read = [sample for sample in good if sample.at_s >= first.at_s]
-    why_not = ""
+        return f"there is no reading from before the run ({gaps[0]})"
     if run.footer is None or run.footer.interrupted:
-        why_not = "the run was interrupted"
-    elif last_of(found, AFTER) is None:
-        why_not = f"there is no reading from after the run ({gaps[-1]})"
-    elif anew := max(_growth(read, word)[1] for word in COMPARED):  # one past its old value already looks grown
-        why_not = f"the server began to count anew, {anew} time{'s' * (anew > 1)}"
-    return _Span(read, first.moment == "idle", why_not)
+        return "the run was interrupted"
+    if not any(each.moment in AFTER and not each.gap for each in found):
+        return f"there is no reading from after the run ({gaps[-1]})"
+    # One that is past its old value already looks grown.
+    anew = max(_growth(read, word)[1] for word in COMPARED)
+    return f"the server began to count anew, {anew} time{'s' * (anew > 1)}" if anew else ""
 
 
 def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
-    """What a counter grew by over these readings, and how often it began anew.
-
-    A counter that the first page did not have yet was 0: servers publish some only when there is something to count.
-    """
+    """What a counter grew by over these readings, and how often it began anew. A counter that the first page did not
+    have yet was 0: servers publish some only when there is something to count."""
     values = [number(sample.values, word) for sample in read]
     if all(value is None for value in values):
         return None, 0
@@ -258,10 +223,19 @@ def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
 
 
 def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Put the client's count beside the server's."""
-    least, most = _client(word, frame, rows)
+    """Put the client's count beside the server's: that of complete requests, and the most that it may be with all that
+    were sent."""
+    sent = rows & ~np.isnan(frame.sent_ns)
+    complete = sent & frame.complete
+    if word == "requests_finished":
+        least, most = int(complete.sum()), int(sent.sum())
+    elif word == "prompt_tokens":
+        least, most = total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
+    else:
+        least = total(frame.output_tokens, complete)
+        most = least + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
     check.client = least
-    unknown = int((rows & ~np.isnan(frame.sent_ns) & np.isnan(frame.prompt_tokens)).sum())
+    unknown = int((sent & np.isnan(frame.prompt_tokens)).sum())
     if word == "prompt_tokens" and unknown and growth > most:
         check.why = f"prompts of unknown length that broke off: {unknown:,}"
         return
@@ -269,18 +243,6 @@ def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: 
     check.difference = round(growth - min(max(growth, least), most))
     check.agree = check.difference == 0
     check.why = _why(run, frame, check.difference)
-
-
-def _client(word: str, frame: Frame, rows: Booleans) -> tuple[int, int]:
-    """What the client counted for complete requests, and the most that it may be with all that were sent."""
-    sent = rows & ~np.isnan(frame.sent_ns)
-    complete = sent & frame.complete
-    if word == "requests_finished":
-        return int(complete.sum()), int(sent.sum())
-    if word == "prompt_tokens":
-        return total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
-    least = total(frame.output_tokens, complete)
-    return least, least + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~frame.complete)
 
 
 def _why(run: Run, frame: Frame, difference: int) -> str:
@@ -308,17 +270,31 @@ def memory(run: Run) -> Memory | None:
     told = run.header.telemetry
     if not told and not any(found.values()):
         return None
-    gpus = [_gpu(name, read, told) for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")]
-    host = _by_name(found["host"], "host")
+    gpus = {name: read for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")}
+    processes = _by_name(found["host"], "host")
+    host, host_told = processes.pop("host", None), told.get("host", {})
+    cards = {f"GPU {each.get('index')}": each for each in told.get("gpu", {}).get("gpus", ())}
+    names = {f"process {each.get('pid')}": each.get("name", "") for each in host_told.get("processes", ())}
     return Memory(
-        gpus=gpus,
-        processes=[*_gpu_processes(found["gpu"]), *_host_processes(host, told)],
+        gpus=[
+            GpuMemory(
+                name=cards.get(of, {}).get("name", ""),
+                total_bytes=cards.get(of, {}).get("memory_total_bytes"),
+                **_levels(of, read, "memory_used_bytes"),
+            )
+            for of, read in gpus.items()
+        ],
+        processes=[
+            *_gpu_processes(gpus),
+            *(
+                ProcessMemory(on="host", name=names.get(of, ""), **_levels(of, read, "rss_bytes"))
+                for of, read in processes.items()
+            ),
+        ],
         host=HostMemoryLevels(
-            of="host",
-            total_bytes=told.get("host", {}).get("memory_total_bytes"),
-            **_levels(host["host"], "memory_used_bytes"),
+            total_bytes=host_told.get("memory_total_bytes"), **_levels("host", host, "memory_used_bytes")
         )
-        if "host" in host
+        if host
         else None,
         kv_cache=_kv_cache(run, found["server"]),
         taken_at_start=_taken(run, found["server"]) if gpus else None,
@@ -340,12 +316,13 @@ def _by_name(found: Sequence[Reading], source: Source) -> dict[str, Readings]:
     return names
 
 
-def _levels(readings: Readings, figure: str) -> dict[str, Any]:
+def _levels(of: str, readings: Readings, figure: str) -> dict[str, Any]:
     """The fields of MemoryLevels."""
     known = [(moment, int(size)) for moment, values in readings if (size := number(values, figure)) is not None]
     idle = [size for moment, size in known if moment == "idle"]
     loaded = [size for moment, size in known if moment in AFTER]
     return {
+        "of": of,
         "idle_bytes": idle[-1] if idle else None,
         "loaded_bytes": loaded[-1] if loaded else None,
         "peak_bytes": max((size for moment, size in known if moment != "idle"), default=None),
@@ -353,46 +330,29 @@ def _levels(readings: Readings, figure: str) -> dict[str, Any]:
     }
 
 
-def _gpu(name: str, readings: Readings, told: Mapping[str, Any]) -> GpuMemory:
-    known = told.get("gpu", {}).get("gpus", [])
-    facts: Mapping[str, Any] = next((each for each in known if f"GPU {each.get('index')}" == name), {})
-    levels = _levels(readings, "memory_used_bytes")
-    return GpuMemory(of=name, name=facts.get("name", ""), total_bytes=facts.get("memory_total_bytes"), **levels)
-
-
-def _gpu_processes(found: Sequence[Reading]) -> Iterator[ProcessMemory]:
+def _gpu_processes(gpus: Mapping[str, Readings]) -> Iterator[ProcessMemory]:
     """What each process held of each GPU, where the driver says so: in a container often not."""
     held: dict[tuple[str, str], Readings] = {}
-    for gpu, readings in _by_name(found, "gpu").items():
+    for gpu, readings in gpus.items():
         for moment, values in readings:
             for process in values.get("processes") or ():
                 held.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
     for (of, gpu), readings in held.items():
-        yield ProcessMemory(of=of, on=gpu, name="", **_levels(readings, "memory_used_bytes"))
-
-
-def _host_processes(found: Mapping[str, Readings], told: Mapping[str, Any]) -> Iterator[ProcessMemory]:
-    names = {f"process {each.get('pid')}": each.get("name", "") for each in told.get("host", {}).get("processes", [])}
-    for of, readings in found.items():
-        if of != "host":
-            yield ProcessMemory(of=of, on="host", name=names.get(of, ""), **_levels(readings, "rss_bytes"))
+        yield ProcessMemory(on=gpu, name="", **_levels(of, readings, "memory_used_bytes"))
 
 
 def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
     read = [(sample.moment, share) for sample in found if (share := number(sample.values, "kv_used")) is not None]
     if not read:
         return None
+    idle = [round(share, SHARE_DECIMALS) for moment, share in read if moment == "idle"]
     during = [share for moment, share in read if moment == "run"]
     sizes = [size for sample in found if (size := number(sample.values, "kv_tokens")) is not None]
     limits = run.header.server.get("limits") or {}
-
-    def share_of(value: float | None) -> float | None:
-        return None if value is None else round(value, SHARE_DECIMALS)
-
     return KvCache(
-        idle_share=share_of(next((share for moment, share in read if moment == "idle"), None)),
-        mean_share=share_of(sum(during) / len(during) if during else None),
-        peak_share=share_of(max(during, default=None)),
+        idle_share=idle[0] if idle else None,
+        mean_share=round(sum(during) / len(during), SHARE_DECIMALS) if during else None,
+        peak_share=round(max(during), SHARE_DECIMALS) if during else None,
         readings=len(during),
         tokens=int(sizes[-1]) if sizes else limits.get("max_total_token_num"),
     )
@@ -403,7 +363,7 @@ def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
     told = run.header.server_notes
     if "memory_option" not in told or run.header.server.get("simulated"):
         return None
-    last = last_of(found, ("idle", "start", "run", *AFTER))
+    last = next((each for each in reversed(found) if not each.gap), None)
     share = number(last.values, "taken_share") if last else None
     said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
     note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"

@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, Window
+from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
 from analysis.stats import CONFIDENCE, rounded
-from loadgen.runfile import Header, LoadFacts
+from loadgen.runfile import Header, LoadFacts, Run, RunFileError, scan
 
 PLATEAU_SHARE = 0.8
 STAYS_MIN = 2
@@ -48,6 +49,7 @@ NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how ano
 NO_PLATEAU = "the window is no plateau, so that its parts are not alike"
 SHORT = f"the window is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} stays of a request"
 ALIKE = "all parts of the window are alike"
+EVERYTHING = "so this is from the first due to the last"
 
 
 class InFlight(NamedTuple):
@@ -55,6 +57,21 @@ class InFlight(NamedTuple):
 
     instants: Floats
     levels: Integers
+
+
+def load(path: Path) -> tuple[Run, Frame]:
+    """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
+    gathering = Gathering()
+    try:
+        run = scan(path, gathering.add)
+    except OSError as error:
+        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    return run, windowed(gathering.frame(), run.header)
+
+
+def frame_of_run(run: Run) -> Frame:
+    """The Frame of a Run that holds its Records, with its measuring window."""
+    return windowed(frame_of(run.records), run.header)
 
 
 def windowed(frame: Frame, header: Header) -> Frame:
@@ -73,16 +90,15 @@ def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) 
     if ends <= begins:
         return None
     if not load.steady:
-        return _everything(begins, ends, "the rate changes by plan")
+        return Window(begins, ends, "auto", f"the rate changes by plan, {EVERYTHING}")
     return _plateau(frame, asked, begins, ends)
 
 
 def in_flight(begins: Floats, ends: Floats) -> InFlight:
     """How many of these intervals are open, as a step function. NaN in either leaves an interval out."""
     known = ~np.isnan(begins) & ~np.isnan(ends)
-    number = int(known.sum())
     instants = np.concatenate((begins[known], ends[known]))
-    changes = np.concatenate((np.ones(number, np.int64), -np.ones(number, np.int64)))
+    changes = np.repeat((1, -1), int(known.sum()))
     order = np.lexsort((-changes, instants))  # at one instant, what begins comes before what ends
     return InFlight(instants[order], np.cumsum(changes[order]))
 
@@ -95,20 +111,16 @@ def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Windo
     inside = _between(steps, begins, ends)
     enough = np.flatnonzero(inside.levels >= PLATEAU_SHARE * level)
     if len(enough) == 0 or level == 0:
-        return _everything(begins, ends, "most of the time nothing was in flight")
+        return Window(begins, ends, "auto", f"most of the time nothing was in flight, {EVERYTHING}")
     from_ns = max(float(inside.instants[enough[0]]), begins + stay)
     to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
     if why := _no_plateau(steps, from_ns, to_ns, stay):
-        return _everything(begins, ends, f"no plateau ({why})")
+        return Window(begins, ends, "auto", f"no plateau ({why}), {EVERYTHING}")
     return Window(from_ns, to_ns, "auto", f"about {level:g} in flight", plateau=True)
 
 
-def _everything(begins: float, ends: float, why: str) -> Window:
-    return Window(begins, ends, "auto", f"{why}, so this is from the first due to the last")
-
-
 def _no_plateau(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str:
-    """What speaks against a plateau between these instants; nothing if it is one."""
+    """Why there is no plateau between these instants; nothing if there is one."""
     stays = (to_ns - from_ns) / max(1.0, stay)
     if stays >= 1:
         middle = (from_ns + to_ns) / 2
@@ -142,9 +154,16 @@ def _median(part: InFlight) -> float:
 
 def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
     """Of each rate of the window; and why there are none, or None where there are."""
-    number = _batches(frame)
-    if isinstance(number, str):
-        return {}, number
+    span = frame.span_ns
+    if frame.window is None or span is None:
+        return {}, NO_BATCHES
+    if frame.window.chosen == "auto" and not frame.window.plateau:
+        return {}, NO_PLATEAU
+    ended = frame.sampled
+    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
+    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
+    if number < BATCHES_LEAST:
+        return {}, SHORT
     requests, tokens, prompts = _amounts(frame, number)
     rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
     found = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
@@ -152,11 +171,9 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 
 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
-    """Of the mean of the rates of equal batches, in their unit; None where they cannot show how they vary.
-
-    Bootstrap t: the quantiles of (mean* - mean) / error* over samples drawn with replacement stand for those of
-    Student's t, so that lopsided rates get a lopsided interval.
-    """
+    """Of the mean of the rates of equal batches, in their unit; None where they cannot show how they vary. Bootstrap t:
+    the quantiles of (mean* - mean) / error* over samples drawn with replacement stand for those of Student's t, so that
+    lopsided rates get a lopsided interval."""
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     if error == 0 or math.isnan(error):  # NaN where nobody said how long a prompt was
@@ -168,19 +185,6 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
     turns = np.quantile(turned, ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2))
     low, high = (mean - float(turn) * error for turn in turns)
     return rounded(max(0.0, low)), rounded(high)
-
-
-def _batches(frame: Frame) -> int | str:
-    """Into how many batches the window is cut, or why it is not."""
-    span = frame.span_ns
-    if frame.window is None or span is None:
-        return NO_BATCHES
-    if frame.window.chosen == "auto" and not frame.window.plateau:
-        return NO_PLATEAU
-    ended = frame.sampled
-    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
-    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
-    return number if number >= BATCHES_LEAST else SHORT
 
 
 def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.calibration import compare, heading, notes, read_log, row
+from analysis.client import compare_with_log, read_log, stamps_heading, stamps_notes, stamps_row
 from loadgen import runfile
-from loadgen.calibration import Point, drive
+from loadgen.cli.calibrate import drive
 from loadgen.cli.options import seconds
+from loadgen.host import Point
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 
@@ -42,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def show(run: runfile.Run, log: Path) -> None:
     """What was asked, what came, the errors, and what there was to be late about."""
     sends = read_log(log)
-    comparison = compare(run, sends)
+    comparison = compare_with_log(run, sends)
     tokens = sum(sum(record.chunk_tokens) for record in run.records)
     skew_ns = max(r.sent_end_ns or 0 for r in run.records) - min(r.sent_ns or 0 for r in run.records)
     events = sum(len(line.sent_ns) for line in sends.values())
     print(f"{comparison.requests} of {len(run.records)} requests compared; {tokens} tokens, {events} events logged")
     print(f"burst skew {skew_ns / 1e6:.2f} ms; of the gaps {comparison.coalesced_share:.2%} within one read")
-    print("\n".join((heading(), row(comparison), *notes(comparison))))
+    print("\n".join((stamps_heading(), stamps_row(comparison), *stamps_notes(comparison))))
     print(f"\n{'':24}" + "".join(f"{f'p{p:g}':>10}" for p in PERCENTILES))
     percentiles("read lateness, ms", [record.late_ns_max for record in run.records])
     percentiles("server lateness, ms", np.concatenate([np.subtract(s.sent_ns, s.due_ns) for s in sends.values()]))

@@ -26,11 +26,11 @@ from pathlib import Path
 import numpy as np
 
 from analysis.compare import FIGURES, ComparedRun, Comparison, compare
-from analysis.gather import frame_of_run
 from analysis.summarise import summarise
+from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run
-from servers.hardware.roofline import Work, roofline
+from servers.hardware import Work, roofline
 from servers.simulated.server import protocol_of
 from servers.simulated.timing import BatchingClock, Job
 

@@ -73,7 +73,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
     from analysis.summary import Summary
 
-    files = ("analysis/summary.py", "analysis/resources.py", "loadgen/runfile.py")
+    files = ("analysis/summary.py", "analysis/objectives.py", "loadgen/runfile.py")
     modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
     found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     for node in found.values():
@@ -118,8 +118,7 @@ def dialects() -> str:
 def telemetry() -> str:
     """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
     from analysis.telemetry import CURVES
-    from servers.telemetry.machine import DCGM
-    from servers.telemetry.prometheus import COUNTERS, tables
+    from servers.telemetry import COUNTERS, DCGM, tables
 
     servers = {name: metrics.names for name, metrics in tables().items()}
 

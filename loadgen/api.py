@@ -22,26 +22,19 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loadgen.errors import LoadgenError, PlanError
 
 if TYPE_CHECKING:
     from analysis.compare import Comparison
-    from analysis.objectives import Bound, Objective
     from analysis.report.sections import ReportedRun
-    from analysis.summary import Summary
-    from loadgen.engine.health import Counts
     from loadgen.plan import Plan
-
-OnProgress = Callable[[str, "Counts"], None]
-"""Gets a phase (`connecting`, `running`, `ended`) and the counts so far, ten times a second."""
-POLL_S = 0.5
+    from loadgen.prepare import OnProgress, Say
 
 
 class Result:
@@ -50,15 +43,9 @@ class Result:
     def __init__(self, path: Path, reported: ReportedRun) -> None:
         self.path = path
         """The run's folder, or its file, as it was named."""
+        self.summary = reported.summary
+        """All figures: what summary.json holds, in seconds, bytes, tokens and shares from 0 to 1. None is unknown."""
         self._reported = reported
-
-    @property
-    def summary(self) -> Summary:
-        """All figures: what summary.json holds, in seconds, bytes, tokens and shares from 0 to 1. None is unknown.
-
-        `summary.latency.ttft.p99`, `summary.requests.complete`, `summary.client.verdict`.
-        """
-        return self._reported.summary
 
     @property
     def figures(self) -> list[str]:
@@ -95,10 +82,10 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from analysis.export import REQUESTS, request_row
+        from analysis.export import REQUESTS, request_rows
         from loadgen import runfile
 
-        rows = [request_row(record) for record in runfile.read(self.path).records]
+        rows = list(request_rows(runfile.read(self.path).records))
         values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
         columns = {column.name: list(each) for column, each in zip(REQUESTS, values, strict=True)}
         try:
@@ -127,15 +114,16 @@ def run(
     *,
     out: Path | str | None = None,
     progress: OnProgress | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     objectives: Sequence[str] = (),
     goodput: Sequence[str] = (),
 ) -> Result:
     """Measure a plan. Works in notebooks, threads and running event loops (where `run_async` does not block).
 
-    `out` is the run's folder, which must be new; by default runs/<time>-<server>-<label>. `progress` gets the counts,
-    `say` a line per step, such as which server was found. `objectives` are what the run has to keep to, as for
-    `--assert`; `goodput` what makes one request good. summary.json is written beside the run file.
+    `out` is the run's folder, which must be new; by default runs/<time>-<server>-<label>. `progress` gets a phase
+    (`connecting`, `running`, `ended`) and the counts, ten times a second; `say` a line per step, such as which server
+    was found. `objectives` are what the run has to keep to, as for `--assert`; `goodput` what makes one request good.
+    summary.json is written beside the run file.
 
     An interrupt (Ctrl-C, or a notebook's stop) ends the run, and the Result is of what came: `summary.run.interrupted`.
     Before the first request is sent it raises KeyboardInterrupt.
@@ -143,17 +131,8 @@ def run(
     Raises LoadgenError (PlanError, OutputError, ...), servers.errors.ServerError or workloads.prompts.PromptError, each
     with a `hint`, before anything is sent. A request that fails raises nothing.
     """
-    from loadgen.cli.output import expressions
-
-    judged = expressions(objectives, goodput)
-    with _Measurement(plan, out) as measurement:
-        while True:
-            try:
-                if not measurement.tell(progress, say):
-                    break
-            except KeyboardInterrupt:
-                measurement.interrupt()
-    return measurement.result(*judged)
+    with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
+        return measurement.result()
 
 
 async def run_async(
@@ -161,23 +140,14 @@ async def run_async(
     *,
     out: Path | str | None = None,
     progress: OnProgress | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     objectives: Sequence[str] = (),
     goodput: Sequence[str] = (),
 ) -> Result:
     """`run` without blocking the event loop; callbacks are called in another thread. Who cancels it ends the run: what
     came is in `out`, and `read` makes a Result of it. Raises what `run` raises."""
-    from loadgen.cli.output import expressions
-
-    judged = expressions(objectives, goodput)
-
-    def drained() -> Result:
-        while measurement.tell(progress, say):
-            pass
-        return measurement.result(*judged)
-
-    with _Measurement(plan, out) as measurement:
-        done = asyncio.ensure_future(asyncio.to_thread(drained))
+    with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
+        done = asyncio.ensure_future(asyncio.to_thread(measurement.result))
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
@@ -189,10 +159,8 @@ async def run_async(
 
 def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
     """A run that was recorded: its folder, or its run.jsonl; also one that was interrupted, killed or damaged.
-
     `objectives` and `goodput` as for `run`. Raises RunFileError when it is no run or cannot be read, PlanError for an
-    expression that is none.
-    """
+    expression that is none."""
     from loadgen.cli.output import expressions, summarised
 
     return Result(Path(path), summarised(Path(path), *expressions(objectives, goodput)))
@@ -206,25 +174,17 @@ def compare(
     anyway: bool = False,
 ) -> Comparison:
     """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
-    larger than `margin` (a share), or that it cannot be told.
+    larger than `margin` (a share), or that it cannot be told. Raises PlanError for runs of unequal work unless
+    `anyway`, RunFileError for what is no run."""
+    from loadgen.cli.compare import compare_paths
 
-    Raises PlanError for runs of unequal work unless `anyway`, RunFileError for what is no run.
-    """
-    from analysis import compare as comparing
-    from loadgen.cli.output import runs_in
-
-    sides = [[a] if isinstance(a, Result | Path | str) else a, [b] if isinstance(b, Result | Path | str) else b]
-    paths = [[run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides]
-    groups = [[comparing.read(run) for path in side for run in runs_in(path)] for side in paths]
-    found = comparing.compare(*groups, margin=margin)
-    if found.unequal and not anyway:
-        lines = ["the two did not do equal work:", *(each.sentence for each in found.unequal)]
-        raise PlanError("\n".join(lines), "Make them alike, or give anyway=True.")
-    return found
+    sides = ([side] if isinstance(side, Result | Path | str) else side for side in (a, b))
+    paths_a, paths_b = ([run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides)
+    hint = None if anyway else "Make them alike, or give anyway=True."
+    return compare_paths(paths_a, paths_b, hint, margin=margin)[0]
 
 
-@contextlib.contextmanager
-def simulated(server: str, **options: Any) -> Iterator[str]:
+def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
     """The built-in server, without a model, in a process of its own; gives its URL and ends it afterwards.
 
     Options as those of `loadgen sim`, by the names of servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s`
@@ -233,27 +193,33 @@ def simulated(server: str, **options: Any) -> Iterator[str]:
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn
 
-    with spawn(SimulatedConfig(server=server, **options)) as url:
-        yield url
+    return spawn(SimulatedConfig(server=server, **options))
 
 
 class _Measurement:
-    """The process that measures, as its caller sees it. A context manager: nothing of it is left afterwards."""
+    """The process that measures, as its caller sees it. Nothing of it is left when it is closed."""
 
-    def __init__(self, plan: Plan, out: Path | str | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path | str | None,
+        progress: OnProgress | None,
+        say: Say | None,
+        objectives: Sequence[str],
+        goodput: Sequence[str],
+    ) -> None:
+        from loadgen.cli.output import expressions
+        from loadgen.plan import command_of
         from loadgen.prepare import default_folder
 
         if plan.repeats > 1:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
-        self._plan = plan
+        self._judged = expressions(objectives, goodput)
+        self._progress, self._say = progress, say
         self._folder = Path(out) if out is not None else default_folder(plan)
         self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._began = False
-
-    def __enter__(self) -> _Measurement:
-        from loadgen.plan import command_of
-
         self._pipe, theirs = Pipe()
         root = str(Path(__file__).parents[1])
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
@@ -264,63 +230,67 @@ class _Measurement:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
         theirs.close()
-        self._pipe.send((self._plan.model_dump(), self._folder, command_of(self._plan)))
+        self._pipe.send((plan.model_dump(), self._folder, command_of(plan)))
+        # A thread of its own: an interrupt of the caller never falls into the middle of a message.
         self._listener = threading.Thread(target=self._listen, name="loadgen", daemon=True)
         self._listener.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._listener.is_alive():
-            self.interrupt()
-        self._listener.join()
-        self._process.wait()
-        self._pipe.close()
-
-    def tell(self, progress: OnProgress | None, say: Callable[[str], None] | None) -> bool:
-        """Wait a little for something to be said, and hand it on; False when the process has ended and said all."""
-        try:
-            kind, *said = self._said.get(timeout=POLL_S)
-        except queue.Empty:
-            return self._listener.is_alive()
-        if kind == "progress":
-            self._began = True
-            if progress:
-                from loadgen.engine.health import Counts
-
-                phase, counts = said
-                progress(phase, Counts.from_buffer_copy(counts))
-        elif kind == "say" and say:
-            say(*said)
-        elif kind == "error":  # as it was there, whatever its class wants to be called with
-            error, args, found = said
-            self._error = error.__new__(error, *args)
-            self._error.__dict__.update(found)
-        return bool(kind)
-
-    def interrupt(self) -> None:
-        """Ends the run and keeps what came; a second time its workers are ended too."""
-        self._error = self._error or KeyboardInterrupt()  # unless there is a run to speak of
-        self._process.send_signal(signal.SIGINT)
-
-    def result(self, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> Result:
-        """What was measured. Raises what ended the process."""
+    def result(self) -> Result:
+        """Hand on what is said until the process has ended; what was measured. Raises what ended the process."""
+        going_on = True
+        while going_on:
+            try:
+                going_on = self._tell()
+            except KeyboardInterrupt:
+                self.interrupt()
         if self._error is not None and not (self._began and isinstance(self._error, KeyboardInterrupt)):
             raise self._error
         if not self._began:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
         from loadgen.cli.output import summarised, write_summary
 
-        found = summarised(self._folder, objectives, bounds)
+        found = summarised(self._folder, *self._judged)
         write_summary(self._folder, found.summary)
         return Result(self._folder, found)
 
+    def interrupt(self) -> None:
+        """Ends the run and keeps what came; a second time its workers are ended too."""
+        self._error = self._error or KeyboardInterrupt()  # unless there is a run to speak of
+        self._process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """End the process if it has not ended."""
+        if self._listener.is_alive():
+            self.interrupt()
+        self._listener.join()
+        self._process.wait()
+        self._pipe.close()
+
     def _listen(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._said.put(self._pipe.recv())
-        self._said.put(("",))
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._said.put(self._pipe.recv())
+        finally:
+            self._said.put(("",))
+
+    def _tell(self) -> bool:
+        """Wait for something to be said, and hand it on; False when the process has ended and said all."""
+        kind, *said = self._said.get()
+        if kind == "progress":
+            self._began = True
+            if self._progress:
+                from loadgen.engine.health import Counts
+
+                phase, counts = said
+                self._progress(phase, Counts.from_buffer_copy(counts))
+        elif kind == "say" and self._say:
+            self._say(*said)
+        elif kind == "error":  # as it was there, whatever its class wants to be called with
+            error, args, found = said
+            self._error = error.__new__(error, *args)
+            self._error.__dict__.update(found)
+        return bool(kind)
 
 
 def _measure(pipe: Connection) -> None:

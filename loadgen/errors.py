@@ -35,7 +35,3 @@ class OutputError(LoadgenError):
 
 class OpenFilesError(LoadgenError):
     """This machine does not allow as many sockets as the plan needs."""
-
-
-class CalibrationError(LoadgenError):
-    """A burst of the calibration did not take place, or nothing of it was complete."""

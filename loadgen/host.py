@@ -1,4 +1,4 @@
-"""What this machine is, and what it allows: facts for the header, open files, room on the disk."""
+"""This machine: facts for the header, open files, room on the disk, and how exact `loadgen calibrate` found it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ import os
 import platform
 import resource
 import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from loadgen.errors import OpenFilesError, OutputError
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
+SAME_MACHINE = ("hostname", "kernel", "cpu", "python")
+"""Facts of the host that make it another machine, as far as stamps go."""
 
 
 def facts() -> dict[str, object]:
     """hostname, os, kernel, python, cpu, cores (those this process may use), memory_bytes."""
+    about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     return {
         "hostname": platform.node(),
         "os": platform.system(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": next((line.partition(":")[2].strip() for line in about if line.startswith("model name")), ""),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
 
@@ -36,42 +44,35 @@ def is_loopback(name: str) -> bool:
         return name == "localhost"
 
 
-def allow_open_files(sockets: int) -> int:
-    """Raise this process's open-file limit (RLIMIT_NOFILE) as far as `sockets` need; returns the limit.
-
-    Raises OpenFilesError before anything was sent when the hard limit is too low and may not be raised.
-    """
+def allow_open_files(sockets: int) -> None:
+    """Raise the limit of open files (RLIMIT_NOFILE) as far as `sockets` need. Raises OpenFilesError when the hard limit
+    is too low and may not be raised."""
     needed = sockets + FILES_BESIDE_SOCKETS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
-        return soft
-    if hard >= needed or hard == resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        return needed
+        return
+    enough = hard >= needed or hard == resource.RLIM_INFINITY
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, needed))
-    except (ValueError, PermissionError, OSError) as error:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard if enough else needed))
+    except (ValueError, OSError) as error:
         raise OpenFilesError(
             f"{sockets} connections in one process need {needed} open files; this machine allows {hard}. "
             "Nothing was sent.",
             f"Raise the limit (ulimit -Hn {needed}, as root), or share the burst: --workers {-(-needed // hard) + 1}",
         ) from error
-    return needed
 
 
 def make_folder(folder: Path, bytes_needed: int) -> None:
     """Make the run's folder, which must be new or empty, on a disk with that much room. Raises OutputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise OutputError(
-                f"{folder} exists and is not empty.", "Name a new folder with --out: no run is overwritten."
-            )
-        free = shutil.disk_usage(folder).free
+        taken, free = any(folder.iterdir()), shutil.disk_usage(folder).free
     except OSError as error:
         raise OutputError(
             f"cannot make {folder}: {error.strerror}", "Name a folder on a disk that can be written with --out."
         ) from error
+    if taken:
+        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out: no run is overwritten.")
     if free < bytes_needed:
         raise OutputError(
             f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. "
@@ -80,9 +81,78 @@ def make_folder(folder: Path, bytes_needed: int) -> None:
         )
 
 
-def _cpu_model() -> str:
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One burst: n streams of so many tokens, one event each, so far apart."""
+
+    server: str
+    n: int
+    itl_s: float
+    output_tokens: int
+    workers: int
+    stamps: str = "kernel"
+
+
+class Calibration(msgspec.Struct, kw_only=True, frozen=True):
+    """What was found about one machine."""
+
+    made_at: str
+    """RFC 3339, UTC."""
+    version: str
+    """Of loadgen."""
+    load: Point
+    """What the errors are of."""
+    errors: dict[str, dict[str, Any]]
+    """An analysis.client.StampComparison by kind of stamps, `kernel` or `user`."""
+    events_per_s: float
+    """The largest rate seen at which TTFT was exact (analysis.client.EXACT_S); 0 for none."""
+    limited_by: str
+    """What kept it from being larger."""
+
+
+def remember(found: Calibration, machine: Mapping[str, object]) -> Path:
+    """Keep what was found about this machine (host.facts) beside what is known of others; the file. Raises OSError."""
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    known = {**_known(lambda _: None), _key(machine): msgspec.Raw(msgspec.json.encode(found))}
+    fresh = file.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+    fresh.replace(file)  # at once: a run that starts meanwhile reads the old one or the new one
+    return file
+
+
+def recall(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibration | None:
+    """What is known of this machine (host.facts), or None. `say` gets a line when that cannot be read."""
+    raw = _known(say).get(_key(machine))
+    if raw is None:
+        return None
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()
+        return msgspec.json.decode(raw, type=Calibration)
+    except msgspec.DecodeError as error:
+        say(f"the calibration of this machine is left out ({error}); run `loadgen calibrate` again")
+        return None
+
+
+def _known(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
+    """Every machine's calibration. A file that holds none is as good as no file, and said to be so."""
+    try:
+        return msgspec.json.decode(_file().read_bytes(), type=dict[str, msgspec.Raw])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        say(f"calibrations of earlier days are left out ({error}); `loadgen calibrate` makes a new one")
+        return {}
+
+
+def _file() -> Path:
+    """By the XDG Base Directory Specification, where a relative path counts as none. Raises OSError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = cache if cache.is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(f"there is no folder to remember in: {error}") from error
+    return folder / "llm-loadgen" / "calibration.json"
+
+
+def _key(machine: Mapping[str, object]) -> str:
+    return ", ".join(str(machine.get(name, "")) for name in SAME_MACHINE)

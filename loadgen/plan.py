@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -34,6 +34,8 @@ from workloads.syntax import WorkloadError
 
 ANSWERS = "answers"
 """Output lengths that are those of a dataset's own answers."""
+CATALOG = Path(workload.__file__).with_name("catalog")
+"""Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
 
 Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
 """Under which heading `--help` lists an option."""
@@ -62,6 +64,17 @@ def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
+    """A check of a value that was given; what is said `otherwise` may quote it."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not hold(value):
+            raise ValueError(otherwise.format(value))
+        return value
+
+    return AfterValidator(check)
+
+
 def _endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
@@ -74,6 +87,13 @@ def _processes() -> str:
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
 StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
+URL = _must(lambda url: url.startswith(("http://", "https://")), "must start with http:// or https://")
+THERE = _must(Path.is_file, "there is no file {}")
+FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
+SELDOM = _must(
+    lambda every_s: not 0 < every_s < 1,
+    "at most once a second, or a server at its limit is measured while it answers us; 0 is off",
+)
 
 
 class Plan(BaseModel):
@@ -86,7 +106,7 @@ class Plan(BaseModel):
         EndpointName | None,
         RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
     ] = None
-    url: Annotated[str | None, RunOption("Server", "start")] = None
+    url: Annotated[str | None, URL, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
@@ -122,11 +142,11 @@ class Plan(BaseModel):
     """Tokens to generate, likewise; 128 by default."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, RunOption("Prompts", "start")] = None
+    tokenizer: Annotated[Path | None, THERE, RunOption("Prompts", "start")] = None
     """A tokenizer.json to build prompts with."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
-    ca_file: Annotated[Path | None, RunOption("Server", "start")] = None
+    ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
     insecure: Annotated[bool, RunOption("Server", "start")] = False
     """Do not check certificates."""
@@ -136,14 +156,14 @@ class Plan(BaseModel):
     """Measure a version of a server that is known to mislead."""
     speed: Annotated[float, RunOption("Server", "start"), Field(gt=0)] = 5.0
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
-    window_s: Annotated[tuple[float, float] | None, RunOption("Measurement")] = None
+    window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Measurement")] = None
     """What the figures are of; else chosen."""
     stamps: Annotated[StampsName, RunOption("Measurement", "start")] = "kernel"
     """kernel, or user: what the figures would be without the kernel's receive stamps."""
-    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0)] = 1.0
+    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""
-    dcgm_url: Annotated[str | None, RunOption("Measurement", "start")] = None
+    dcgm_url: Annotated[str | None, URL, RunOption("Measurement", "start")] = None
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
     gpu: Annotated[bool | None, RunOption("Measurement")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
@@ -161,16 +181,14 @@ class Plan(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                lines = [_mistake(item) for item in error.errors()]
-                raise PlanError("\n".join(lines), "Nothing was sent. --help lists the options.") from None
+                mistakes = "\n".join(map(_mistake, error.errors()))
+                raise PlanError(mistakes, "Nothing was sent. --help lists the options.") from None
 
     def each_repeat(self) -> list[Plan]:
         """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
         and chance in lengths and gaps would be the same each time."""
-        return [
-            self.model_copy(update={"repeat": place, "seed": self.seed + place - 1})
-            for place in range(1, self.repeats + 1)
-        ]
+        changes = ({"repeat": place, "seed": self.seed + place - 1} for place in range(1, self.repeats + 1))
+        return [self.model_copy(update=each) for each in changes]
 
     @property
     def of_sessions(self) -> bool:
@@ -180,58 +198,28 @@ class Plan(BaseModel):
     @property
     def lengths(self) -> tuple[str, str]:
         """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if arrivals.parse(self.arrivals).recorded:
+        if arrivals.parse(self.arrivals).facts.get("recorded"):
             return "recorded", "recorded"
         own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
         return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
 
-    @field_validator("url", "dcgm_url")
+    @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
     @classmethod
-    def _known_scheme(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("must start with http:// or https://")
-        return url
-
-    @field_validator("tokenizer", "ca_file")
-    @classmethod
-    def _existing_file(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.is_file():
-            raise ValueError(f"there is no file {path}")
-        return path
-
-    @field_validator("arrivals", "workload")
-    @classmethod
-    def _canonical(cls, text: str, info: ValidationInfo) -> str:
-        return str(_hinted(arrivals.parse if info.field_name == "arrivals" else workload.parse, text))
-
-    @field_validator("input_tokens", "output_tokens")
-    @classmethod
-    def _lengths(cls, value: int | str, info: ValidationInfo) -> int | str:
+    def _canonical(cls, value: int | str, info: ValidationInfo) -> int | str:
+        """As it is parsed and written again; the hint of a mistake goes into its message."""
         if value == ANSWERS and info.field_name == "output_tokens":
             return value
-        canonical = str(_hinted(lengths.parse, str(value)))
-        return int(canonical) if canonical.isdecimal() else canonical
-
-    @field_validator("metrics_every_s")
-    @classmethod
-    def _seldom(cls, every_s: float) -> float:
-        if 0 < every_s < 1:
-            raise ValueError(
-                "at most once a second, or a server at its limit is measured while it answers us; 0 is off"
-            )
-        return every_s
+        parsers = {"arrivals": arrivals.parse, "workload": workload.parse}
+        try:
+            text = str(parsers.get(str(info.field_name), lengths.parse)(str(value)))
+        except WorkloadError as error:
+            raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
+        return int(text) if text.isdecimal() else text
 
     @field_validator("server_pid", mode="before")
     @classmethod
     def _several(cls, pids: Any) -> Any:
         return (pids,) if isinstance(pids, int) else pids or ()
-
-    @field_validator("window_s")
-    @classmethod
-    def _forward(cls, window_s: tuple[float, float] | None) -> tuple[float, float] | None:
-        if window_s is not None and not 0 <= window_s[0] < window_s[1]:
-            raise ValueError("must begin at 0 or later, and end after it begins")
-        return window_s
 
     @model_validator(mode="after")
     def _ends(self) -> Plan:
@@ -263,38 +251,34 @@ def command_of(plan: Plan) -> list[str]:
     """The command line that runs this plan: what differs from the defaults."""
     words = ["loadgen", "run"]
     for name in run_options(type(plan)):
-        value = getattr(plan, name)
+        value, flag = getattr(plan, name), option_name(name)
+        values = value if isinstance(value, tuple) else (value,)
         if value == type(plan).model_fields[name].default:
             continue
-        flag = option_name(name)
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif name.endswith("_s"):
-            ends = value if isinstance(value, tuple) else (value,)
-            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in ends)]
+            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
-            words += [text for each in (value if isinstance(value, tuple) else (value,)) for text in (flag, str(each))]
+            words += [text for each in values for text in (flag, str(each))]
     return words
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """How to get at the server besides its address: never written to the Run."""
 
     api_key: str | None
     tls: ssl.SSLContext
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What each request carries."""
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    headers: dict[str, str]
+    """What each request carries."""
 
 
 def access_of(plan: Plan) -> Access:
     """The API key from its environment variable, and how certificates are checked."""
     from servers.wire.connection import tls_context
 
-    return Access(os.environ.get(plan.api_key_env) or None, tls_context(plan.ca_file, plan.insecure))
+    key = os.environ.get(plan.api_key_env) or None
+    return Access(key, tls_context(plan.ca_file, plan.insecure), {"Authorization": f"Bearer {key}"} if key else {})
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -307,39 +291,29 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
 
 
+def catalog_names() -> list[str]:
+    """The named workloads: `paper-burst` first, the others in alphabetical order."""
+    return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
+
+
 def from_catalog(name: str) -> dict[str, Any]:
     """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    from workloads.catalog import load
-
-    named = load(name)
-    return {
-        "n": named.requests,
-        "arrivals": str(named.arrivals),
-        "workload": str(named.workload),
-        "input_tokens": str(named.input_tokens),
-        "output_tokens": str(named.output_tokens),
-        "label": named.name,
-    }
-
-
-def _hinted(parse: Any, text: str) -> Any:
-    """Parse, with the hint of a mistake in its message."""
-    try:
-        return parse(text)
-    except WorkloadError as error:
-        raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
+    if name not in (names := catalog_names()):
+        raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
+    named = read_plan(CATALOG / f"{name}.toml")
+    settings = {key: value for key, value in named.items() if key not in ("summary", "source")}
+    return {"workload": "synthetic", "label": name} | settings
 
 
 def _mistake(item: Any) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if not item["loc"]:
         return message
-    name = str(item["loc"][0])
-    option = option_name(name)
+    name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
     if item["type"] == "literal_error":
-        return f"{option} {item['input']}: unknown; choose {item['ctx']['expected']}"
+        return f"{option} {value}: unknown; choose {item['ctx']['expected']}"
     if item["type"] == "extra_forbidden":
         return f"{name}: there is no such setting"
     if item["type"] == "missing":
         return f"{option} is missing"
-    return f"{option} {item['input']}: {message[0].lower()}{message[1:]}"
+    return f"{option} {value}: {message[0].lower()}{message[1:]}"

@@ -2,7 +2,7 @@
 
     Plan ─ schedule_of ─> Schedule    when, how many, how many at once
          ─ prompts_of ──> Prompts     what is asked, exact by the server's own count
-         ─ prepare ─────> Prepared    these, a WorkerTask per process, and the header
+         ─ prepare ─────> Prepared    the Schedule, a WorkerTask per process, and the header
          ─ run ─────────> Footer      with loadgen.engine.coordinator
 
 What loads the measuring engine is imported where it is used: the interactive part prepares in a process without it.
@@ -21,10 +21,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen import calibration, host
+from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Access, Plan, access_of
 from workloads import arrivals, lengths, workload
+from workloads.prompts import load_tokenizer
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from loadgen.engine.health import Counts
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
-    from servers.count import ServerTokenizer
+    from servers.find import ServerTokenizer
     from servers.kinds.base import Dialect, ServerFacts
 
 IN_FLIGHT_DEFAULT = 10_000
@@ -42,8 +43,7 @@ SESSION_TOKENS = 1 << 15
 """What a simulated server has room for where there are sessions."""
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
-BYTES_PER_RECORD = 600
-BYTES_PER_CHUNK = 16
+BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
 Say = Callable[[str], None]
@@ -57,10 +57,10 @@ class Prepared:
     """All that is known before the first connection is opened."""
 
     schedule: Schedule
-    prompts: Prompts
     tasks: list[WorkerTask]
-    """What each worker process is given."""
     header: Header
+    bytes: int
+    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
 
 
 def run(
@@ -72,21 +72,19 @@ def run(
     on_progress: OnProgress,
     launch: Mapping[str, Any] | None = None,
 ) -> Footer:
-    """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server.
-    `launch` is what is known of how the server was started.
-
-    Raises LoadgenError, servers.errors.ServerError or workloads.prompts.PromptError before anything is sent.
-    """
+    """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server. `launch` is what is
+    known of how the server was started. Raises LoadgenError, servers.errors.ServerError or PromptError before anything
+    is sent."""
     from loadgen.engine import coordinator
     from loadgen.engine.sampler import sampler_of
 
     with prepare(plan, folder, say) as prepared:
         header = prepared.header
         sampler = sampler_of(plan, header.server, prepared.schedule.due_ns)
-        host.make_folder(folder, bytes_of(plan, prepared.schedule))
+        host.make_folder(folder, prepared.bytes)
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
-        header.client["calibration"] = calibration.recall(header.host, say)
+        header.client["calibration"] = host.recall(header.host, say)
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 
@@ -98,12 +96,9 @@ def default_folder(plan: Plan) -> Path:
 @contextlib.contextmanager
 def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
-
-    Raises as `run` does.
-    """
+    Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
-    from servers.count import connect
-    from servers.find import dialect_on, of_version
+    from servers.find import dialect_on, of_version, tokenizer_of
     from servers.wire.connection import target_of
 
     access = access_of(plan)
@@ -113,12 +108,10 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     room = SESSION_TOKENS if plan.of_sessions else 4096
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
-        with connect(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+        with tokenizer_of(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
-        count = "" if schedule.count is None else f"{schedule.count} "
-        what = (
-            f"sessions, {plan.lengths[0]} tokens a turn" if plan.of_sessions else f"prompts of {plan.lengths[0]} tokens"
-        )
+        count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
+        what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
         target = target_of(facts.url, access.tls)
         tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
@@ -137,10 +130,9 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             )
             for worker in range(plan.workers)
         ]
-        yield Prepared(schedule, prompts, tasks, header_of(plan, facts, dialect, prompts.how))
-
-
-# When.
+        bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+        header = header_of(plan, facts, dialect, prompts.how)
+        yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -162,44 +154,22 @@ def schedule_of(plan: Plan) -> Schedule:
     return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
 
 
-def bytes_of(plan: Plan, schedule: Schedule) -> int:
-    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
-    per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
-    return (schedule.count or schedule.clients) * per_request
-
-
-# What.
-
-
 def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
-    """The Requests of a plan; everything that needs the server's tokenizer happens here.
-
-    Raises PlanError when a file holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError.
-    """
-    from workloads.tokenizer import load as load_tokenizer
-
+    """The Requests of a plan; everything that needs the server's tokenizer happens here. Raises PlanError when a file
+    holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError."""
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
-    spec = WorkloadSpec(
-        asked,
-        lengths.parse(str(plan.input_tokens)),
-        None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens)),
-        plan.seed,
-        n=schedule.count,
-        warmup=plan.warmup,
-        trace=named if isinstance(named, arrivals.Trace) else None,
-    )
-    local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
-    prompts = prompts_for(
-        spec, token_ids=dialect.token_ids, local=local, server=server, chat=dialect.endpoint == "chat"
-    )
+    inputs = lengths.parse(str(plan.input_tokens))
+    outputs = None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens))
+    trace = named if isinstance(named, arrivals.Trace) else None
+    spec = WorkloadSpec(asked, inputs, outputs, plan.seed, n=schedule.count, warmup=plan.warmup, trace=trace)
+    local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
+    prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat)
     path = getattr(asked, "path", None)
-    if path is not None and schedule.count is not None:
+    if path is not None and (count := schedule.count) is not None:
         what, drawn = ("sessions", prompts.conversations()) if prompts.of_sessions else ("prompts", prompts.requests())
-        there = sum(1 for _ in islice(drawn, schedule.count))
-        if there < schedule.count:
-            raise PlanError(
-                f"{path} holds {there} {what}, and {schedule.count} are to be sent", f"Ask for fewer: --n {there}"
-            )
+        there = sum(1 for _ in islice(drawn, count))
+        if there < count:
+            raise PlanError(f"{path} holds {there} {what}, and {count} are to be sent", f"Ask for fewer: --n {there}")
     return prompts
 
 
@@ -219,12 +189,8 @@ def longest_prompt_of(plan: Plan) -> int:
     named = workload.parse(plan.workload)
     if not isinstance(named, workload.MultiTurn):
         return asked
-    if named.turns is None:
-        return 1
-    return named.turns * (asked + TURN_TOKENS) + (named.turns - 1) * (answered + TURN_TOKENS)
-
-
-# Of whom.
+    turns = named.turns
+    return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
 
 
 @contextlib.contextmanager
@@ -233,49 +199,43 @@ def server_for(
 ) -> Iterator[ServerFacts]:
     """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
     simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
-    one line: who it is, and what is `about` to come.
-
-    Raises servers.errors.ServerError.
-    """
+    one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
     from servers.find import check_limits, probe, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
-    if facts is None:
-        from servers.simulated.config import SimulatedConfig
-        from servers.simulated.server import spawn_process
-
-        say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
-        host.allow_open_files(streams)  # the child inherits the limit
-        config = SimulatedConfig(
-            server=plan.server,
-            clock="batching",
-            speed=plan.speed,
-            max_concurrent_requests=streams,
-            max_model_len=max(tokens, sum(longest)),
-            seed=plan.seed,
-        )
-        with spawn_process(config) as (url, pid):
-            facts = probe(url, plan.server)
-            yield replace(facts, model=plan.model or facts.model, pids=(pid,))
+    if facts is not None:
+        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{who} at {facts.url}{about}")
+        check_limits(facts, at_once, *longest)
+        yield replace(facts, model=plan.model or facts.model)
         return
-    title = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
-    say(f"{title} at {facts.url}{about}")
-    check_limits(facts, at_once, *longest)
-    yield replace(facts, model=plan.model or facts.model)
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.server import spawn_process
+
+    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
+    host.allow_open_files(streams)  # the child inherits the limit
+    config = SimulatedConfig(
+        server=plan.server,
+        clock="batching",
+        speed=plan.speed,
+        max_concurrent_requests=streams,
+        max_model_len=max(tokens, sum(longest)),
+        seed=plan.seed,
+    )
+    with spawn_process(config) as (url, pid):
+        facts = probe(url, plan.server)
+        yield replace(facts, model=plan.model or facts.model, pids=(pid,))
 
 
 def _words(plan: Plan) -> str:
     """The plan in one line."""
     how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
-    named = arrivals.parse(plan.arrivals)
-    when = named.text if named.burst else plan.arrivals
+    facts = arrivals.parse(plan.arrivals).facts
+    when = facts["text"] if facts.get("burst") else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
-
-
-# What is written.
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:

@@ -26,10 +26,8 @@ ErrorKind = Literal[
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 if TYPE_CHECKING:
     NoneOrKind = ErrorKind | Literal[""]
-else:
-    NoneOrKind = (
-        str  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
-    )
+else:  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
+    NoneOrKind = str
 
 
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):

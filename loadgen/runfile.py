@@ -1,4 +1,4 @@
-"""The Run file: append-only JSON Lines. Its line types, its writer and its reader.
+"""The Run file: append-only JSON Lines. Its line types, its writer and its reader, and how parts become one.
 
 A run is a folder holding `run.jsonl`. While it is running each worker appends to `part-<worker>.jsonl`; the
 coordinator appends the parts to `run.jsonl` and closes it with a footer. A run that was killed has parts and
@@ -15,17 +15,22 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgen.record import Record
+from loadgen.errors import OutputError
+from loadgen.record import ErrorKind, Record, unsent
 
 if TYPE_CHECKING:
-    from servers.kinds.base import ServerKind
+    from loadgen.engine.worker import WorkerTask
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
@@ -63,31 +68,17 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
-    """From the canonical texts of a plan. A process that is not known here, as of a newer version, promises nothing."""
-    from workloads.arrivals import Arrivals, Interactive, parse
-    from workloads.syntax import WorkloadError
+    """From the canonical texts of a plan."""
+    from workloads.arrivals import facts_of
 
     kind, _, rest = workload.partition(":")
     sessions = kind == "multi-turn"
     turns = rest.removeprefix("turns=").partition(",")[0] if sessions else ""
-    try:
-        named: Arrivals = Interactive() if arrivals == str(Interactive()) else parse(arrivals)
-    except WorkloadError:
-        named = Arrivals()
     return LoadFacts(
         kind=arrivals.partition(":")[0],
-        text=named.text if type(named) is not Arrivals else f"arriving as {arrivals}",
-        open_loop=named.open_loop,
-        burst=named.burst,
-        finite=named.finite,
-        steady=named.steady,
-        rate_per_s=named.promised_rate_per_s,
-        cv=named.promised_cv,
-        law=named.law,
-        clients=named.concurrency,
         sessions=sessions,
         turns=int(turns) if turns.isdecimal() else 1,
-        recorded=named.recorded,
+        **facts_of(arrivals),
     )
 
 
@@ -147,7 +138,6 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
     def __post_init__(self) -> None:
-        """Of a run from before `load` and `stamps`, or one made without."""
         if not self.load.kind:
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
         if not self.stamps.name:
@@ -156,23 +146,19 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     @property
     def server_title(self) -> str:
         """What people call this kind of server; its name where nobody knows the kind."""
-        return str(self.server.get("title") or (self._kind.title if self._kind else self._server_name))
+        return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
         """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
-        return self.server.get("notes") or (self._kind.notes if self._kind else {})
+        return self._of_server("notes") or {}
 
-    @property
-    def _server_name(self) -> str:
-        return str(self.server.get("name") or self.plan.get("server") or "")
-
-    @property
-    def _kind(self) -> ServerKind | None:
-        """The kind as it is known today, for runs that were written before the header said it."""
+    def _of_server(self, name: str) -> Any:
+        """As the header says; for runs from before it did, as the kind is known today."""
         from servers.kinds import KINDS
 
-        return KINDS.get(self._server_name)
+        kind = KINDS.get(str(self.server.get("name") or self.plan.get("server")))
+        return self.server.get(name) or getattr(kind, name, None)
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
@@ -218,7 +204,14 @@ class RunFileError(Exception):
     """A folder or file that is not a readable Run; the message says what to do."""
 
 
+class _Ended(msgspec.Struct, tag_field="type", tag="request"):
+    id: int
+    state: str
+    phase: str = "measured"
+
+
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
+_ENDED = msgspec.json.Decoder(_Ended)
 
 
 class RunWriter:
@@ -232,7 +225,7 @@ class RunWriter:
         self.error: OSError | None = None
         """Why the last flush could not write everything; None when it could."""
 
-    def add(self, item: Record | Telemetry) -> None:
+    def add(self, item: Record | Telemetry | Footer) -> None:
         """Append one line. Written when a mebibyte has gathered or `flush` is called."""
         self.add_line(self._encoder.encode(item) + b"\n")
 
@@ -268,9 +261,7 @@ class RunWriter:
 
 def read(path: Path) -> Run:
     """Read a run folder (or its `run.jsonl`) as a whole. Raises RunFileError when there is no header to make sense of.
-
-    A million requests of 64 tokens are 5 GB of Records: `scan` reads such a run.
-    """
+    A million requests of 64 tokens are 5 GB of Records: `scan` reads such a run."""
     records: list[Record] = []
     run = scan(path, records.append)
     run.records = records
@@ -285,7 +276,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
     lines = _lines(main)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
     parts = sorted(main.parent.glob("part-*.jsonl"))
-    keep = _once(take) if parts else take  # a part that was being gathered when the disk filled up is there twice
+    seen: set[int] = set()  # a part that was being gathered when the disk filled up is there twice
     for line in chain(lines, *map(_lines, parts)):
         try:
             item = _LINE.decode(line)
@@ -293,27 +284,17 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
-            if len(item.chunk_ns) == len(item.chunk_tokens):
-                keep(item)
-            else:
+            if len(item.chunk_ns) != len(item.chunk_tokens):
                 run.damaged_lines += 1
+            elif item.id not in seen:
+                take(item)
+                if parts:
+                    seen.add(item.id)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):
             run.footer = item
     return run
-
-
-def _once(take: Callable[[Record], object]) -> Callable[[Record], object]:
-    """Gives each request to `take` once, however often it is recorded."""
-    seen: set[int] = set()
-
-    def take_new(record: Record) -> None:
-        if record.id not in seen:
-            seen.add(record.id)
-            take(record)
-
-    return take_new
 
 
 def _header(main: Path, line: bytes) -> Header:
@@ -333,3 +314,119 @@ def _lines(file: Path) -> Iterator[bytes]:
         for line in stream:
             if line.strip():
                 yield line
+
+
+# After the run: the workers' parts become one file, with a Record for every request whose turn had come.
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one worker ended."""
+
+    task: WorkerTask
+    due: int
+    """How many requests of its task had their turn."""
+    exit: str
+    """Its exit code or signal, in words."""
+    rescued: Path | None
+    """Where it wrote what the run's disk refused."""
+    convert: Callable[[bytes], bytes] | None = None
+    """What makes its lines into lines of this Run, where they were written by another machine's clock."""
+
+
+def gather(
+    outcomes: Sequence[Outcome],
+    header: Header,
+    main: Path,
+    *,
+    interrupted: bool,
+    ended_ns: int | None = None,
+    beside: Sequence[Path] = (),
+    notes: Sequence[str] = (),
+) -> Footer:
+    """Append every part to `main`, account for each request, close with the footer, remove the parts. `ended_ns`: when
+    the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of telemetry, `notes`
+    are what else is to be said. Raises OutputError when `main` cannot be written; the parts stay for `read`."""
+    counts, all_notes = Counter[str](), list(notes)
+    try:
+        for outcome in outcomes:
+            append(main, _accounted(outcome, counts, all_notes, interrupted=interrupted))
+        append(main, whole_lines(beside, all_notes, "telemetry"))
+        footer = Footer(
+            ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
+            sent=counts.total() - counts["dropped"],
+            interrupted=interrupted,
+            notes=all_notes,
+            **{state: counts[state] for state in ("complete", "truncated", "failed", "dropped")},
+        )
+        append(main, [msgspec.json.encode(footer) + b"\n"])
+    except OutputError as error:
+        error.hint = (
+            f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it."
+        )
+        if rescued := [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]:
+            error.hint += f" Their last lines are in {', '.join(rescued)}: append each to its part first."
+        raise
+    for path in (*(path for each in outcomes for path in (each.task.part, each.rescued) if path), *beside):
+        path.unlink(missing_ok=True)
+    return footer
+
+
+def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
+    """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
+    header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
+    header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
+    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+
+
+def append(file: Path, lines: Iterable[bytes]) -> None:
+    """Append to a file and make sure that it is on the disk. Raises OutputError."""
+    try:
+        with file.open("ab") as stream:
+            stream.writelines(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror}", "Nothing was sent.") from error
+
+
+def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, interrupted: bool) -> Iterator[bytes]:
+    """The whole lines of a worker's part, then a Record for each request that has none."""
+    seen: set[int] = set()
+    worker = outcome.task.worker
+    whole = whole_lines((outcome.task.part, outcome.rescued), notes, f"worker {worker}")
+    for line in whole if outcome.convert is None else map(outcome.convert, whole):
+        with suppress(msgspec.DecodeError):
+            ended = _ENDED.decode(line)
+            if ended.phase == "measured":
+                seen.add(ended.id)
+                counts[ended.state] += 1
+        yield line
+    lost = 0
+    kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
+    detail = f"its worker process ended with {outcome.exit}"
+    for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
+        if request.id not in seen:
+            lost += 1
+            record = unsent(request, kind, detail)
+            record.worker = worker
+            yield msgspec.json.encode(record) + b"\n"
+    if lost:
+        counts["failed"] += lost
+        notes.append(f"worker {worker} ended with {outcome.exit}; {lost} requests without record")
+
+
+def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
+    """The whole lines of files of which each may go on in the next one; those that do not exist are passed over."""
+    rest = b""
+    for path in paths:
+        if path is None or not path.exists():
+            continue
+        with path.open("rb") as stream:
+            for piece in stream:
+                line = rest + piece
+                rest = b"" if line.endswith(b"\n") else line
+                if not rest:
+                    yield line
+    if rest:
+        notes.append(f"{whose}: its last line was cut off and is left out")

@@ -43,10 +43,8 @@ class Caller:
         )
 
     def __call__(self, path: str, body: object = None) -> tuple[int, Any]:
-        """GET `path`, or POST `body` to it: HTTP status and JSON, which is None when the answer is not JSON.
-
-        Raises UnreachableError and UnauthorizedError.
-        """
+        """GET `path`, or POST `body` to it: HTTP status and JSON, which is None when the answer is not JSON. Raises
+        UnreachableError and UnauthorizedError."""
         method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
         status, content = self._asked(lambda: self._once(method, path, data), TIMEOUT_S)
         if status in (401, 403):
@@ -61,9 +59,7 @@ class Caller:
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         """GET a page of any kind: HTTP status and body. It may take `limit_s` to connect and as long again to arrive.
-
-        Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off.
-        """
+        Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off."""
         return self._asked(lambda: self._timed(path, accept, limit_s, limit_bytes), limit_s)
 
     def close(self) -> None:

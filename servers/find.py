@@ -1,24 +1,25 @@
-"""Which server answers, who it is, and what its limits are: asked once, before anything is sent."""
+"""Which server answers, who it is, what its limits are and how many tokens it counts: asked before anything is sent."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from servers.errors import (
     EndpointError,
     LimitError,
     UnauthorizedError,
+    UncountableError,
     UnreachableError,
     VersionError,
     WrongServerError,
 )
 from servers.kinds import KINDS
-from servers.kinds.base import Ask, Dialect, ServerFacts, ServerKind, as_dict
+from servers.kinds.base import Ask, Dialect, Route, ServerFacts, ServerKind, Told, as_dict
 
 if TYPE_CHECKING:
     import ssl
@@ -35,11 +36,9 @@ def resolve(
     api_key: str | None = None,
     verify: ssl.SSLContext | None = None,
 ) -> ServerFacts | None:
-    """Find the server, or None: then the simulated one is meant.
-
-    `url` wins, then LOADGEN_<SERVER>_URL; what answers there must be the server named. Then the usual port on this
-    machine, if the server named answers there. `real` makes finding none an error. Raises what `probe` raises.
-    """
+    """Find the server, or None: then the simulated one is meant. `url` wins, then LOADGEN_<SERVER>_URL; what answers
+    there must be the server named. Then the usual port on this machine, if the server named answers there. `real` makes
+    finding none an error. Raises what `probe` raises."""
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
         return probe(given, server, api_key=api_key, verify=verify)
@@ -62,10 +61,8 @@ def resolve(
 
 
 def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> ServerFacts:
-    """Ask the server at `url` who it is. `server` is a key of KINDS.
-
-    Raises UnreachableError, UnauthorizedError, and WrongServerError when it is not the server named.
-    """
+    """Ask the server at `url` who it is. `server` is a key of KINDS. Raises UnreachableError, UnauthorizedError, and
+    WrongServerError when it is not the server named."""
     from servers.calls import Caller  # 15 ms that finding no server at all must not cost
 
     base, kind = base_url(url), KINDS[server]
@@ -113,10 +110,8 @@ def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None],
 
 def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: int) -> None:
     """Compare a burst of `n` requests with the server's limits. Raises LimitError that lists every one exceeded.
-
     Servers answer too much work in quiet ways: vLLM and LightLLM shorten the output, TGI answers 200 with an error
-    inside the stream, so the burst is refused here instead.
-    """
+    inside the stream, so the burst is refused here instead."""
     kind = KINDS[facts.name]
     needs = {
         "total": (input_tokens + output_tokens, f"{input_tokens} prompt + {output_tokens} output tokens"),
@@ -136,6 +131,63 @@ def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: i
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ServerTokenizer:
+    """The server under test as a judge of lengths, through one kept connection. Raises UncountableError when the server
+    answers anything but a count, UnreachableError and UnauthorizedError."""
+
+    ask: Callable[[str, object], tuple[int, Any]]
+    route: Route[int]
+    model: str
+    id_route: Route[list[int]] | None  # The route that gives token ids, where the server has one and its API takes ids
+    plain: ServerTokenizer | None = None  # Where counting generates: the count of text alone, without running it
+    words: tuple[str, ...] = ()
+
+    @property
+    def generates(self) -> bool:
+        """Whether counting makes the server run the text, and so leaves it in the server's prefix cache."""
+        return self.route.generates
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
+        return [self._post(self.route, text) for text in texts]
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text without special tokens; empty when the server does not tell them."""
+        return self._post(self.id_route, text) if self.id_route else []
+
+    def _post(self, route: Route[Told], text: str) -> Told:
+        status, answer = self.ask(route.path, route.body(text, self.model))
+        if status == 200:
+            with suppress(KeyError, IndexError, TypeError, ValueError):
+                return route.read(answer)
+        raise UncountableError(
+            f"the server does not say how many tokens a prompt has: {status} from {route.path}, {str(answer)[:200]}",
+            "use another --endpoint, or check the server's log",
+        )
+
+
+@contextmanager
+def tokenizer_of(
+    facts: ServerFacts, endpoint: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None
+) -> Iterator[ServerTokenizer]:
+    """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
+    from servers.calls import Caller
+
+    kind = KINDS[facts.name]
+    dialect = kind.dialects[endpoint]
+
+    def known(route: Route[Told] | None) -> Route[Told] | None:
+        return route if route and route.path in facts.count_routes else None
+
+    with closing(Caller(facts.url, api_key, verify)) as ask:
+        route = known(dialect.count) or dialect.count_by_running
+        tokenizer = ServerTokenizer(ask, route, facts.model, known(kind.ids))
+        if plain := known(dialect.count_text):
+            tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))
+        yield tokenizer
+
+
 def _wrong_server(ask: Ask, url: str, named: ServerKind) -> WrongServerError:
     # Most servers answer like the generic one as well, so it is asked last.
     kinds = sorted(KINDS.values(), key=lambda kind: kind.port is None)
@@ -145,8 +197,7 @@ def _wrong_server(ask: Ask, url: str, named: ServerKind) -> WrongServerError:
         found = None
     if found is None:
         return WrongServerError(
-            f"something answers at {url}, but it is not {named.called}",
-            "check host, port and path in --url",
+            f"something answers at {url}, but it is not {named.called}", "check host, port and path in --url"
         )
     called = f"{KINDS[found.name].called} {found.version}".rstrip()
     return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")

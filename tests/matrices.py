@@ -7,8 +7,7 @@ from typing import Any
 
 from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
-from loadgen.matrix import MatrixPlan, Repeat, starts
-from loadgen.matrix.state import journal
+from loadgen.matrix import MatrixPlan, Repeat, journal, starts
 from tests.runs import burst, footer, header, healthy, write
 
 PACE = {"vllm": 1.0, "tgi": 1.1, "lightllm": 0.9}
@@ -41,15 +40,14 @@ def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: An
             named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
             book.write("up", start=start.number, **named, seconds=1.5, facts={"image": "tgi:3.3.7"})
             for place, repeat in enumerate(start.repeats):
-                key = {"cell": repeat.cell._asdict(), "repeat": repeat.number}
                 if repeat.cell.server == failing:
                     book.write(
-                        "failure", **key, kind="LaunchError", reason=f"out of memory {nasty}", hint="", log=nasty
+                        "failure", **repeat.key, kind="LaunchError", reason=f"out of memory {nasty}", hint="", log=nasty
                     )
                     continue
-                book.write("begin", **key, start=start.number, place=place)
+                book.write("begin", **repeat.key, start=start.number, place=place)
                 _run(folder, repeat, asked)
-                book.write("end", **key, seconds=4.0)
+                book.write("end", **repeat.key, seconds=4.0)
             book.write("down", start=start.number)
     write_report(folder, Output(as_json=False, quiet=True))
     return folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,11 @@ import numpy as np
 
 from analysis import summarise as summarising
 from analysis.frame import Frame
-from analysis.gather import frame_of_run
-from analysis.report.charts import ChartInput, chart_data
 from analysis.report.findings import findings
-from analysis.report.sections import ReportedRun, brief
+from analysis.report.sections import ReportedRun, brief, reported
 from analysis.report.terminal import render
-from analysis.summary import as_dict, typed
-from analysis.telemetry import series
+from analysis.summary import Summary, as_dict
+from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
 
@@ -27,6 +25,13 @@ MILLISECOND_NS = 1_000_000
 def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
     """What summary.json holds of this run."""
     return as_dict(summarising.summarise(run, frame))
+
+
+def typed(found: Mapping[str, Any] | Summary) -> Summary:
+    """A summary from what summary.json holds. Raises msgspec.ValidationError."""
+    if isinstance(found, Summary):
+        return found
+    return msgspec.convert({**found, "memory": found["memory"] or None}, Summary)
 
 
 def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **changes: Any) -> Header:
@@ -186,7 +191,7 @@ def run_of(
 def part_of(run: Run) -> ReportedRun:
     """What a page needs of this run."""
     summary = typed(summarise(run))
-    return ReportedRun(run, summary, chart_data(ChartInput(frame_of_run(run), summary, series(run))))
+    return reported(run, frame_of_run(run), summary)
 
 
 def text_of(summary: Any, *, width: int = 80, colour: bool = False) -> str:

@@ -1,109 +1,60 @@
 """Arrivals: when requests are due. A seeded iterator of offsets in ns (open loop), or a Concurrency (closed loop).
 
-    burst                    all at once                     constant:R        one every 1/R seconds
-    burst:N/T                N every T                       poisson:R         exponential gaps of mean 1/R
-    ramp:A..B/T              rate from A to B within T       gamma:R,cv=C      gamma gaps of mean 1/R
-    steps:R1@T1,R2@T2,...    rate R1 for T1, then R2 ...     trace:FILE        as recorded
-    closed:N[,think=S]       N clients, each waits for its answer and then thinks for S
-
 Due instants are absolute: a pure function of (seed, i), or a sum kept in exact integers. Nothing is clipped and
 nothing rescaled: the mean and the coefficient of variation are those of the name.
 
-One class per process answers every question about it: how it is written and read, how it describes itself, whether it
-ends, whether it is steady, which rate and variation it promises. A run's header keeps the answers as data
-(loadgen.runfile.LoadFacts) and nobody reads the text again. A new process is one class and its line in KINDS.
+One class per process answers every question about it; a run's header keeps what it says of itself, as data.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, islice, repeat, takewhile
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from workloads import draws, traces
-from workloads.syntax import (
-    CV_HIGH,
-    CV_LOW,
-    NS_PER_S,
-    WorkloadError,
-    duration_ns,
-    nearest,
-    number,
-    options,
-    path_and_options,
-    rate,
-    show,
-    show_duration,
-    whole,
-)
+from workloads import datasets, draws, syntax
+from workloads.syntax import NS_PER_S, WorkloadError
 
 CLIENTS_LIMIT = 100_000
 BURST_LIMIT = 1_000_000
 STEPS_LIMIT = 1_000
 SPEED_LIMIT = 1_000_000
+INTERACTIVE = "interactive"
+"""What stands for arrivals in the header of `loadgen ui`: no plan can name it."""
 ROOT_PRECISION = 10**30
 """Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
 
 
-class Arrivals:
-    """The questions that every process answers. A class says only where it differs from what is said here."""
+class Arrivals(ABC):
+    """The questions that every process answers."""
 
     __slots__ = ()
 
     SYNTAX: ClassVar[str]
-    """How it is written, as errors quote it."""
-    open_loop: ClassVar[bool] = True
-    """Whether instants are due that no answer moves."""
-    finite: ClassVar[bool] = False
-    """Whether it ends by itself."""
-    steady: ClassVar[bool] = False
-    """Whether its rate, or its number of clients, stays the same: then a plateau can be looked for."""
-    recorded: ClassVar[bool] = False
-    """Whether it brings the lengths of its requests, as a Trace does."""
-    law: ClassVar[str] = ""
-    """What gaps are drawn from: `gamma`, of mean 1 / rate and coefficient of variation `cv`. Empty: no chance."""
+    """How it is written, as errors quote it; `str()` of it is its canonical text."""
 
     @classmethod
+    @abstractmethod
     def parse(cls, rest: str) -> Self:
         """Read what follows the colon; empty where there is none. Raises WorkloadError."""
-        raise NotImplementedError
 
-    def due_ns(self, seed: int) -> Iterator[int]:
-        """Due offsets in ns, in their order. Of an open loop only."""
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
-        """How it describes itself, in a sentence such as "1000 requests, ..."."""
-        return f"arriving as {self}"
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        """Due offsets in ns, in their order; none of a closed loop, where answers make requests due."""
+        return iter(())
 
     @property
-    def burst(self) -> bool:
-        """Whether all requests are due at one instant."""
-        return False
-
-    @property
-    def promised_rate_per_s(self) -> float | None:
-        """Requests per second that its name promises; None: it promises none."""
-        return None
-
-    @property
-    def promised_cv(self) -> float | None:
-        """Coefficient of variation of the gaps that its name promises."""
-        return None
-
-    @property
-    def concurrency(self) -> int:
-        """Clients of a closed loop; 0 for an open one."""
-        return 0
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What it says of itself: its `text`, and each field of loadgen.runfile.LoadFacts that is not as by default."""
 
     def ends(self, n: int | None, duration: float | None) -> bool:
         """Whether a number of requests or a duration, or it itself, ends it."""
-        return self.finite or n is not None or (duration is not None and not self.burst)
+        return n is not None or "finite" in self.facts or (duration is not None and "burst" not in self.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +73,22 @@ class Burst(Arrivals):
         size, slash, every = rest.partition("/")
         if not slash:
             raise WorkloadError("the time between bursts is missing")
-        return cls(whole(size, "burst size", 1, BURST_LIMIT), duration_ns(every, "time between bursts"))
+        return cls(syntax.whole(size, "burst size", 1, BURST_LIMIT), syntax.duration_ns(every, "time between bursts"))
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - all arrivals are called alike
+    def due_ns(self, _seed: int) -> Iterator[int]:
         size = self.size
         if size is None:
             return repeat(0)
         return (index // size * self.every_ns for index in count())
 
     @property
-    def text(self) -> str:
-        return "all at once" if self.size is None else f"{self.size} at once every {show_duration(self.every_ns)}"
-
-    @property
-    def burst(self) -> bool:
-        return self.size is None
+    def facts(self) -> dict[str, Any]:
+        if self.size is None:
+            return {"text": "all at once", "burst": True}
+        return {"text": f"{self.size} at once every {syntax.show_duration(self.every_ns)}"}
 
     def __str__(self) -> str:
-        return "burst" if self.size is None else f"burst:{self.size}/{show_duration(self.every_ns)}"
+        return "burst" if self.size is None else f"burst:{self.size}/{syntax.show_duration(self.every_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +97,16 @@ class OneRate(Arrivals):
 
     rate: Fraction
 
-    steady = True
-
     @classmethod
     def parse(cls, rest: str) -> Self:
-        return cls(rate(rest))
+        return cls(syntax.rate(rest))
 
-    @property
-    def promised_rate_per_s(self) -> float:
-        return float(self.rate)
+    def _steady(self, manner: str, **more: Any) -> dict[str, Any]:
+        text = f"{syntax.show(self.rate)} per second{manner}"
+        return {"text": text, "steady": True, "rate_per_s": float(self.rate), **more}
+
+    def __str__(self) -> str:
+        return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +114,14 @@ class Constant(OneRate):
     """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
 
     SYNTAX = "constant:R, such as constant:20"
-    promised_cv = 0.0
-
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
-        step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
-        return (nearest(index * step, divisor) for index in count())
 
     @property
-    def text(self) -> str:
-        return f"{show(self.rate)} per second, evenly"
+    def facts(self) -> dict[str, Any]:
+        return self._steady(", evenly", cv=0.0)
 
-    def __str__(self) -> str:
-        return f"constant:{show(self.rate)}"
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
+        return (syntax.nearest(index * step, divisor) for index in count())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,40 +129,33 @@ class Poisson(OneRate):
     """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
 
     SYNTAX = "poisson:R, such as poisson:20"
-    law = "gamma"  # an exponential is the gamma distribution of variation 1
-    promised_cv = 1.0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        # An exponential is the gamma distribution of variation 1.
+        return self._steady(" (Poisson)", cv=1.0, law="gamma")
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = draws.stream(seed, "arrivals")
         return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
 
-    @property
-    def text(self) -> str:
-        return f"{show(self.rate)} per second (Poisson)"
-
-    def __str__(self) -> str:
-        return f"poisson:{show(self.rate)}"
-
 
 @dataclass(frozen=True, slots=True)
 class Gamma(OneRate):
-    """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0.
-
-    Shape 1 / cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps.
-    """
+    """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0. Shape 1 /
+    cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps."""
 
     cv: Fraction
 
     SYNTAX = "gamma:R,cv=C, such as gamma:20,cv=2"
-    law = "gamma"
 
     @classmethod
     def parse(cls, rest: str) -> Self:
         first, *more = rest.split(",")
-        found = options(more, ("cv",))
+        found = syntax.options(more, ("cv",))
         if "cv" not in found:
             raise WorkloadError("the coefficient of variation is missing")
-        return cls(rate(first), number(found["cv"], "cv", CV_LOW, CV_HIGH))
+        return cls(syntax.rate(first), syntax.number(found["cv"], "cv", syntax.CV_LOW, syntax.CV_HIGH))
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = draws.stream(seed, "arrivals")
@@ -224,30 +163,23 @@ class Gamma(OneRate):
         return draws.sums(lambda: draws.gamma(draw, shape), NS_PER_S / self.rate * self.cv**2)
 
     @property
-    def text(self) -> str:
-        return f"{show(self.rate)} per second (gamma gaps, CV {show(self.cv)})"
-
-    @property
-    def promised_cv(self) -> float:
-        return float(self.cv)
+    def facts(self) -> dict[str, Any]:
+        return self._steady(f" (gamma gaps, CV {syntax.show(self.cv)})", cv=float(self.cv), law="gamma")
 
     def __str__(self) -> str:
-        return f"gamma:{show(self.rate)},cv={show(self.cv)}"
+        return f"gamma:{syntax.show(self.rate)},cv={syntax.show(self.cv)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ramp(Arrivals):
-    """The rate goes linearly from `first` to `last` within `length_ns`; then it ends.
-
-    Request i is due when the integral of the rate reaches i, evenly spaced and without chance.
-    """
+    """The rate goes linearly from `first` to `last` within `length_ns`; then it ends. Request i is due when the
+    integral of the rate reaches i, evenly spaced and without chance."""
 
     first: Fraction
     last: Fraction
     length_ns: int
 
     SYNTAX = "ramp:A..B/T, such as ramp:1..50/60s"
-    finite = True
 
     @classmethod
     def parse(cls, rest: str) -> Self:
@@ -255,17 +187,14 @@ class Ramp(Arrivals):
         first, dots, last = rates.partition("..")
         if not (slash and dots):
             raise WorkloadError("two rates with .. between them and a length after / are needed")
-        ramp = cls(rate(first, zero=True), rate(last, zero=True), duration_ns(length, "length"))
+        ramp = cls(syntax.rate(first, zero=True), syntax.rate(last, zero=True), syntax.duration_ns(length, "length"))
         if not ramp.first + ramp.last:
             raise WorkloadError("both rates are 0, so nothing would be sent")
         return ramp
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
-        """As many as the area under the rate.
-
-        A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A + sqrt(A**2 + 2 D i)), the form that
-        loses no digits when D is negative, over the common denominator `scale`.
-        """
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        """As many as the area under the rate. A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A +
+        sqrt(A**2 + 2 D i)), the form that loses no digits when D is negative, over the common denominator `scale`."""
         slope = (self.last - self.first) * NS_PER_S / self.length_ns
         area = (self.first + self.last) / 2 * self.length_ns / NS_PER_S
         scale = math.lcm((self.first**2).denominator, slope.denominator)
@@ -273,28 +202,26 @@ class Ramp(Arrivals):
         yield 0
         for index in range(1, math.ceil(area)):
             root = math.isqrt((square + index * growth) * scale * ROOT_PRECISION**2)
-            yield nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
+            yield syntax.nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
 
     @property
-    def text(self) -> str:
-        return f"{show(self.first)} to {show(self.last)} per second within {show_duration(self.length_ns)}"
+    def facts(self) -> dict[str, Any]:
+        rates = f"{syntax.show(self.first)} to {syntax.show(self.last)} per second"
+        return {"text": f"{rates} within {syntax.show_duration(self.length_ns)}", "finite": True}
 
     def __str__(self) -> str:
-        return f"ramp:{show(self.first)}..{show(self.last)}/{show_duration(self.length_ns)}"
+        return f"ramp:{syntax.show(self.first)}..{syntax.show(self.last)}/{syntax.show_duration(self.length_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Steps(Arrivals):
-    """One constant rate after another, each for its length; then it ends. A rate of 0 is a pause.
-
-    Request i is due when the integral of the rate reaches i, as for Ramp.
-    """
+    """One constant rate after another, each for its length; then it ends. A rate of 0 is a pause. Request i is due when
+    the integral of the rate reaches i, as for Ramp."""
 
     steps: tuple[tuple[Fraction, int], ...]
     """(rate per second, length in ns) each."""
 
     SYNTAX = "steps:R1@T1,R2@T2,..., such as steps:5@30s,20@30s"
-    finite = True
 
     @classmethod
     def parse(cls, rest: str) -> Self:
@@ -306,26 +233,31 @@ class Steps(Arrivals):
             per_s, at, length = part.partition("@")
             if not at:
                 raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
-            steps.append((rate(per_s, zero=True), duration_ns(length, "length")))
+            steps.append((syntax.rate(per_s, zero=True), syntax.duration_ns(length, "length")))
         if not any(per_s for per_s, _ in steps):
             raise WorkloadError("every rate is 0, so nothing would be sent")
         return cls(tuple(steps))
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+    def due_ns(self, _seed: int) -> Iterator[int]:
         begin_ns, area = 0, Fraction(0)
         for per_s, length_ns in self.steps:
             after = area + per_s * length_ns / NS_PER_S
             for index in range(math.ceil(area), math.ceil(after)):
                 offset = (index - area) * NS_PER_S / per_s
-                yield begin_ns + nearest(offset.numerator, offset.denominator)
+                yield begin_ns + syntax.nearest(offset.numerator, offset.denominator)
             begin_ns, area = begin_ns + length_ns, after
 
     @property
-    def text(self) -> str:
-        return ", ".join(f"{show(per_s)} per second for {show_duration(length_ns)}" for per_s, length_ns in self.steps)
+    def facts(self) -> dict[str, Any]:
+        steps = (
+            f"{syntax.show(per_s)} per second for {syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+        )
+        return {"text": ", ".join(steps), "finite": True}
 
     def __str__(self) -> str:
-        return "steps:" + ",".join(f"{show(per_s)}@{show_duration(length_ns)}" for per_s, length_ns in self.steps)
+        return "steps:" + ",".join(
+            f"{syntax.show(per_s)}@{syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,27 +268,24 @@ class Concurrency(Arrivals):
     think_ns: int = 0
 
     SYNTAX = "closed:N or closed:N,think=S, such as closed:64,think=2s"
-    open_loop = False
-    steady = True
 
     @classmethod
     def parse(cls, rest: str) -> Self:
         clients, *more = rest.split(",")
-        think = options(more, ("think",)).get("think", "0s")
-        return cls(whole(clients, "number of clients", 1, CLIENTS_LIMIT), duration_ns(think, "think", zero=True))
+        think = syntax.options(more, ("think",)).get("think", "0s")
+        return cls(
+            syntax.whole(clients, "number of clients", 1, CLIENTS_LIMIT), syntax.duration_ns(think, "think", zero=True)
+        )
 
     @property
-    def text(self) -> str:
+    def facts(self) -> dict[str, Any]:
         waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
-        think = f" and think for {show_duration(self.think_ns)}" if self.think_ns else ""
-        return f"from {self.clients:,} {waits}{think}"
-
-    @property
-    def concurrency(self) -> int:
-        return self.clients
+        think = f" and think for {syntax.show_duration(self.think_ns)}" if self.think_ns else ""
+        text = f"from {self.clients:,} {waits}{think}"
+        return {"text": text, "open_loop": False, "steady": True, "clients": self.clients}
 
     def __str__(self) -> str:
-        return f"closed:{self.clients}" + (f",think={show_duration(self.think_ns)}" if self.think_ns else "")
+        return f"closed:{self.clients}" + (f",think={syntax.show_duration(self.think_ns)}" if self.think_ns else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,61 +296,45 @@ class Trace(Arrivals):
     speed: Fraction = Fraction(1)
     start_ns: int = 0
     """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
-    limit: int | None = None
-    """At most so many requests."""
+    limit: int | None = None  # at most so many requests
 
     SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N]"
-    finite = True
-    recorded = True
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        path, found = path_and_options(rest, ("speed", "start", "limit"))
+        path, found = syntax.path_and_options(rest, ("speed", "start", "limit"))
         return cls(
             Path(path),
-            number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
-            duration_ns(found.get("start", "0s"), "start", zero=True),
-            whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
+            syntax.number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
+            syntax.duration_ns(found.get("start", "0s"), "start", zero=True),
+            syntax.whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
         )
 
-    def entries(self) -> Iterator[traces.Entry]:
+    def entries(self) -> Iterator[datasets.Entry]:
         """The requests to replay. Raises WorkloadError for a file that is no trace, on a damaged line, or for none."""
         entry = None
-        for entry in islice((entry for entry in traces.read(self.path) if entry.at_ns >= self.start_ns), self.limit):
+        for entry in islice((entry for entry in datasets.trace(self.path) if entry.at_ns >= self.start_ns), self.limit):
             yield entry
         if entry is None:
             raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")
 
-    def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
+    def due_ns(self, _seed: int) -> Iterator[int]:
         """One per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does."""
         top, bottom = self.speed.numerator, self.speed.denominator
-        return (nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
+        return (syntax.nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
 
     @property
-    def text(self) -> str:
-        return "as recorded in " + ",".join([self.path.name, *self._options()])
+    def facts(self) -> dict[str, Any]:
+        text = ",".join([f"as recorded in {self.path.name}", *self._options()])
+        return {"text": text, "finite": True, "recorded": True}
 
     def _options(self) -> list[str]:
-        extra = [f"speed={show(self.speed)}"] if self.speed != 1 else []
-        extra += [f"start={show_duration(self.start_ns)}"] if self.start_ns else []
+        extra = [f"speed={syntax.show(self.speed)}"] if self.speed != 1 else []
+        extra += [f"start={syntax.show_duration(self.start_ns)}"] if self.start_ns else []
         return extra + ([f"limit={self.limit}"] if self.limit is not None else [])
 
     def __str__(self) -> str:
         return ",".join([f"trace:{self.path}", *self._options()])
-
-
-@dataclass(frozen=True, slots=True)
-class Interactive(Arrivals):
-    """Users that somebody turns up and down by hand. No plan can name it: only the runs of `loadgen ui` are of it."""
-
-    open_loop = False
-
-    @property
-    def text(self) -> str:
-        return "by users that came and went by hand"
-
-    def __str__(self) -> str:
-        return "interactive"
 
 
 KINDS: dict[str, type[Arrivals]] = {
@@ -438,10 +351,8 @@ KINDS: dict[str, type[Arrivals]] = {
 
 
 def parse(text: str) -> Arrivals:
-    """Read arrivals as in the table above; `str()` of the result is their canonical text.
-
-    Raises WorkloadError that names the bad part; its hint is the right syntax.
-    """
+    """Read arrivals as their SYNTAX says; `str()` of the result is their canonical text. Raises WorkloadError that
+    names the bad part; its hint is the right syntax."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in KINDS:
         raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(KINDS)}")
@@ -453,11 +364,19 @@ def parse(text: str) -> Arrivals:
         raise WorkloadError(f"arrivals {text!r}: {error}", f"write {KINDS[kind].SYNTAX}") from None
 
 
-def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
-    """The due offsets in ns that a run needs: at most `n`, and those before `until_ns`.
+def facts_of(text: str) -> dict[str, Any]:
+    """The facts of canonical arrivals. A process that is not known here, as of a newer version, promises nothing."""
+    if text == INTERACTIVE:
+        return {"text": "by users that came and went by hand", "open_loop": False}
+    try:
+        return parse(text).facts
+    except WorkloadError:
+        return {"text": f"arriving as {text}"}
 
-    Raises WorkloadError when nothing would end them.
-    """
+
+def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
+    """The due offsets in ns that a run needs: at most `n`, and those before `until_ns`. Raises WorkloadError when
+    nothing would end them."""
     if not arrivals.ends(n, until_ns):
         raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "say how many requests, or for how long")
     instants = arrivals.due_ns(seed)

@@ -1,30 +1,50 @@
-"""Prompts and dialogues from files of others, in file order, one at a time.
+"""Files of others, one entry at a time, so that a file may be larger than memory: prompts, dialogues, recorded loads.
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
     jsonl      one {"prompt": ..., "output_tokens": N} per line; `output_tokens` may be missing, other keys are ignored
 
-Arrays are decoded element by element, so a file may be larger than memory. What does not fit its format is an error
-with its place; an element that fits but holds nothing to ask (no human turn with an answer, an empty instruction) is
-passed over, as the files' own users do.
+An element that fits its format but holds nothing to ask (no human turn with an answer, an empty instruction) is passed
+over, as the files' own users do. A trace says when requests came and how long they were:
+
+    layout     recognised by                              instants, and where the layout is described
+    mooncake   JSON objects, one per line                 ms; kvcache-ai/Mooncake, FAST25-release/README.md
+    azure      TIMESTAMP,ContextTokens,GeneratedTokens    date and time, in 2023 with 7 decimals and no zone, in 2024
+                                                          with 0 or 6 and +00:00; Azure/AzurePublicDataset,
+                                                          AzureLLMInferenceDataset2023.md and ...2024.md
+    burstgpt   Timestamp,...,Request tokens,              s; HPMLL/BurstGPT, README.md (later files have more columns)
+               Response tokens,...
+
+A row that asks for no tokens, or got none, cannot be replayed: in BurstGPT those are the failed requests. Such rows
+are left out. Whatever else does not fit its format is an error with its place.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+from calendar import timegm
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from fractions import Fraction
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from workloads.syntax import TOKENS_LIMIT, WorkloadError, opened, reason
+from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26
-"""Characters of one array element or line; the longest ShareGPT conversation has about a million."""
+"""Characters of one array element or line of a dataset; the longest ShareGPT conversation has about a million."""
+LINE_LIMIT = 4 * 1024 * 1024
+"""Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
+TRACE_BLOCK_TOKENS = 512  # what one Mooncake hash id stands for (its README)
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
+FORMAT_HINT = "is this the format you named?"
+LINE_HINT = "mend or remove the line"
 
 Made = TypeVar("Made")
 
@@ -36,20 +56,25 @@ class Sample:
     prompt: str
     answer: str = ""
     """The recorded answer; its length is the output length unless something else was asked for."""
-    output_tokens: int | None = None
-    """As the file says."""
+    output_tokens: int | None = None  # as the file says
 
 
-Dialogue = tuple[Sample, ...]
-"""What a human asked, turn after turn, with the recorded answers; never empty."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One recorded request."""
+
+    at_ns: int  # from the trace's first request on
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+    """Ids of the prompt's blocks of TRACE_BLOCK_TOKENS, in order. Equal leading ids mean an equal prefix."""
 
 
-def sharegpt(path: Path) -> Iterator[Dialogue]:
-    """Dialogues of a ShareGPT-format file. System turns and what precedes the first human turn are left out.
-
-    Raises WorkloadError when the file cannot be read or is not in the format.
-    """
-    return _fitting(path, lambda item: _dialogue(item["conversations"]))
+def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
+    """What a human asked, turn after turn, with the answers: the dialogues of a ShareGPT-format file, none empty.
+    System turns and what precedes the first human turn are left out. Raises WorkloadError when the file cannot be read
+    or is not in the format."""
+    return _fitting(path, _dialogue)
 
 
 def alpaca(path: Path) -> Iterator[Sample]:
@@ -60,29 +85,102 @@ def alpaca(path: Path) -> Iterator[Sample]:
 def jsonl(path: Path) -> Iterator[Sample]:
     """Prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
     with opened(path, "the dataset") as file:
-        for line, text in enumerate(iter(lambda: file.readline(ELEMENT_LIMIT), ""), 1):
-            if text.strip():
-                yield _made(path, f"line {line}", _prompt, text)
+        for line, text in _lines(file, ELEMENT_LIMIT):
+            with _placed(f"{path}, line {line}", FORMAT_HINT):
+                sample = _prompt(json.loads(text))
+            yield sample
+
+
+def trace(path: Path) -> Iterator[Entry]:
+    """Every row, in order of time. Raises WorkloadError for a file that is no trace, and on a damaged line."""
+    with opened(path, "the trace") as file:
+        first = file.readline(LINE_LIMIT).strip()
+        file.seek(0)
+        header = {name.strip() for name in first.split(",")}
+        columns = next((columns for columns in TABLES if header.issuperset(columns)), None)
+        if columns is None and not first.startswith("{"):
+            raise WorkloadError(
+                f"{path}: its first line {first[:80]!r} is that of no known trace",
+                "give a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file, with its header",
+            )
+        first_ns = last_ns = None
+        for line, at_ns, asked, answered, blocks in _table(file, path, columns) if columns else _mooncake(file, path):
+            first_ns = at_ns if first_ns is None else first_ns
+            if last_ns is not None and at_ns < last_ns:
+                raise WorkloadError(f"{path}, line {line}: comes before the line above it", "sort the trace by time")
+            last_ns = at_ns
+            if asked and answered:
+                yield Entry(at_ns - first_ns, asked, answered, blocks)
+
+
+@contextmanager
+def _placed(place: str, hint: str) -> Iterator[None]:
+    """What a reader finds wrong in the block is an error with its place."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        reason = f"has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)[:200]
+        if isinstance(error, json.JSONDecodeError):
+            reason, hint = f"is not JSON: {error.msg}", LINE_HINT
+        raise WorkloadError(f"{place}: {reason}", hint) from None
+
+
+def _lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, by number, read at most `limit` characters at a time."""
+    return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
 
 
 def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
-    for position, element in enumerate(_elements(path), 1):
-        made = _made(path, f"element {position}", make, element)
-        if made is not None:
-            yield made
+    """What `make` makes of the elements of a JSON array, decoded as the file is read; None is passed over."""
+    decoder = json.JSONDecoder()
+    with opened(path, "the dataset") as file:
+        ahead = _not_blank(file, "")
+        if not ahead.startswith("["):
+            raise WorkloadError(f"{path}: is not a JSON array", FORMAT_HINT)
+        ahead = _not_blank(file, ahead[1:])
+        for position in count(1):
+            if ahead.startswith("]"):
+                return
+            place = f"{path}, element {position}"
+            element, ahead = _next_element(decoder, file, ahead, place)
+            with _placed(place, FORMAT_HINT):
+                made = make(element)
+            if made is not None:
+                yield made
 
 
-def _made(path: Path, place: str, make: Callable[[Any], Made], item: Any) -> Made:
-    try:
-        return make(item)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        damaged = isinstance(error, json.JSONDecodeError)
-        hint = "mend or remove it" if damaged else "is this the format you named?"
-        raise WorkloadError(f"{path}, {place}: {reason(error)}", hint) from None
+def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: str) -> tuple[Any, str]:
+    """The element that `ahead` begins with, and what follows it and its comma; reads more where it is cut off."""
+    size = READ_CHARACTERS
+    while True:
+        try:
+            element, end = decoder.raw_decode(ahead)
+            problem = "is not followed by a comma or the array's end"
+        except (json.JSONDecodeError, RecursionError) as error:
+            end, problem = len(ahead), f"is not JSON: {error}"[:200]
+        rest = _not_blank(file, ahead[end:]) if end < len(ahead) else ""
+        if rest.startswith("]"):
+            return element, rest
+        if rest.startswith(","):
+            return element, _not_blank(file, rest[1:])
+        more = "" if end < len(ahead) else file.read(size)
+        if not more:
+            raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
+        if len(ahead) > ELEMENT_LIMIT:
+            raise WorkloadError(f"{place}: is longer than {ELEMENT_LIMIT} characters, or {problem}")
+        ahead, size = ahead + more, 2 * size  # doubling, so that a long element is not decoded over and over
 
 
-def _dialogue(messages: Any) -> Dialogue | None:
+def _not_blank(file: TextIO, ahead: str) -> str:
+    """`ahead` from its first character that is not blank on, reading more while there is none."""
+    while not (ahead := ahead.lstrip()) and (more := file.read(READ_CHARACTERS)):
+        ahead = more
+    return ahead
+
+
+def _dialogue(item: Any) -> tuple[Sample, ...] | None:
     """Pairs of a human's message and the answer right after it."""
+    messages = item["conversations"]
     if not isinstance(messages, list):
         raise TypeError("its conversations are not a list")
     spoken = [(message["from"], _text(message["value"])) for message in messages]
@@ -102,8 +200,7 @@ def _instruction(item: Any) -> Sample | None:
     return Sample(f"{instruction}\n\n{context}" if context else instruction, answer)
 
 
-def _prompt(line: str) -> Sample:
-    item = json.loads(line)
+def _prompt(item: Any) -> Sample:
     prompt, output_tokens = _text(item["prompt"]), item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
@@ -118,47 +215,75 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def _elements(path: Path) -> Iterator[Any]:
-    """The elements of a JSON array, decoded as the file is read."""
-    decoder = json.JSONDecoder()
-    with opened(path, "the dataset") as file:
-        ahead = _not_blank(file, "")
-        if not ahead.startswith("["):
-            raise WorkloadError(f"{path}: is not a JSON array", "is this the format you named?")
-        position, ahead = 0, _not_blank(file, ahead[1:])
-        while not ahead.startswith("]"):
-            position += 1
-            element, ahead = _next_element(decoder, file, ahead, f"{path}, element {position}")
-            yield element
+Row = tuple[int, int, int, int, tuple[int, ...]]
+"""Line number, instant in ns by the file's own clock, tokens in, tokens out, ids of blocks."""
 
 
-def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: str) -> tuple[Any, str]:
-    """The element that `ahead` begins with, and what follows it and its comma; reads more where it is cut off."""
-    size = READ_CHARACTERS
-    while True:
-        try:
-            element, end = decoder.raw_decode(ahead)
-        except (json.JSONDecodeError, RecursionError) as error:
-            end, problem = len(ahead), f"is not JSON: {error}"[:200]
-        else:
-            problem = "is not followed by a comma or the array's end"
-        if end < len(ahead):
-            rest = _not_blank(file, ahead[end:])
-            if rest.startswith("]"):
-                return element, rest
-            if rest.startswith(","):
-                return element, _not_blank(file, rest[1:])
-            raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
-        more = file.read(size)
-        if not more:
-            raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
-        if len(ahead) > ELEMENT_LIMIT:
-            raise WorkloadError(f"{place}: is longer than {ELEMENT_LIMIT} characters, or {problem}")
-        ahead, size = ahead + more, 2 * size  # doubling, so that a long element is not decoded over and over
+def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
+    for line, text in _lines(file, LINE_LIMIT):
+        with _placed(f"{path}, line {line}", LINE_HINT):
+            item = json.loads(text)
+            at_ms = item["timestamp"]
+            if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e15:
+                raise ValueError(f"has no timestamp in ms: {at_ms!r}"[:120])
+            blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
+            row = round(at_ms * 1_000_000), _tokens(item["input_length"]), _tokens(item["output_length"]), blocks
+        yield line, *row
 
 
-def _not_blank(file: TextIO, ahead: str) -> str:
-    """`ahead` from its first character that is not blank on, reading more while there is none."""
-    while not (ahead := ahead.lstrip()) and (more := file.read(READ_CHARACTERS)):
-        ahead = more
-    return ahead
+def _table(file: TextIO, path: Path, columns: tuple[str, str, str]) -> Iterator[Row]:
+    reader = csv.reader(iter(lambda: file.readline(LINE_LIMIT), ""), strict=True)
+    header = [name.strip() for name in next(reader)]
+    at, asked, answered = (header.index(name) for name in columns)
+    try:
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(header):
+                raise ValueError(f"has {len(fields)} fields, not {len(header)}")
+            yield reader.line_num, TABLES[columns](fields[at]), _digits(fields[asked]), _digits(fields[answered]), ()
+    except (ValueError, csv.Error) as error:
+        raise WorkloadError(f"{path}, line {reader.line_num}: {str(error)[:200]}", LINE_HINT) from None
+
+
+def _seconds(text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
+        raise ValueError(f"has no timestamp in s: {text[:40]!r}")
+    return int(Fraction(text) * NS_PER_S)
+
+
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):(\d\d))?")
+
+
+def _date(text: str) -> int:
+    """A date and time, in UTC where it names no zone, in ns since 1970."""
+    match = _DATE.fullmatch(text)
+    year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
+    if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):
+        raise ValueError(f"has no date and time: {text[:40]!r}")
+    east_of_utc_s = int(f"{match[9]}1") * (int(match[10]) * 3_600 + int(match[11]) * 60) if match[9] else 0
+    seconds = timegm((year, month, day, hour, minute, second)) - east_of_utc_s
+    return seconds * NS_PER_S + int((match[7] or "").ljust(9, "0"))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"has {value!r} where a count belongs"[:120])
+    return value
+
+
+def _tokens(value: Any) -> int:
+    if _count(value) > TOKENS_LIMIT:
+        raise ValueError(f"has {value} tokens, more than {TOKENS_LIMIT}")
+    return int(value)
+
+
+def _digits(text: str) -> int:
+    return _tokens(int(text) if re.fullmatch(r"\d{1,12}", text.strip()) else text[:40])
+
+
+TABLES: dict[tuple[str, str, str], Callable[[str], int]] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _date,
+    ("Timestamp", "Request tokens", "Response tokens"): _seconds,
+}
+"""The columns that a trace's header must have for instant, tokens in and tokens out, to what reads the instants."""

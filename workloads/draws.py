@@ -35,10 +35,8 @@ def normal(draw: Draw) -> float:
 
 
 def gamma(draw: Draw, shape: float) -> float:
-    """A gamma variate of this shape and scale 1: Marsaglia and Tsang, ACM TOMS 26 (2000), 363-372.
-
-    Below shape 1 by their section 6: gamma(shape + 1) times u**(1 / shape).
-    """
+    """A gamma variate of this shape and scale 1: Marsaglia and Tsang, ACM TOMS 26 (2000), 363-372. Below shape 1 by
+    their section 6: gamma(shape + 1) times u**(1 / shape)."""
     if shape < 1.0:
         return gamma(draw, shape + 1.0) * float((1.0 - draw()) ** (1.0 / shape))
     d = shape - 1.0 / 3.0
@@ -51,10 +49,8 @@ def gamma(draw: Draw, shape: float) -> float:
 
 
 def sums(draw_gap: Callable[[], float], scale_ns: Fraction) -> Iterator[int]:
-    """Running sums, in ns, of gaps of `draw_gap()` times `scale_ns`.
-
-    Each gap is drawn as a float; the sum is an integer, so it cannot drift however long the run.
-    """
+    """Running sums, in ns, of gaps of `draw_gap()` times `scale_ns`. Each gap is drawn as a float; the sum is an
+    integer, so it cannot drift however long the run."""
     scale = float(scale_ns * UNITS_PER_NS)
     total = 0
     while True:

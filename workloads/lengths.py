@@ -1,12 +1,5 @@
 """Lengths: how many tokens each request asks for, in or out. A seeded stream of whole numbers.
 
-    512                                  always
-    uniform:A..B                         each of A, A+1, ..., B alike
-    lognormal:mean=M,cv=C                mean and coefficient of variation of the lognormal itself
-    exponential:mean=M                   mean of the exponential itself
-    empirical:FILE                       drawn from the numbers in a file, one per line, each line alike
-    empirical:FILE,column=NAME           the same, from a column of a CSV file with a header
-
 `max=K` (lognormal, exponential) draws again whatever exceeds K, as llm-infer-bench does, so there is
 no heap of requests at the cap and the mean falls below the one named. `min=K` raises what is below K to K. M and C
 are those of the distribution before the cap, the floor, and rounding to the nearest whole number, at least 1.
@@ -25,22 +18,10 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from workloads import draws
-from workloads.syntax import (
-    CV_HIGH,
-    CV_LOW,
-    TOKENS_LIMIT,
-    WorkloadError,
-    number,
-    opened,
-    options,
-    path_and_options,
-    show,
-    whole,
-)
+from workloads import draws, syntax
+from workloads.syntax import TOKENS_LIMIT, WorkloadError
 
-VALUES_LIMIT = 20_000_000
-"""Numbers in one file: 80 MB."""
+VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
 CAP_SHARE = 0.01
 """A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
 
@@ -50,9 +31,7 @@ class Lengths(Protocol):
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
         """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from.
-
-        Raises WorkloadError when a file is damaged, empty or cannot be read.
-        """
+        Raises WorkloadError when a file is damaged, empty or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +40,7 @@ class Fixed:
 
     length: int
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:  # noqa: ARG002 - all lengths are called alike
+    def tokens(self, _seed: int, _what: str) -> Iterator[int]:
         return repeat(self.length)
 
     def __str__(self) -> str:
@@ -77,9 +56,8 @@ class Uniform:
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
         draw = draws.stream(seed, what)
-        span = self.high - self.low + 1
         while True:
-            yield self.low + int(draw() * span)
+            yield self.low + int(draw() * (self.high - self.low + 1))
 
     def __str__(self) -> str:
         return f"uniform:{self.low}..{self.high}"
@@ -95,8 +73,7 @@ class Lognormal:
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw = draws.stream(seed, what)
-        normal = self._exponent()
+        draw, normal = draws.stream(seed, what), self._exponent()
         mu, sigma = normal.mean, normal.stdev
         return _bounded(lambda: math.exp(mu + sigma * draws.normal(draw)), self.low, self.high)
 
@@ -109,7 +86,7 @@ class Lognormal:
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
     def __str__(self) -> str:
-        return f"lognormal:mean={show(self.mean)},cv={show(self.cv)}{_show_bounds(self.low, self.high)}"
+        return f"lognormal:mean={syntax.show(self.mean)},cv={syntax.show(self.cv)}{_show_bounds(self.low, self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +98,14 @@ class Exponential:
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw = draws.stream(seed, what)
-        mean = float(self.mean)
+        draw, mean = draws.stream(seed, what), float(self.mean)
         return _bounded(lambda: mean * draws.exponential(draw), self.low, self.high)
 
     def share_below(self, length: float) -> float:
-        """Probability that a draw is at most `length`, before cap and floor."""
         return -math.expm1(-length / float(self.mean))
 
     def __str__(self) -> str:
-        return f"exponential:mean={show(self.mean)}{_show_bounds(self.low, self.high)}"
+        return f"exponential:mean={syntax.show(self.mean)}{_show_bounds(self.low, self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +125,7 @@ class Empirical:
 
 
 def parse(text: str) -> Lengths:
-    """Read lengths as in the table above; `str()` of the result is their canonical text.
-
-    Raises WorkloadError that names the bad part; its hint is the right syntax.
-    """
+    """Read lengths as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
         kind, rest = "fixed", kind
@@ -181,17 +153,14 @@ def _show_bounds(low: int, high: int | None) -> str:
 
 def _values(path: Path, column: str | None) -> array[int]:
     values = array("I")
-    try:
-        with opened(path, "the lengths in") as file:
-            for line, text in _numbers(file, path, column):
-                try:
-                    values.append(whole(text, "length", 1, TOKENS_LIMIT))
-                except WorkloadError as error:
-                    raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
-                if len(values) > VALUES_LIMIT:
-                    raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
-    except csv.Error as error:
-        raise WorkloadError(f"{path}: is not CSV: {error}") from error
+    with syntax.opened(path, "the lengths in") as file:
+        for line, text in _numbers(file, path, column):
+            try:
+                values.append(syntax.whole(text, "length", 1, TOKENS_LIMIT))
+            except WorkloadError as error:
+                raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
+            if len(values) > VALUES_LIMIT:
+                raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
     if not values:
         raise WorkloadError(f"{path}: holds no lengths", "write one number per line")
     return values
@@ -203,29 +172,32 @@ def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tu
         yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
         return
     reader = csv.reader(file)
-    header = [name.strip() for name in next(reader, [])]
-    if column not in header:
-        raise WorkloadError(f"{path}: has no column {column!r}", f"its columns are {', '.join(header)}"[:300])
-    index = header.index(column)
-    yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if column not in header:
+            raise WorkloadError(f"{path}: has no column {column!r}", f"its columns are {', '.join(header)}"[:300])
+        index = header.index(column)
+        yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: is not CSV: {error}") from error
 
 
 def _uniform(rest: str) -> Uniform:
     low, dots, high = rest.partition("..")
     if not dots:
         raise WorkloadError("two lengths with .. between them are needed")
-    lowest = whole(low, "shortest length", 1, TOKENS_LIMIT)
-    return Uniform(lowest, whole(high, "longest length", lowest, TOKENS_LIMIT))
+    lowest = syntax.whole(low, "shortest length", 1, TOKENS_LIMIT)
+    return Uniform(lowest, syntax.whole(high, "longest length", lowest, TOKENS_LIMIT))
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
     """Of a distribution with these parameters, between `min` and `max`."""
-    found = options(rest.split(","), (*parameters, "min", "max"))
+    found = syntax.options(rest.split(","), (*parameters, "min", "max"))
     if missing := [f"{key}=" for key in parameters if key not in found]:
         raise WorkloadError(f"{' and '.join(missing)} missing")
-    values = [number(found[key], key, *PARAMETERS[key]) for key in parameters]
-    low = whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
-    high = whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
+    values = [syntax.number(found[key], key, *PARAMETERS[key]) for key in parameters]
+    low = syntax.whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
+    high = syntax.whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
     lengths = make(*values, low, high)
     if high is not None and lengths.share_below(high) < CAP_SHARE:
         raise WorkloadError(f"max={high} is so far below the mean that almost every draw would exceed it")
@@ -233,14 +205,14 @@ def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters
 
 
 def _empirical(rest: str) -> Empirical:
-    path, found = path_and_options(rest, ("column",))
+    path, found = syntax.path_and_options(rest, ("column",))
     return Empirical(Path(path), found.get("column"))
 
 
-PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (CV_LOW, CV_HIGH)}
+PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (syntax.CV_LOW, syntax.CV_HIGH)}
 """The least and the largest that each may be."""
 KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
-    "fixed": (lambda rest: Fixed(whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
+    "fixed": (lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
     "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),
     "lognormal": (
         lambda rest: _capped(Lognormal, rest, "mean", "cv"),

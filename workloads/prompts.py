@@ -13,14 +13,21 @@ seeded with the text "seed:i", and only through `Random.random`, the one method 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from math import gcd
+from pathlib import Path
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from workloads.syntax import WorkloadError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 BLOCK_TOKENS = 16  # the granularity of vLLM's prefix cache; prompts must differ within their first block
 STRETCHES_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 512 tokens each
@@ -28,8 +35,7 @@ STRETCHES_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 5
 Item = TypeVar("Item", int, str)
 Stretch = tuple[int, int]
 """(number below zero, tokens): a stretch of tokens that prompts may share. The same pair is the same tokens."""
-Count = Callable[[Sequence[str]], list[int]]
-"""Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
+Count = Callable[[Sequence[str]], list[int]]  # as Tokenizer.count
 
 _COMMON = (
     "the of and to in is that it was for on are as with they be at one have this from by but some what there we can "
@@ -49,14 +55,13 @@ BATCH = 256  # texts counted together: a tokenizer's encodings are far larger th
 ROUNDS_LIMIT = 64  # attempts to mend a text whose count is off
 MEND_TOKENS = 8  # how much of the end of a text one attempt replaces
 LEAD_LIMIT = 4  # words at the start of a text that number it
+CANDIDATES_LIMIT = 1024
+MARKED_WORD = re.compile("[\u0120\u2581]([A-Za-z]{2,12})")
+"""A vocabulary's word after a blank, which byte-level BPE and SentencePiece write as these marks."""
 
 
-class PromptError(Exception):
+class PromptError(WorkloadError):
     """Prompts of the length asked for cannot be made; the message says why, `hint` what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class Tokenizer(Protocol):
@@ -85,6 +90,50 @@ class Judge(Tokenizer, Protocol):
         """Where counting a prompt generates: the server's count of text alone, without running it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LocalTokenizer:
+    """Counts tokens as the model does. `count` includes the special tokens that the file's post-processor adds."""
+
+    tokenizer: tokenizers.Tokenizer
+    words: tuple[str, ...]
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return [len(encoding) for encoding in self.tokenizer.encode_batch_fast(texts)]
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def load_tokenizer(path: Path) -> LocalTokenizer:
+    """Read a tokenizer.json. Raises PromptError when it cannot be read or is not one."""
+    import tokenizers
+
+    # Threads of the tokenizers library do not survive a fork, and counting is short.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json") from error
+    except Exception as error:  # the library raises plain Exception for everything that is wrong with a file
+        problem = f"{path} is not a tokenizer.json: {str(error)[:200]}"
+        raise PromptError(problem, "pass a Hugging Face tokenizer.json") from error
+    # A file may ask for texts to be cut or padded to a length; the servers ignore that, and so do we.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return LocalTokenizer(tokenizer, tuple(_plain_words(tokenizer)))
+
+
+def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+    """Words that are one token each after a blank, most frequent first, then common words for other vocabularies."""
+    tokens = (tokenizer.id_to_token(token_id) or "" for token_id in range(tokenizer.get_vocab_size()))
+    marked = (match[1] for match in map(MARKED_WORD.fullmatch, tokens) if match)
+    candidates = list(dict.fromkeys([*islice(marked, CANDIDATES_LIMIT), *COMMON_WORDS]))
+    encodings = tokenizer.encode_batch_fast(candidates, add_special_tokens=False)
+    added = tokenizer.get_added_tokens_decoder().keys()
+    # A word with letters unknown to the model would become its special token for that.
+    return (word for word, encoding in zip(candidates, encodings, strict=True) if added.isdisjoint(encoding.ids))
+
+
 class Prompt(Protocol):
     """Makes prompt number `number`. Different numbers differ from their first tokens on, or from the first behind
     what they share. Calling it again, in any order and any process, gives the same prompt."""
@@ -96,11 +145,9 @@ class Prompt(Protocol):
 def id_prompts(
     alphabet: Sequence[int], seed: int, *, numbers: int, shared: int = 0, shortest: int = BLOCK_TOKENS
 ) -> Prompt:
-    """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`.
-
-    They differ from their first id or two on. One that is shorter than that is its number cut short, and may have an
-    equal; where all are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them.
-    """
+    """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`. They differ from
+    their first id or two on. One that is shorter than that is its number cut short, and may have an equal; where all
+    are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them."""
     size, total, room = len(alphabet), numbers + shared, min(shortest, BLOCK_TOKENS)
     depth = next((d for d in range(1, room + 1) if size**d >= total), 0)
     if not depth:
@@ -129,8 +176,7 @@ def id_prompts(
 
 
 def generator(seed: int, number: int) -> Random:
-    """The generator of one prompt or stretch."""
-    # A text seed is hashed with SHA-512, so generators of neighbouring numbers have nothing in common.
+    """Of one prompt or stretch. A text is hashed with SHA-512: neighbouring numbers have nothing in common."""
     return Random(f"{seed}:{number}")  # noqa: S311
 
 
@@ -181,6 +227,29 @@ class Words:
             tokens -= self.costs[picked[-1]]
         return picked
 
+    def cost(self, words: Iterable[str]) -> int:
+        """Tokens of these words where others precede them."""
+        return sum(self.costs[word] for word in words)
+
+    def cheapest(self) -> tuple[int, list[str]]:
+        """The least cost of a word, and the words that have it."""
+        least = min(self.costs.values(), default=1)
+        return least, [word for word, tokens in self.costs.items() if tokens == least]
+
+    def too_short(self, tokens: int, n: int = 1, most: int = 0) -> PromptError:
+        """Why there are no `n` texts of so many tokens, but `most`."""
+        shortest = min(self.opening, default=0)
+        if shortest > tokens:
+            return PromptError(
+                f"the shortest prompt of text counts {shortest} tokens with the special tokens that the server adds, "
+                f"so none can count {tokens}",
+                f"ask for at least {shortest} input tokens; min={shortest} where they are drawn",
+            )
+        return PromptError(
+            f"{len(self.costs)} known words make only {most} different prompts of {tokens} tokens, not {n}",
+            "ask for longer prompts or fewer of them",
+        )
+
 
 def learn(count: Count, candidates: Sequence[str]) -> Words:
     """Ask `count` what each of the candidates costs, at the start of a prompt and after another word."""
@@ -208,56 +277,45 @@ class WantedText:
     tokens: int
     shared: tuple[Stretch, ...] = ()
 
-    @property
-    def opening(self) -> Stretch:
-        """What stands at its very beginning: number and tokens of its first stretch, or its own."""
-        return self.shared[0] if self.shared else (self.number, self.tokens)
-
 
 @dataclass(slots=True)
 class Draft:
     """A text in the making."""
 
     words: list[str]
-    keep: int
-    """Words at its start that mending leaves alone."""
+    keep: int  # words at its start that mending leaves alone
     tokens: int
     random: Random
 
 
 def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[WantedText], seed: int) -> list[str]:
-    """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on.
-
-    The cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not
-    enough different texts of it.
-    """
+    """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on. The
+    cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not enough
+    different texts of it."""
     words = learn(count, candidates)
-    _, wheel = _cheapest(words)
+    _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(wanted)), LEAD_LIMIT)
     writer = Writer(words, seed, openings(words, wanted, seed), [shuffled(wheel, seed)] * depth)
     heads = list(dict.fromkeys(want.shared[0] for want in wanted if want.shared))
-    for stretch, text in zip(heads, _exact(count, words, map(writer.head, heads)), strict=True):
-        writer.stretches[stretch, True] = text.split()
+    drafts = (writer.draft(WantedText(*head)) for head in heads)
+    for head, text in zip(heads, _exact(count, words, drafts), strict=True):
+        writer.stretches[head, True] = text.split()
     return _exact(count, words, map(writer.draft, wanted))
 
 
 def openings(words: Words, wanted: Sequence[WantedText], seed: int) -> dict[Stretch, tuple[list[str], int]]:
-    """The first words of every text that begins anew, and how many tokens are then left to fill.
-
-    Texts are numbered through, whatever their length. Those too short to hold such a number are numbered among
-    themselves; their length sets them apart from the others.
-    """
-    starts = list(dict.fromkeys(want.opening for want in wanted))
-    alike = Counter(tokens for _, tokens in starts)
-    wheels: dict[int, tuple[list[list[str]], int, bool]] = {}
-    ranks: Counter[int] = Counter()
-    made = {}
+    """The first words of every text that begins anew, and how many tokens are then left to fill. Texts are numbered
+    through, whatever their length. Those too short to hold such a number are numbered among themselves; their length
+    sets them apart from the others."""
+    starts = dict.fromkeys(want.shared[0] if want.shared else (want.number, want.tokens) for want in wanted)
+    alike: dict[int, list[tuple[int, int]]] = {}
     for number, (name, tokens) in enumerate(starts):
-        if tokens not in wheels:
-            wheels[tokens] = _wheels(words, len(starts), alike[tokens], tokens, seed)
-        lead, left, is_short = wheels[tokens]
-        made[name, tokens] = digits(ranks[tokens] if is_short else number, lead), left
-        ranks[tokens] += 1
+        alike.setdefault(tokens, []).append((number, name))
+    made = {}
+    for tokens, those in alike.items():
+        wheels, left, is_short = _wheels(words, len(starts), len(those), tokens, seed)
+        for rank, (number, name) in enumerate(those):
+            made[name, tokens] = digits(rank if is_short else number, wheels), left
     return made
 
 
@@ -274,22 +332,21 @@ class Writer:
     """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
 
     def draft(self, want: WantedText) -> Draft:
-        """Stretches first, then the text's own words, numbered."""
-        if not want.shared:
-            return self.head(want.opening)
+        """Stretches first, then the text's own words, numbered as far as there is room for that."""
         random = generator(self.seed, want.number)
-        begun, left = self._begun(want)
-        lead = self._lead(want.number, left)
-        left -= sum(self.words.costs[word] for word in lead)
-        # What is shared to its end has no words of its own, and only its end can be mended.
-        keep = len(begun) + len(lead) if left else 1
+        begun: list[str] = []
+        if want.shared:
+            begun, left = self._begun(want)
+            lead = digits(want.number, self.counter)
+            while not self.words.can_fill(left - self.words.cost(lead)):
+                lead.pop()
+            left -= self.words.cost(lead)
+            # What is shared to its end has no words of its own, and only its end can be mended.
+            keep = len(begun) + len(lead) if left else 1
+        else:
+            lead, left = self.openings[want.number, want.tokens]
+            keep = len(lead)
         return Draft([*begun, *lead, *self.words.fill(left, random)], keep, want.tokens, random)
-
-    def head(self, stretch: Stretch) -> Draft:
-        """A text, or a stretch, that begins anew."""
-        random = generator(self.seed, stretch[0])
-        lead, left = self.openings[stretch]
-        return Draft([*lead, *self.words.fill(left, random)], len(lead), stretch[1], random)
 
     def _begun(self, want: WantedText) -> tuple[list[str], int]:
         """The stretches, cut where they are longer than the text, and the tokens left to fill."""
@@ -298,28 +355,19 @@ class Writer:
         for stretch in want.shared:
             if left <= 0:
                 break
-            begun += self._stretch(stretch, first=not begun)
+            key = stretch, not begun
+            if key not in self.stretches:
+                name, tokens = stretch
+                if not self.words.can_fill(tokens):
+                    raise self.words.too_short(tokens)
+                self.stretches[key] = self.words.fill(tokens, generator(self.seed, name))
+            begun += self.stretches[key]
             left -= stretch[1]
-        while not (left >= 0 and self.words.can_fill(left)):
+        while not self.words.can_fill(left):
             if len(begun) == 1:
-                raise _too_short(self.words, 1, want.tokens, 0)
+                raise self.words.too_short(want.tokens)
             left += self.words.costs[begun.pop()]
         return begun, left
-
-    def _stretch(self, stretch: Stretch, *, first: bool) -> list[str]:
-        if (stretch, first) not in self.stretches:
-            name, tokens = stretch
-            if not self.words.can_fill(tokens):
-                raise _too_short(self.words, 1, tokens, 0)
-            self.stretches[stretch, first] = self.words.fill(tokens, generator(self.seed, name))
-        return self.stretches[stretch, first]
-
-    def _lead(self, number: int, left: int) -> list[str]:
-        """The number, as far as there is room for it."""
-        lead = digits(number, self.counter)
-        while lead and not self.words.can_fill(left - sum(self.words.costs[word] for word in lead)):
-            lead.pop()
-        return lead
 
 
 def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
@@ -327,25 +375,23 @@ def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
     texts: list[str] = []
     waiting = iter(drafts)
     while batch := list(islice(waiting, BATCH)):
-        _settle(count, words, batch)
+        pending = batch
+        for _ in range(ROUNDS_LIMIT):
+            counts = count([" ".join(draft.words) for draft in pending])
+            off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
+            for draft, missing in off:
+                _mend(draft, missing, words)
+            pending = [draft for draft, _ in off]
+            if not pending:
+                break
+        else:
+            raise PromptError(
+                f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, "
+                f"in {ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
+                "use an endpoint that takes token ids, or pass the model's own --tokenizer",
+            )
         texts += [" ".join(draft.words) for draft in batch]
     return texts
-
-
-def _settle(count: Count, words: Words, pending: Sequence[Draft]) -> None:
-    for _ in range(ROUNDS_LIMIT):
-        counts = count([" ".join(draft.words) for draft in pending])
-        off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
-        if not off:
-            return
-        for draft, missing in off:
-            _mend(draft, missing, words)
-        pending = [draft for draft, _ in off]
-    raise PromptError(
-        f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, in "
-        f"{ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
-        "use an endpoint that takes token ids, or pass the model's own --tokenizer",
-    )
 
 
 def _mend(draft: Draft, missing: int, words: Words) -> None:
@@ -360,13 +406,11 @@ def _mend(draft: Draft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """The wheels of the counter that opens texts of so many tokens: an opening word, then words of the least cost.
-
-    They number all `n` texts, or where there is no room for that the `alike` ones of this length. All words of a wheel
-    cost the same, so each such text has the same number of tokens left to fill: the second value. The third says
-    whether there was no room.
-    """
-    cost, wheel = _cheapest(words)
+    """The wheels of the counter that opens texts of so many tokens: an opening word, then words of the least cost. They
+    number all `n` texts, or where there is no room for that the `alike` ones of this length. All words of a wheel cost
+    the same, so each such text has the same number of tokens left to fill: the second value. The third says whether
+    there was no room."""
+    cost, wheel = words.cheapest()
     most = 0
     for needed in (n, alike):
         for depth in range(LEAD_LIMIT):
@@ -377,24 +421,4 @@ def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[l
                 most = max(most, len(first) * len(wheel) ** depth)
                 if len(first) * len(wheel) ** depth >= needed:
                     return [shuffled(column, seed) for column in (first, *[wheel] * depth)], left, needed < n
-    raise _too_short(words, alike, tokens, most)
-
-
-def _cheapest(words: Words) -> tuple[int, list[str]]:
-    """The least cost of a word, and the words that have it."""
-    cost = min(words.costs.values(), default=1)
-    return cost, [word for word, tokens in words.costs.items() if tokens == cost]
-
-
-def _too_short(words: Words, n: int, tokens: int, most: int) -> PromptError:
-    shortest = min(words.opening, default=0)
-    if shortest > tokens:
-        return PromptError(
-            f"the shortest prompt of text counts {shortest} tokens with the special tokens that the server adds, "
-            f"so none can count {tokens}",
-            f"ask for at least {shortest} input tokens; min={shortest} where they are drawn",
-        )
-    return PromptError(
-        f"{len(words.costs)} known words make only {most} different prompts of {tokens} tokens, not {n}",
-        "ask for longer prompts or fewer of them",
-    )
+    raise words.too_short(tokens, alike, most)

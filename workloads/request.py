@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question for a server.
-
-    `prompt` is text, or token ids where the server's API takes them. `input_tokens` is its exact
-    length as the server counts it, special tokens included; 0 where an answer is part of it, which nobody can count
-    beforehand. `output_tokens` is the length asked for.
-    """
+    """One question for a server. `prompt` is text, or token ids where the server's API takes them. `input_tokens` is
+    its exact length as the server counts it, special tokens included; 0 where an answer is part of it, which nobody can
+    count beforehand. `output_tokens` is the length asked for."""
 
     id: int
     prompt: str | tuple[int, ...]

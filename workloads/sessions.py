@@ -5,17 +5,13 @@ None when it is over. The driver calls them; nothing here waits or reads a clock
 
     turn 0: question            --> answer
     turn 1: question answer question           (think_ns later)
-
-Where the endpoint is a chat, what was said goes along as messages; elsewhere as one text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
-from workloads.datasets import Dialogue, Sample
 from workloads.request import Request
 
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024
@@ -41,8 +37,7 @@ class Conversation:
     turns: tuple[Turn, ...]
     think_ns: int
     """From the end of an answer to the sending of the next turn."""
-    chat: bool = False
-    """Whether Requests hold messages."""
+    chat: bool = False  # what was said goes along as messages, not as one text
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
 
@@ -50,25 +45,23 @@ class Conversation:
         """What to send in this turn. The length of a later turn is 0, not known: it holds answers that nobody has
         counted, and counting them now would disturb the run. The server reports it."""
         number = len(self.answers)
-        turn = self.turns[number]
-        input_tokens = turn.input_tokens if number == 0 else 0
-        prompt, messages = (turn.question, self._messages()) if self.chat else (self._transcript(), ())
+        prompt, past = self.turns[number].question, list(zip(self.turns, self.answers, strict=False))
+        messages: tuple[tuple[str, str], ...] = ()
+        if self.chat:
+            said = [each for turn, answer in past for each in (("user", turn.question), ("assistant", answer))]
+            messages = (*said, ("user", prompt))
+        else:
+            prompt = "".join([*(f"{turn.question}{answer}\n" for turn, answer in past), prompt])
+        input_tokens = 0 if number else self.turns[0].input_tokens
         return replace(self._bare(number), prompt=prompt, input_tokens=input_tokens, messages=messages)
 
     def to_come(self) -> Iterator[Request]:
         """The turns after this one, by id and length asked for; their prompts are not known and empty."""
         return map(self._bare, range(len(self.answers) + 1, len(self.turns)))
 
-    def planned(self) -> Iterator[Request]:
-        """This turn's Request and those to come."""
-        yield self.request()
-        yield from self.to_come()
-
     def after(self, answer: str) -> Conversation | None:
-        """The conversation after the server's answer to this turn; None when there is no further turn.
-
-        What was sent and the answer stand unchanged at the start of the next prompt, so a prefix cache can help.
-        """
+        """The conversation after the server's answer to this turn; None when there is no further turn. What was sent
+        and the answer stand unchanged at the start of the next prompt, so a prefix cache can help."""
         answers = (*self.answers, answer)
         said = sum(map(len, answers)) + sum(len(turn.question) for turn in self.turns[: len(answers)])
         if len(answers) == len(self.turns) or said > TRANSCRIPT_LIMIT:
@@ -78,31 +71,3 @@ class Conversation:
     def _bare(self, number: int) -> Request:
         turn = self.turns[number]
         return Request(self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number)
-
-    def _messages(self) -> tuple[tuple[str, str], ...]:
-        asked = [("user", turn.question) for turn in self.turns]
-        said = [(asked[place], ("assistant", answer)) for place, answer in enumerate(self.answers)]
-        return (*chain.from_iterable(said), asked[len(said)])
-
-    def _transcript(self) -> str:
-        said = [f"{turn.question}{answer}\n" for turn, answer in zip(self.turns, self.answers, strict=False)]
-        return "".join([*said, self.turns[len(said)].question])
-
-
-def conversations(sessions: Iterable[tuple[Turn, ...]], think_ns: int, *, chat: bool) -> Iterator[Conversation]:
-    """One Conversation per session, with request ids that run on from one to the next."""
-    first_id = 0
-    for turns in sessions:
-        yield Conversation(first_id, turns, think_ns, chat)
-        first_id += len(turns)
-
-
-def recorded(
-    dialogues: Iterable[Dialogue], count: Callable[[str], int], answer_tokens: Callable[[Sample], int]
-) -> Iterator[tuple[Turn, ...]]:
-    """Sessions that ask what a dataset's humans asked."""
-    for dialogue in dialogues:
-        yield tuple(
-            Turn(sample.prompt, 0 if place else count(sample.prompt), answer_tokens(sample))
-            for place, sample in enumerate(dialogue)
-        )

@@ -6,7 +6,6 @@ it back changes nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -17,15 +16,13 @@ from typing import TextIO
 NS_PER_S = 1_000_000_000
 DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month: the longest public trace is a week per file
 RATE_LIMIT = 1_000_000
-TOKENS_LIMIT = 10_000_000
-"""Of one prompt or answer."""
+TOKENS_LIMIT = 10_000_000  # of one prompt or answer
 CV_LOW, CV_HIGH = Fraction(1, 100), 100
 """Below 0.01 gamma gaps are constant for every purpose; above 100 no run is long enough to show its mean."""
 
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
-_MINUTE_NS = 60 * NS_PER_S
-_UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": NS_PER_S, "m": _MINUTE_NS, "min": _MINUTE_NS, "h": 60 * _MINUTE_NS}
+_UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3_600 * 10**9}
 
 
 class WorkloadError(ValueError):
@@ -109,15 +106,6 @@ def opened(path: Path, what: str) -> Iterator[TextIO]:
         raise WorkloadError(f"cannot read {what} {path}: {error.strerror}") from error
     with file:
         yield file
-
-
-def reason(error: Exception) -> str:
-    """What an error of json, csv or our own readers says about a line or element, at most 200 characters."""
-    if isinstance(error, KeyError):
-        return f"has no {error.args[0]!r}"
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg}"
-    return str(error)[:200]
 
 
 def show(value: Fraction) -> str:

@@ -1,13 +1,5 @@
 """The Workload: arrivals' counterpart, what is asked. A seeded iterable of Requests, made one at a time.
 
-    synthetic                            prompts of the lengths asked for, all different
-    shared-prefix:groups=K,tokens=P      the same, request i beginning with the P tokens of group i mod K
-    sharegpt:FILE                        the first question of each dialogue
-    alpaca:FILE                          instructions
-    jsonl:FILE                           prompts, with their own output lengths where given
-    multi-turn:turns=K[,think=T]         sessions of K synthetic questions
-    multi-turn:FILE[,think=T]            sessions of a ShareGPT-format file
-
 A trace brings its own lengths: see `replay`. Lengths are made exact by whoever counts for the server (`prompts_for`):
 
     tokenizer file         one is given; held against the server's count, and corrected by what the server adds
@@ -20,17 +12,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from functools import cache
+from itertools import count, islice, starmap
 from pathlib import Path
 from typing import TypeAlias
 
-from workloads import datasets, sessions
+from workloads import datasets
 from workloads.arrivals import Trace
-from workloads.datasets import Sample
+from workloads.datasets import TRACE_BLOCK_TOKENS, Entry, Sample
 from workloads.lengths import Fixed, Lengths
 from workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
+    Count,
     Judge,
     Prompt,
     PromptError,
@@ -43,15 +37,12 @@ from workloads.prompts import (
 from workloads.request import Request
 from workloads.sessions import Conversation, Turn
 from workloads.syntax import TOKENS_LIMIT, WorkloadError, duration_ns, options, path_and_options, show_duration, whole
-from workloads.traces import BLOCK_TOKENS as TRACE_BLOCK_TOKENS
-from workloads.traces import Entry
 
 TURNS_LIMIT = 1_000
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
 """Where nobody says how many requests there will be, ids number so many; later ones may begin as earlier ones did."""
-BLOCKS_LIMIT = 1 << 63
-"""A trace may name its blocks by any number of 63 bits."""
+BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
 SAMPLE_WORDS = 200
@@ -59,53 +50,13 @@ ANOTHER_MODEL = "pass the tokenizer.json of the model that is being served"
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSource:
-    """What Requests are made of."""
-
-    prompt: Prompt
-    count: Callable[[str], int]
-    """Tokens of a text as the server counts them."""
-    input: Lengths
-    """Not looked at where a dataset or trace brings its own."""
-    output: Lengths | None
-    """None: as long as the dataset's own answers."""
-    seed: int
-    how: str = ""
-    """How the lengths of prompts were made exact."""
-
-    def lengths(self) -> Iterator[tuple[int, int, int]]:
-        """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""
-        if self.output is None:
-            raise WorkloadError("this workload has no answers of its own to take output lengths from", "name them")
-        inputs, outputs = self.input.tokens(self.seed, "input"), self.output.tokens(self.seed, "output")
-        return zip(count(), inputs, outputs, strict=False)
-
-    def answer_tokens(self) -> Callable[[Sample], int]:
-        """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
-        named = None if self.output is None else self.output.tokens(self.seed, "output")
-
-        def tokens(sample: Sample) -> int:
-            if named is not None:
-                return next(named)
-            if sample.output_tokens is not None:
-                return sample.output_tokens
-            if not sample.answer:
-                raise WorkloadError(
-                    f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths"
-                )
-            return max(1, self.count(sample.answer))
-
-        return tokens
-
-
-@dataclass(frozen=True, slots=True)
 class Synthetic:
     """Prompts of the lengths asked for, all different. Without end."""
 
-    def requests(self, source: PromptSource) -> Iterator[Request]:
+    def requests(self, prompts: Prompts) -> Iterator[Request]:
         """The Requests, in order of id."""
-        for number, input_tokens, output_tokens in source.lengths():
-            yield Request(number, source.prompt(number, input_tokens), input_tokens, output_tokens)
+        for number, input_tokens, output_tokens in prompts.lengths():
+            yield Request(number, prompts.prompt(number, input_tokens), input_tokens, output_tokens)
 
     def __str__(self) -> str:
         return "synthetic"
@@ -113,24 +64,22 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end.
-
-    The lengths asked for are those of whole prompts.
-    """
+    """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end. The
+    lengths asked for are those of whole prompts."""
 
     groups: int
     tokens: int
 
-    def requests(self, source: PromptSource) -> Iterator[Request]:
+    def requests(self, prompts: Prompts) -> Iterator[Request]:
         """The Requests, in order of id. Raises WorkloadError for prompts that are not longer than `tokens`."""
-        for number, input_tokens, output_tokens in source.lengths():
+        for number, input_tokens, output_tokens in prompts.lengths():
             if input_tokens <= self.tokens:
                 raise WorkloadError(
                     f"request {number} has {input_tokens} tokens, no more than the shared prefix's {self.tokens}",
                     "ask for longer prompts, or share fewer tokens",
                 )
             shared = ((-1 - number % self.groups, self.tokens),)
-            yield Request(number, source.prompt(number, input_tokens, shared), input_tokens, output_tokens)
+            yield Request(number, prompts.prompt(number, input_tokens, shared), input_tokens, output_tokens)
 
     def __str__(self) -> str:
         return f"shared-prefix:groups={self.groups},tokens={self.tokens}"
@@ -143,11 +92,11 @@ class Dataset:
     kind: str
     path: Path
 
-    def requests(self, source: PromptSource) -> Iterator[Request]:
+    def requests(self, prompts: Prompts) -> Iterator[Request]:
         """The Requests, in order of id. Raises WorkloadError on damage, or when an output length cannot be known."""
-        answer_tokens = source.answer_tokens()
+        answer_tokens = prompts.answer_tokens()
         for number, sample in enumerate(SAMPLES[self.kind](self.path)):
-            yield Request(number, sample.prompt, source.count(sample.prompt), answer_tokens(sample))
+            yield Request(number, sample.prompt, prompts.count(sample.prompt), answer_tokens(sample))
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
@@ -161,13 +110,30 @@ class MultiTurn:
     path: Path | None
     think_ns: int = 0
 
-    def conversations(self, source: PromptSource, *, chat: bool) -> Iterator[Conversation]:
-        """The sessions, each at its first turn. Raises WorkloadError as Dataset does, or for prompts of token ids."""
-        if self.path is None:
-            asked = _synthetic_sessions(self.turns or 1, source)
-        else:
-            asked = sessions.recorded(datasets.sharegpt(self.path), source.count, source.answer_tokens())
-        return sessions.conversations(asked, self.think_ns, chat=chat)
+    def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
+        """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
+        first_id = 0
+        for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
+            yield Conversation(first_id, turns, self.think_ns, prompts.chat)
+            first_id += len(turns)
+
+    def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
+        """Questions of the lengths asked for; a turn's whole prompt is longer by all that was said before."""
+
+        def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
+            question = prompts.prompt(number, input_tokens)
+            assert isinstance(question, str)  # an answer comes as text, so that ids would not do
+            return Turn(question, input_tokens, output_tokens)
+
+        return zip(*[starmap(turn, prompts.lengths())] * (self.turns or 1), strict=False)
+
+    def _recorded(self, path: Path, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
+        answer_tokens = prompts.answer_tokens()
+        for dialogue in datasets.sharegpt(path):
+            yield tuple(
+                Turn(sample.prompt, 0 if place else prompts.count(sample.prompt), answer_tokens(sample))
+                for place, sample in enumerate(dialogue)
+            )
 
     def __str__(self) -> str:
         which = f"turns={self.turns}" if self.path is None else str(self.path)
@@ -178,10 +144,7 @@ Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
 def parse(text: str) -> Workload:
-    """Read a workload as in the table above; `str()` of the result is its canonical text.
-
-    Raises WorkloadError that names the bad part; its hint is the right syntax.
-    """
+    """Read a workload as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in KINDS:
         raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(KINDS)}")
@@ -194,16 +157,13 @@ def parse(text: str) -> Workload:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None
 
 
-def replay(entries: Iterable[Entry], source: PromptSource) -> Iterator[Request]:
-    """Requests with a trace's own lengths, in its order.
-
-    Where an entry names its blocks, each block becomes the same 512 tokens wherever it occurs, so equal leading ids
-    are an equal prefix and the server's cache sees the recorded sharing. Where the ids end before the prompt does, the
-    rest is the request's own; ids past its end are ignored.
-    """
+def replay(entries: Iterable[Entry], prompts: Prompts) -> Iterator[Request]:
+    """Requests with a trace's own lengths, in its order. Where an entry names its blocks, each block becomes the same
+    512 tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees the recorded
+    sharing. Where the ids end before the prompt does, the rest is the request's own; ids past its end are ignored."""
     for number, entry in enumerate(entries):
         blocks = entry.blocks[: -(-entry.input_tokens // TRACE_BLOCK_TOKENS)]
-        prompt = source.prompt(number, entry.input_tokens, [(-1 - block, TRACE_BLOCK_TOKENS) for block in blocks])
+        prompt = prompts.prompt(number, entry.input_tokens, [(-1 - block, TRACE_BLOCK_TOKENS) for block in blocks])
         yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
 
 
@@ -212,9 +172,8 @@ class WorkloadSpec:
     """What a run asks for, in numbers and names."""
 
     workload: Workload
-    input: Lengths
-    output: Lengths | None
-    """None: as long as a dataset's own answers."""
+    input: Lengths  # not looked at where a dataset or trace brings its own
+    output: Lengths | None  # None: as long as a dataset's own answers
     seed: int
     n: int | None
     """At most so many requests; of sessions, where the workload is of sessions. None: until the trace or file ends, or
@@ -225,20 +184,14 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can.
-
-    It holds no connection that is still used: workers may be forks, and the server's tokenizer closed.
-    """
+    """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can. It
+    holds no connection that is still used: workers may be forks, and the server's tokenizer closed."""
 
     spec: WorkloadSpec
-    source: PromptSource
-    chat: bool
-    """Whether the Requests of sessions hold messages."""
-
-    @property
-    def how(self) -> str:
-        """How the lengths were made exact."""
-        return self.source.how
+    prompt: Prompt
+    count: Callable[[str], int]  # tokens of a text as the server counts them
+    how: str = ""  # how the lengths of prompts were made exact
+    chat: bool = False  # the Requests of sessions hold messages
 
     @property
     def of_sessions(self) -> bool:
@@ -251,14 +204,14 @@ class Prompts:
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
-            return islice(replay(spec.trace.entries(), self.source), spec.n)
-        return islice(spec.workload.requests(self.source), spec.n)
+            return islice(replay(spec.trace.entries(), self), spec.n)
+        return islice(spec.workload.requests(self), spec.n)
 
     def conversations(self) -> Iterator[Conversation]:
         """The sessions. Raises WorkloadError where there are none."""
         if not isinstance(self.spec.workload, MultiTurn):
             raise WorkloadError(f"{self.spec.workload} has no sessions", "name multi-turn:...")
-        return islice(self.spec.workload.conversations(self.source, chat=self.chat), self.spec.n)
+        return islice(self.spec.workload.conversations(self), self.spec.n)
 
     def warmup(self) -> list[Request]:
         """Synthetic Requests with ids -1, -2, ..., of the lengths named, whatever the workload. They share nothing with
@@ -270,110 +223,117 @@ class Prompts:
         lengths = spec.input.tokens(spec.seed, "warm-up input")
         answers = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
         return [
-            Request(-1 - index, self.source.prompt(first + index, input_tokens), input_tokens, output_tokens)
+            Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens)
             for index, input_tokens, output_tokens in zip(range(spec.warmup), lengths, answers, strict=False)
         ]
+
+    def lengths(self) -> Iterator[tuple[int, int, int]]:
+        """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""
+        spec = self.spec
+        if spec.output is None:
+            raise WorkloadError("this workload has no answers of its own to take output lengths from", "name them")
+        inputs, outputs = spec.input.tokens(spec.seed, "input"), spec.output.tokens(spec.seed, "output")
+        return zip(count(), inputs, outputs, strict=False)
+
+    def answer_tokens(self) -> Callable[[Sample], int]:
+        """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
+        named = None if self.spec.output is None else self.spec.output.tokens(self.spec.seed, "output")
+
+        def tokens(sample: Sample) -> int:
+            if named is not None:
+                return next(named)
+            if sample.output_tokens is not None:
+                return sample.output_tokens
+            if sample.answer:
+                return max(1, self.count(sample.answer))
+            raise WorkloadError(f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths")
+
+        return tokens
 
 
 def prompts_for(
     spec: WorkloadSpec, *, token_ids: bool, local: Tokenizer | None, server: Judge | None, chat: bool = False
 ) -> Prompts:
     """Prepare prompts and counts; everything that asks the server happens here. `token_ids`: the endpoint takes them.
-    Texts are built and counted all at once, ids are drawn as they are needed.
-
-    Raises PromptError when a length cannot be made exact, or when the tokenizer file and the server disagree;
-    WorkloadError when a file is damaged, or when texts are asked for without end.
-    """
+    Texts are built and counted all at once, ids are drawn as they are needed. Raises PromptError when a length cannot
+    be made exact, or when the tokenizer file and the server disagree; WorkloadError when a file is damaged, or when
+    texts are asked for without end."""
     source = local or server
     words = (source and source.words) or COMMON_WORDS
-    ruler = _ruler(local, server, words)
+    counted, shift, how = _ruler(local, server, words)
     built: dict[int, str] = {}
+    wanted: list[WantedText] = []
 
     def lookup(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:  # noqa: ARG001 - as a Prompt
         if number not in built:
             raise WorkloadError(f"no text was prepared for prompt {number}", "prepare as many as are asked for")
         return built[number]
 
-    raw = PromptSource(lookup, lambda text: ruler.count([text])[0], spec.input, spec.output, spec.seed, ruler.how)
-    wants_ids = token_ids and isinstance(spec.workload, Synthetic | SharedPrefix)
-    if wants_ids and source and (alphabet := sorted(set(source.ids(" ".join(words))))):
-        return Prompts(spec, replace(raw, prompt=_ids(spec, alphabet), how="token ids"), chat)
-    wanted, counts = _rehearsed(spec, raw)
-    if wanted:
-        texts = text_prompts(lambda asked: ruler.count(ruler.framed(asked, words)), words, wanted, spec.seed)
-        built |= zip((want.number for want in wanted), ruler.framed(texts, words), strict=True)
-    if local and server and wanted and not server.generates:
-        (counted,) = server.count([built[wanted[0].number]])
-        if counted != wanted[0].tokens:
-            raise PromptError(
-                f"the first prompt was built to count {wanted[0].tokens} tokens and the server counts {counted}",
-                ANOTHER_MODEL,
-            )
-    return Prompts(spec, replace(raw, count=lambda text: counts[text] if text in counts else raw.count(text)), chat)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ruler:
-    """Who counts texts, and what the server was found to add to that count."""
-
-    tokenizer: Tokenizer
-    how: str
-    shift: int = 0
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        return [tokens + self.shift for tokens in self.tokenizer.count(texts)]
-
-    def framed(self, texts: Sequence[str], words: Sequence[str]) -> list[str]:
-        """A template touches the first and the last word, and may change what they cost: `[user]` and a blank before
-        a word make another token than the word alone. Hence texts begin and end as the measured samples do."""
-        return [_framed(text, words) for text in texts] if self.shift else list(texts)
-
-
-def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) -> _Ruler:
-    if local:
-        shift = _shift(local, server, words) if server else 0
-        return _Ruler(local, "text, counted with the tokenizer file", shift)
-    if server and not server.generates:
-        return _Ruler(server, "text, counted by the server")
-    if server and server.plain:
-        shift = _shift(server.plain, server, words)
-        return _Ruler(server.plain, "text, counted by the server, plus its chat template", shift)
-    raise PromptError(
-        "the server does not tell how many tokens a text has without running it",
-        "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
-    )
-
-
-def _ids(spec: WorkloadSpec, alphabet: Sequence[int]) -> Prompt:
-    numbers = (NUMBERS_LIMIT if spec.n is None else spec.n) + spec.warmup
-    if isinstance(spec.workload, SharedPrefix):
-        return id_prompts(alphabet, spec.seed, numbers=numbers, shared=spec.workload.groups)
-    if spec.trace is not None:
-        return id_prompts(alphabet, spec.seed, numbers=numbers, shared=BLOCKS_LIMIT)
-    shortest = spec.input.length if isinstance(spec.input, Fixed) else BLOCK_TOKENS
-    return id_prompts(alphabet, spec.seed, numbers=numbers, shortest=shortest)
-
-
-def _rehearsed(spec: WorkloadSpec, raw: PromptSource) -> tuple[list[WantedText], dict[str, int]]:
-    """Go through the whole workload once, to learn which texts will be wanted and which will be counted."""
-    wanted: list[WantedText] = []
-    counts: dict[str, int] = {}
-
     def note(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:
         wanted.append(WantedText(number, input_tokens, tuple(shared)))
         return ""
 
-    def counted(text: str) -> int:
-        if text not in counts:
-            counts[text] = raw.count(text)
-        return counts[text]
+    def framed(texts: Sequence[str]) -> list[str]:
+        """A template touches the first and the last word, and may change what they cost: `[user]` and a blank before
+        a word make another token than the word alone. Hence texts begin and end as the measured samples do."""
+        return [_framed(text, words) for text in texts] if shift else list(texts)
 
+    prompts = Prompts(spec, lookup, cache(lambda text: counted([text])[0]), how, chat)
+    ids = _ids(spec, source, words) if token_ids else None
+    if ids:
+        return replace(prompts, prompt=ids, how="token ids")
     if spec.n is None and spec.trace is None and getattr(spec.workload, "path", None) is None:
         raise WorkloadError("texts are built before the run, and this load has no end", "say how many with --n")
-    rehearsal = Prompts(spec, replace(raw, prompt=note, count=counted), chat=False)
+    # The whole workload once, to learn which texts are wanted; what is counted on the way is remembered.
+    rehearsal = replace(prompts, prompt=note)
     deque(rehearsal.conversations() if rehearsal.of_sessions else rehearsal.requests(), maxlen=0)
     rehearsal.warmup()
-    return wanted, counts
+    if wanted:
+        texts = text_prompts(lambda asked: counted(framed(asked)), words, wanted, spec.seed)
+        built |= zip((want.number for want in wanted), framed(texts), strict=True)
+        if local and server and not server.generates:
+            (tokens,) = server.count([built[wanted[0].number]])
+            if tokens != wanted[0].tokens:
+                raise PromptError(
+                    f"the first prompt was built to count {wanted[0].tokens} tokens and the server counts {tokens}",
+                    ANOTHER_MODEL,
+                )
+    return prompts
+
+
+def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) -> tuple[Count, int, str]:
+    """What counts texts, what the server was found to add and that count includes, and how lengths are made exact."""
+    ruler: Tokenizer
+    if local:
+        ruler, how = local, "text, counted with the tokenizer file"
+    elif server and not server.generates:
+        ruler, how = server, "text, counted by the server"
+    elif server and server.plain:
+        ruler, how = server.plain, "text, counted by the server, plus its chat template"
+    else:
+        raise PromptError(
+            "the server does not tell how many tokens a text has without running it",
+            "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
+        )
+    shift = _shift(ruler, server, words) if server and ruler is not server else 0
+    return lambda texts: [tokens + shift for tokens in ruler.count(texts)], shift, how
+
+
+def _ids(spec: WorkloadSpec, source: Tokenizer | None, words: Sequence[str]) -> Prompt | None:
+    """Prompts of token ids, where the workload draws its prompts and somebody knows some."""
+    drawn = isinstance(spec.workload, Synthetic | SharedPrefix)
+    alphabet = sorted(set(source.ids(" ".join(words)))) if source and drawn else []
+    if not alphabet:
+        return None
+    shared, shortest = 0, BLOCK_TOKENS
+    if isinstance(spec.workload, SharedPrefix):
+        shared = spec.workload.groups
+    elif spec.trace is not None:
+        shared = BLOCKS_LIMIT
+    elif isinstance(spec.input, Fixed):
+        shortest = spec.input.length
+    numbers = (NUMBERS_LIMIT if spec.n is None else spec.n) + spec.warmup
+    return id_prompts(alphabet, spec.seed, numbers=numbers, shared=shared, shortest=shortest)
 
 
 def _framed(text: str, words: Sequence[str]) -> str:
@@ -381,10 +341,8 @@ def _framed(text: str, words: Sequence[str]) -> str:
 
 
 def _shift(ruler: Tokenizer, server: Judge, words: Sequence[str]) -> int:
-    """Tokens that the server counts on top of the ruler: the chat template, a BOS the tokenizer file does not know.
-
-    A text of many words and a short one must show the same difference; otherwise the file is another model's.
-    """
+    """Tokens that the server counts on top of the ruler: the chat template, a BOS the tokenizer file does not know. A
+    text of many words and a short one must show the same difference; otherwise the file is another model's."""
     texts = [_framed(words[-1], words), _framed(" ".join(words[:SAMPLE_WORDS]), words)]
     ours, theirs = ruler.count(texts), server.count(texts)
     shift = theirs[0] - ours[0]
@@ -395,19 +353,6 @@ def _shift(ruler: Tokenizer, server: Judge, words: Sequence[str]) -> int:
             ANOTHER_MODEL,
         )
     return shift
-
-
-def _synthetic_sessions(turns: int, source: PromptSource) -> Iterator[tuple[Turn, ...]]:
-    """`turns` questions each, of the lengths asked for; a turn's whole prompt is longer by all that was said before."""
-    asked = []
-    for number, input_tokens, output_tokens in source.lengths():
-        prompt = source.prompt(number, input_tokens)
-        if not isinstance(prompt, str):
-            raise WorkloadError("sessions are text, and the prompts are token ids", "build the prompts as text")
-        asked.append(Turn(prompt, input_tokens, output_tokens))
-        if len(asked) == turns:
-            yield tuple(asked)
-            asked = []
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:

@@ -1,9 +1,8 @@
 """Comparing runs: is B another than A, by how much, and what can be told from so many samples.
 
-    (here)    the comparison, and whether the two did equal work, so that a difference is one of the servers
+    (here)    the comparison, whether the two did equal work, and what there is to say of it
     figures   each figure of A against that of B: better, worse, no difference or cannot tell; and `--fail-if`
     noise     how far a figure of one run may lie from that of another run of the same server
-    document  what there is to say of it
 
 What is compared by choice (the server, its version, its address) is no difference of work. Everything that changes what
 has to be done, when, or how well it was measured is.
@@ -11,13 +10,17 @@ has to be done, when, or how well it was measured is.
 
 from __future__ import annotations
 
+import html
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
+from analysis import report as doc
 from analysis.compare.figures import (
     MARGIN,
     ComparedFigure,
@@ -29,12 +32,16 @@ from analysis.compare.figures import (
     of_single_runs,
 )
 from analysis.compare.noise import RUNS_DIFFER, ComparedRun
-from analysis.gather import load
 from analysis.repeats import state
-from analysis.report.format import simulated
+from analysis.report import terminal
+from analysis.report.format import UNKNOWN, count, share, significant, simulated, unit_of
+from analysis.report.sections import ReportedRun, full
+from analysis.report.tables import LEVELS as GATE_LEVELS
+from analysis.report.tables import Cells, table
 from analysis.summarise import summarise
+from analysis.window import load
 
-__all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "read"]
+__all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page", "read"]
 FIGURES = (
     *("output_tokens_per_s", "complete", "ttft.p50", "ttft.p99", "ttft.pairs", "tpot.p50", "tpot.p99"),
     *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
@@ -51,21 +58,24 @@ SAME_ADDRESS = (
     "Both sent the same prompts to the same address: with a prefix cache the later ones were helped by the earlier "
     "ones, unless the server was started again or its cache emptied in between."
 )
+LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "cannot tell": "warning"}
+CAPTION = (
+    "A point is B's figure by A's, the line its 95 % interval. Where the line lies within the shaded margin of "
+    "{:g} %, there is no difference that matters; where it crosses 100 %, chance alone may have made one."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class UnequalWork:
-    """One thing that the two groups did not have in common."""
+    """One thing that the two groups did not have in common, and what that does to a comparison."""
 
     what: str
     a: str
     b: str
     why: str
-    """What it does to a comparison."""
 
     @property
     def sentence(self) -> str:
-        """All of it."""
         return f"{self.what}: {self.a} in A, {self.b} in B ({self.why})"
 
 
@@ -86,6 +96,13 @@ class Comparison:
     """What makes the work unequal; nothing of it may be left for a fair comparison."""
     notes: list[str]
     gates: list[GateResult]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name_b} (B) against {self.name_a} (A)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(terminal.render(document(self, brief=True)))}</pre>"
 
     def json(self) -> dict[str, Any]:
         """As plain values; what cannot be tested is None."""
@@ -111,36 +128,26 @@ def compare(
     Work that was unequal is in `unequal`, and the figures are compared all the same: it is for the caller to refuse.
     """
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
-    alone = len(a) == len(b) == 1
-    if alone:
+    if alone := len(a) == len(b) == 1:
         what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures)
     else:
         what = "one figure per run, Welch's t between runs"
         found = of_groups([run.summary for run in a], [run.summary for run in b], figures)
-    verdicts = judged(list(found), margin)
-    tested = sum(row.p_value is not None for row in verdicts)
-    name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
-    return Comparison(
-        name_a,
-        name_b,
-        len(a),
-        len(b),
-        mark=next((mark for run in (*a, *b) if (mark := simulated(run.summary))), ""),
-        method=f"From {what}; intervals are 95 % each. Better and worse are said at 5 % for all {tested} figures "
-        "together (Holm's correction).",
-        margin=margin,
-        rows=verdicts,
-        unequal=unequal_work(a, b),
-        notes=_notes(a, b, alone=alone),
-        gates=judge_gates(gates, verdicts),
+    rows = judged(list(found), margin)
+    method = (
+        f"From {what}; intervals are 95 % each. Better and worse are said at 5 % for all "
+        f"{sum(row.p_value is not None for row in rows)} figures together (Holm's correction)."
     )
+    mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
+    name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
+    beside = unequal_work(a, b), _notes(a, b, alone=alone), judge_gates(gates, rows)
+    return Comparison(name_a, name_b, len(a), len(b), mark, method, margin, rows, *beside)
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:
     """What leaves the work equal and yet may mislead."""
     found = [ONE_RUN_EACH] if alone else []
-    groups = (("A", a), ("B", b))
-    for title, group in groups:
+    for title, group in (("A", a), ("B", b)):
         states = state([run.summary for run in group])
         if len(set(states)) > 1:  # such repeats vary by it
             cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
@@ -148,7 +155,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         found.append(SAME_ADDRESS)
-    for title, group in groups:
+    for title, group in (("A", a), ("B", b)):
         if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
             found.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
     return found
@@ -162,10 +169,7 @@ def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[Une
         if texts[0] != texts[1] or len(texts[0]) > 1:
             found.append(UnequalWork(what, " / ".join(texts[0]), " / ".join(texts[1]), why))
     # Lengths as they came out: prompts to the token, answers where the server could not be held to a length.
-    for what, column in {
-        "prompt lengths as reported": "prompt_tokens",
-        "output lengths as sent": "output_tokens",
-    }.items():
+    for what, column in (("prompt lengths as reported", "prompt_tokens"), ("output lengths as sent", "output_tokens")):
         lengths = [np.concatenate([getattr(run.frame, column)[run.frame.sampled] for run in group]) for group in (a, b)]
         if all(map(len, lengths)):
             mean_a, mean_b = (float(each.mean()) for each in lengths)
@@ -212,3 +216,104 @@ CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
     ("platform", "other hardware", _planned("platform")),
     ("run", "a part of a run is no run", lambda run: "interrupted" if run.summary.run.interrupted else "to its end"),
 )
+
+
+def document(found: Comparison, *, brief: bool) -> doc.Document:
+    """`brief` is for the terminal: fewer columns and words."""
+    return doc.Document(
+        "loadgen compare", found.title, [replace(_section(found, brief=brief), title="")], mark=found.mark
+    )
+
+
+def page(found: Comparison, runs: Sequence[ReportedRun]) -> doc.Document:
+    """The comparison above what a page of these runs holds."""
+    whole = full(runs, [_section(found)])
+    drawn = [
+        {"figure": row.figure, "ratio": row.ratio, "low": ends[0], "high": ends[1], "outcome": row.verdict}
+        for row in found.rows
+        if row.ratio is not None and (ends := row.ratio_ci95)
+    ]
+    data = {**whole.data, "comparison": {"rows": drawn, "margin": found.margin}}
+    scripts = [*whole.scripts, "compare.js"]
+    return replace(whole, kind="loadgen compare", title=found.title, subtitle=whole.title, scripts=scripts, data=data)
+
+
+def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
+    """Verdicts, figures and what to know of them; a chart where there is room for one."""
+    runs = f"A: {found.name_a} ({count(found.runs_a, 'run')}). B: {found.name_b} ({count(found.runs_b, 'run')})."
+    verdicts = Counter(row.verdict for row in found.rows)
+    headline = (
+        f"Of {count(len(found.rows), 'figure')} of B: {verdicts['better']} better, {verdicts['worse']} worse, "
+        f"{verdicts['no difference']} without a difference larger than {share(found.margin)}, "
+        f"{verdicts['cannot tell']} inconclusive."
+    )
+    blocks: list[doc.Block] = [doc.Paragraph(headline), doc.Paragraph(runs)]
+    if found.unequal:
+        text = "The work was not equal. What differs may be the reason for a difference below:"
+        unequal = doc.Findings([doc.Finding(each.what, "error", each.sentence) for each in found.unequal])
+        blocks += [doc.Paragraph(text, "error"), unequal]
+    if not brief:
+        caption = CAPTION.format(found.margin * 100)
+        blocks.append(doc.ChartRef("comparison", "B as a share of A, with its interval", [caption], zoom="none"))
+    blocks += [figures_table(found, brief=brief), doc.Paragraph(found.method, "note")]
+    blocks += [doc.Paragraph(note, "warning") for note in found.notes]
+    if found.gates:
+        gates = [doc.Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
+        blocks.append(doc.Findings(gates))
+    return doc.Section("comparison", "B against A", blocks)
+
+
+def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
+    """One row per figure. Briefly, those that could not be tested stand below it."""
+    heads: dict[str, doc.Kind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
+    heads |= dict.fromkeys(("B / A", "95 %") if brief else ("B / A", "95 %", "difference", "p (Holm)"), "number")
+    rows: list[Cells] = []
+    notes = []
+    for row in found.rows:
+        if brief and row.why:
+            notes.append(f"{row.figure}: inconclusive ({row.why})")
+            continue
+        verdict = doc.TableCell(
+            _verdict(row, brief=brief), row.verdict, "" if brief else remark(row), LEVELS[row.verdict]
+        )
+        rows.append((doc.TableCell(row.figure, code=True), *_texts(row)[: -2 if brief else None], verdict))
+    if brief and any(row.needs_more for row in found.rows):
+        notes.append("inconclusive, N more: about so many more in each of A and B would tell.")
+    return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
+
+
+def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
+    text = "inconclusive" if row.verdict == "cannot tell" else row.verdict
+    if brief and row.verdict == "no difference":
+        return f"{text} > {share(row.no_larger_than or 0)}"
+    return f"{text}, {row.needs_more:,} more" if brief and row.needs_more else text
+
+
+def remark(row: ComparedFigure) -> str:
+    """What goes with a verdict: how large a difference there may be, or what would help to tell."""
+    if row.verdict == "no difference":
+        points = " points" if row.ratio is None and row.unit == "share" else ""
+        return f"at most {share(row.no_larger_than or 0)}{points}"
+    if row.verdict != "cannot tell" or row.why:
+        return row.why
+    if row.needs_more is None:
+        other = "" if row.more_of == "runs" else ", repeats may"
+        return f"no practical number of {row.more_of} would help{other}"
+    return f"needs about {count(row.needs_more, f'more {row.more_of[:-1]}')} in each"
+
+
+def _texts(row: ComparedFigure) -> list[str]:
+    """A, B, unit, ratio, its interval, difference and p-value; of a share its difference stands for the ratio."""
+    if row.a is None or row.b is None:
+        return [UNKNOWN, UNKNOWN, "", *[UNKNOWN] * 4]
+    factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
+    ratio = interval = UNKNOWN
+    if row.ratio is not None and row.ratio_ci95:
+        ratio, interval = f"{row.ratio:.3f}", " to ".join(f"{end:.3f}" for end in row.ratio_ci95)
+    elif row.difference is not None and row.difference_ci95:
+        ratio = f"{row.difference * factor:+.3g}"
+        interval = " to ".join(f"{end * factor:+.3g}" for end in row.difference_ci95)
+    p = row.adjusted_p
+    p_text = UNKNOWN if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    difference = f"{(row.difference or 0) * factor:+.4g} {unit}"
+    return [significant(row.a * factor, 4), significant(row.b * factor, 4), unit, ratio, interval, difference, p_text]

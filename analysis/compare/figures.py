@@ -18,7 +18,7 @@ from analysis import stats
 from analysis.compare import noise
 from analysis.compare.noise import ComparedRun, samples_of
 from analysis.metrics import Metric, by_key
-from analysis.objectives import LATENCIES, RATES
+from analysis.objectives import LATENCIES, RATES, read_each
 from analysis.repeats import completed, figures_of
 from analysis.stats import student_cdf, student_quantile
 from analysis.summary import Summary
@@ -34,11 +34,9 @@ RUNS_MOST = 1000
 """More requests, or runs, than these are no advice."""
 LOGARITHM_MOST = 500.0
 """Beyond it the exponential is no float: runs that differ so much have no interval of a ratio."""
-STATISTICS = ("p50", "p90", "p95", "p99")
 SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
 SHORT = "the run is too short to show how the server varies; repeats would"
-WELCH = "Welch's t between runs"
-POOLED = "Student's t, with the other group's variation between runs"
+BETWEEN = ("Student's t, with the other group's variation between runs", "Welch's t between runs")
 EXACT_FREEDOM = 1e6
 """An exact interval needs no allowance for an error that was itself estimated."""
 
@@ -106,9 +104,9 @@ def of_single_runs(a: ComparedRun, b: ComparedRun, figures: Sequence[str]) -> It
         elif statistic == "pairs":
             yield _pairs(figure, by_key(name), a, b, piece)
         elif statistic:
-            yield _quantile(figure, by_key(name), statistic, a, b, piece)
+            yield _quantile(by_key(name), statistic, a, b, piece)
         else:
-            yield _rate(figure, by_key(name), a, b, piece)
+            yield _rate(by_key(name), a, b, piece)
 
 
 def of_groups(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> Iterator[ComparedFigure]:
@@ -142,10 +140,8 @@ def _by_noise(figure: str, a: float, b: float, within: float, count: int) -> Com
     )  # fmt: skip
 
 
-def _quantile(
-    figure: str, metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, piece: float
-) -> ComparedFigure:
-    share = float(statistic.removeprefix("p")) / 100
+def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+    figure, share = f"{metric.key}.{statistic}", float(statistic.removeprefix("p")) / 100
     samples = samples_of(a, metric), samples_of(b, metric)
     few = min(len(each.values) for each in samples)
     if few < (needed := stats.samples_needed(share)):
@@ -168,13 +164,13 @@ def _quantile(
     return _by_noise(figure, *values, within, min(a.requests, b.requests))
 
 
-def _rate(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
     """A rate is what was done by the time it took, so it varies as that time does."""
-    value_a, value_b = metric.figure(a.frame) or 0.0, metric.figure(b.frame) or 0.0
+    value_a, value_b = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
     if min(value_a, value_b) <= 0 or not math.isfinite(piece):
-        return _blank(figure, SHORT)
+        return _blank(metric.key, SHORT)
     within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(metric, a, b, (a.span_s, b.span_s)))
-    return _by_noise(figure, value_a, value_b, within, min(a.requests, b.requests))
+    return _by_noise(metric.key, value_a, value_b, within, min(a.requests, b.requests))
 
 
 def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
@@ -234,27 +230,23 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
 def of_values(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> ComparedFigure:
     """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
     is one of the ratio; of a share the values themselves."""
-    known_a, known_b = ([value for value in group if value is not None] for group in (a, b))
+    known_a, known_b = known = [[value for value in group if value is not None] for group in (a, b)]
     if len(known_a) < len(a) or len(known_b) < len(b):
         return _blank(figure, "not every run has it, or has samples enough for it")
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
     found = replace(
         _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=ends(*plain),
-        p_value=p_value(*plain), test=WELCH if few > 1 else POOLED, error=plain[1], freedom=plain[2], count=few,
+        p_value=p_value(*plain), test=BETWEEN[few > 1], error=plain[1], freedom=plain[2], count=few,
         more_of="runs",
     )  # fmt: skip
     if found.unit == "share" or min(*known_a, *known_b) <= 0:
         return found
-    effect, error, freedom = stats.difference_of_means(
-        [math.log(value) for value in known_a], [math.log(value) for value in known_b]
-    )
-    low, high = ends(effect, error, freedom)
+    effect, error, freedom = tested = stats.difference_of_means(*([math.log(x) for x in group] for group in known))
+    low, high = ends(*tested)
     interval = None if high - effect > LOGARITHM_MOST else (math.exp(low), math.exp(high))
-    return replace(
-        found, ratio=math.exp(effect), ratio_ci95=interval, p_value=p_value(effect, error, freedom), error=error,
-        freedom=freedom,
-    )  # fmt: skip
+    found = replace(found, p_value=p_value(*tested), error=error, freedom=freedom)
+    return replace(found, ratio=math.exp(effect), ratio_ci95=interval)
 
 
 def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN) -> list[ComparedFigure]:
@@ -282,7 +274,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def p_value(effect: float, error: float, freedom: float) -> float:
     """Two-sided, by Student's t. Without any error only a difference of nothing is compatible with none."""
     if error == 0:
-        return 1.0 if effect == 0 else 0.0
+        return float(effect == 0)
     return 2 * student_cdf(-abs(effect / error), freedom)
 
 
@@ -309,7 +301,7 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
     `strictness`, is below 5 %. None where no practical number would."""
     within = margin if row.ratio is None else math.log1p(margin)
     aims = ((within - abs(row.effect), 1 - ERROR_MOST / 2), (abs(row.effect), 1 - ERROR_MOST / 2 / strictness))
-    found = [_number_for(row, aim, share) for aim, share in aims if aim > 0]
+    found = (_number_for(row, aim, share) for aim, share in aims if aim > 0)
     return min((number for number in found if number is not None), default=None)
 
 
@@ -331,15 +323,9 @@ def _number_for(row: ComparedFigure, aim: float, share: float) -> int | None:
 HINT = f"""A condition is a figure, and by how much B may not be worse than A: 'ttft.p99 worse by 5%'.
   figures      LATENCY.STATISTIC, complete, {", ".join(RATES)}
   latencies    {", ".join(LATENCIES)}
-  statistics   {", ".join(STATISTICS)}
+  statistics   {", ".join(stats.WITH_INTERVAL)}
   bounds       a share of A's figure such as 5%; of `complete` a difference of shares; 'worse' alone is worse by 0%"""
-_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(STATISTICS)}))? worse(?: by (\d+(?:\.\d+)?) ?%)?")
-
-
-class GateError(Exception):
-    """Expressions that are no gates: one line for each, and a hint of what is allowed."""
-
-    hint = HINT
+_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse(?: by (\d+(?:\.\d+)?) ?%)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,38 +345,31 @@ class Gate:
     """A share of A's figure, or a difference of shares."""
 
 
-GateVerdict = Literal["pass", "fail", "cannot tell"]
-
-
 @dataclass(frozen=True, slots=True)
 class GateResult:
     """What became of one gate."""
 
     condition: str
     """The gate as it was written."""
-    verdict: GateVerdict
+    verdict: Literal["pass", "fail", "cannot tell"]
     said: str
 
     @property
     def sentence(self) -> str:
-        """All of it."""
         return f"{self.verdict}: {self.condition}: {self.said}"
 
 
 def parse_gates(expressions: Iterable[str]) -> list[Gate]:
-    """Read expressions. Raises GateError, which names every mistake in all of them."""
-    gates, mistakes = [], []
-    for expression in expressions:
-        text = " ".join(expression.split())
-        match = _GATE.fullmatch(text)
-        if match and (match[1] in ("complete", *RATES) if match[2] is None else match[1] in LATENCIES):
-            figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
-            gates.append(Gate(text, figure, float(match[3] or 0) / 100))
-        else:
-            mistakes.append(f"--fail-if {expression!r}: is no condition")
-    if mistakes:
-        raise GateError("\n".join(mistakes))
-    return gates
+    """Read expressions. Raises ObjectiveError, which names every mistake in all of them."""
+    return read_each(expressions, _gate, "--fail-if", HINT)
+
+
+def _gate(text: str) -> Gate:
+    match = _GATE.fullmatch(text)
+    if not match or match[1] not in (("complete", *RATES) if match[2] is None else LATENCIES):
+        raise ValueError("is no condition")
+    figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
+    return Gate(text, figure, float(match[3] or 0) / 100)
 
 
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
@@ -408,8 +387,8 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
             f"{sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval {low * 100:+.1f} % to "
             f"{high * 100:+.1f} % (+ is worse)"
         )
-        verdict: GateVerdict = "fail" if low > gate.bound else "pass" if high <= gate.bound else "cannot tell"
-        if verdict == "cannot tell" and row.needs_more:
+        told = low > gate.bound or high <= gate.bound
+        if row.needs_more and not told:
             said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
-        found.append(GateResult(gate.text, verdict, said))
+        found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "cannot tell", said))
     return found

@@ -79,7 +79,6 @@ class ComparedRun:
 
     @property
     def span_s(self) -> float:
-        """Length of the window."""
         span = self.frame.span_ns
         return math.nan if span is None else (span[1] - span[0]) / 1e9
 
@@ -142,7 +141,6 @@ def parts(count: int, number: int) -> Integers:
 
 
 def quantile(samples: Samples, share: float) -> float:
-    """Of all samples, linearly interpolated."""
     return percentile(np.sort(samples.values), share)
 
 

@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from analysis.compare import LENGTHS_ALIKE
 from analysis.compare.figures import of_values
 from analysis.frame import Floats, Frame
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
-from analysis.resources import Memory, MemoryLevels
 from analysis.stats import percentile
-from analysis.summary import Summary
+from analysis.summary import Memory, MemoryLevels, Summary
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")
@@ -34,10 +34,7 @@ FIGURES = (
 """Those of a run by which cells are compared; the names are those of --assert."""
 COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 STATES = ("sent", "complete", "truncated", "failed", "dropped")
-
-Verdict = Literal["different", "no difference seen", "cannot tell"]
-Key = tuple[str, str, str, str]
-"""Server, host, model and workload, by their names in the plan."""
+Number = TypeVar("Number", int, float)
 
 
 class CellName(msgspec.Struct, frozen=True):
@@ -47,11 +44,6 @@ class CellName(msgspec.Struct, frozen=True):
     host: str
     model: str
     workload: str
-
-    @property
-    def key(self) -> Key:
-        """The same, to look it up."""
-        return self.server, self.host, self.model, self.workload
 
 
 class CellLengths(msgspec.Struct, frozen=True):
@@ -140,6 +132,10 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     memory: CellMemory
     runs: list[CellRun]
 
+    @property
+    def cell(self) -> CellName:
+        return CellName(self.server, self.host, self.model, self.workload)
+
 
 class CellDifference(msgspec.Struct, frozen=True):
     """One figure of two cells that differ in the server alone, or in the host alone."""
@@ -151,7 +147,7 @@ class CellDifference(msgspec.Struct, frozen=True):
     ratio: float | None
     """Of `a` to `b`, of their geometric means over the runs."""
     ci95: tuple[float, float] | None
-    verdict: Verdict
+    verdict: Literal["different", "no difference seen", "cannot tell"]
     """`different` when its interval does not hold 1; `cannot tell` where one of them was not measured twice, or its
     runs differ beyond all measure."""
     equal_work: bool
@@ -221,14 +217,10 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRunData(NamedTuple):
-    """One finished run of a cell."""
+    """One finished run of a cell, and what is drawn of it."""
 
-    cell: Key
-    repeat: int
-    folder: str
-    start: int | None
-    place: int | None
-    """0: the first run after that start."""
+    cell: CellName
+    run: CellRun
     summary: Summary
     samples: Mapping[str, Floats]
     """Of each metric in SAMPLED."""
@@ -236,17 +228,23 @@ class CellRunData(NamedTuple):
     """Output tokens of each complete answer."""
 
 
-def samples_of(frame: Frame) -> tuple[dict[str, Floats], Floats]:
-    """What CellRunData keeps of a run's Frame: samples of latencies, and lengths of complete answers."""
-    reported = frame.output_reported[frame.measured & frame.complete]
-    return {name: METRICS[name].values(frame) for name in SAMPLED}, reported[~np.isnan(reported)]
+def cell_run(
+    cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
+) -> CellRunData:
+    """What is kept of a run; `start` and `place` as matrix.jsonl has them, 0 the first run after that start."""
+    run, rate, cold = summary.run, summary.throughput.output_tokens_per_s, None if place is None else place == 0
+    told = run.seed, run.duration_s, summary.client.verdict, run.output_tokens, rate
+    lengths = frame.output_reported[frame.measured & frame.complete]
+    samples = {name: METRICS[name].values(frame) for name in SAMPLED}
+    found = CellRun(repeat, folder, run.started_at, start, place, cold, *told)
+    return CellRunData(cell, found, summary, samples, lengths[~np.isnan(lengths)])
 
 
 def matrix(
     begun: Mapping[str, Any],
     measured: Sequence[CellRunData],
     *,
-    order: Sequence[Key],
+    order: Sequence[CellName],
     skipped: Mapping[str, str],
     failed: Sequence[Mapping[str, Any]],
     starts: Sequence[Mapping[str, Any]],
@@ -262,21 +260,21 @@ def matrix(
     shared = Counter(platforms.values())
     kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
     failures = msgspec.convert(failed, list[RunFailure])
-    failures_of = Counter(each.cell.key for each in failures)
-    cells = [
-        _cell(key, kinds[key[0]], [run for run in measured if run.cell == key], plan["repeats"], failures_of[key])
-        for key in order
-    ]
-    led = [key[1:] for key in order if key[0] == plan.get("equal_work")]
+    failures_of, repeats = Counter(each.cell for each in failures), plan["repeats"]
+    cells = []
+    for cell in order:
+        runs = [run for run in measured if run.cell == cell]
+        cells.append(_cell(cell, kinds[cell.server], runs, repeats, failures_of[cell]))
     given = [
-        dict(zip(("host", "model", "workload", "given"), (*key, f"equal-work/{'-'.join(key)}.txt"), strict=True))
-        for key in led
+        {"host": host, "model": model, "workload": load, "given": f"equal-work/{host}-{model}-{load}.txt"}
+        for server, host, model, load in map(astuple, order)
+        if server == plan.get("equal_work")
     ]
     return MatrixSummary(
         name=plan["name"],
         started_at=str(begun["at"]),
         version=str(begun["version"]),
-        interrupted=len(measured) + len(failures) < len(cells) * plan["repeats"],
+        interrupted=len(measured) + len(failures) < len(cells) * repeats,
         simulated=any(run.summary.server.simulated for run in measured),
         servers=[
             {"name": name, "server": kind, "title": titles.get(kind, name) if name == kind else name}
@@ -288,7 +286,7 @@ def matrix(
         ],
         models=[each["name"] for each in plan["models"]],
         workloads=[each["name"] for each in plan["workloads"]],
-        repeats=plan["repeats"],
+        repeats=repeats,
         starts=plan["starts"],
         seed=plan["seed"],
         equal_work=EqualWork(plan["equal_work"], given) if plan.get("equal_work") else None,
@@ -302,7 +300,7 @@ def matrix(
     )
 
 
-def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed: int) -> CellSummary:
+def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, failed: int) -> CellSummary:
     summaries = [run.summary for run in runs]
     state: Any = "measured" if len(runs) == planned else "partly measured"
     if not runs:
@@ -310,7 +308,7 @@ def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed
     values = [figures_of(summary) for summary in summaries]
     errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
     return CellSummary(
-        *key,
+        *astuple(cell),
         kind=kind,
         state=state,
         planned=planned,
@@ -325,37 +323,19 @@ def _cell(key: Key, kind: str, runs: Sequence[CellRunData], planned: int, failed
         errors=dict(errors.most_common()),
         verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
         memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
-        runs=[
-            CellRun(
-                run.repeat,
-                run.folder,
-                run.summary.run.started_at,
-                run.start,
-                run.place,
-                None if run.place is None else run.place == 0,
-                run.summary.run.seed,
-                run.summary.run.duration_s,
-                run.summary.client.verdict,
-                run.summary.run.output_tokens,
-                run.summary.throughput.output_tokens_per_s,
-            )
-            for run in runs
-        ],
+        runs=[each.run for each in runs],
     )
 
 
 def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
     ordered = np.sort(np.concatenate([np.zeros(0), *(run.lengths for run in runs)]))
-    tokens = [run.summary.tokens for run in runs]
-    known = len(ordered) > 0
-    return CellLengths(
-        sum(each.output_asked for each in tokens),
-        sum(each.output_reported for each in tokens),
-        sum(each.output_mismatches for each in tokens),
-        len(ordered),
-        round(float(ordered.mean()), 3) if known else None,
-        *(percentile(ordered, share) if known else None for share in (0.0, 0.5, 0.9, 1.0)),
+    asked, reported, differ = (
+        sum(getattr(run.summary.tokens, f"output_{what}") for run in runs)
+        for what in ("asked", "reported", "mismatches")
     )
+    mean = round(float(ordered.mean()), 3) if len(ordered) else None
+    shares = (percentile(ordered, share) if len(ordered) else None for share in (0.0, 0.5, 0.9, 1.0))
+    return CellLengths(asked, reported, differ, len(ordered), mean, *shares)
 
 
 def cell_memory(found: Sequence[Memory]) -> CellMemory:
@@ -364,21 +344,16 @@ def cell_memory(found: Sequence[Memory]) -> CellMemory:
     if not found:
         return CellMemory()
     parts = [[*each.gpus, *each.processes, *([each.host] if each.host else [])] for each in found]
-    places = range(max(map(len, parts)))
-    caches = [each.kv_cache for each in found if each.kv_cache]
+    levels = [_level([run[place] for run in parts if len(run) > place]) for place in range(max(map(len, parts)))]
     cache = None
-    if caches:
-        peak = max((each.peak_share for each in caches if each.peak_share is not None), default=None)
-        cache = CellKvCache(_mean([each.mean_share for each in caches]), peak, caches[0].tokens)
+    if caches := [each.kv_cache for each in found if each.kv_cache]:
+        shares = _mean([each.mean_share for each in caches]), _largest([each.peak_share for each in caches])
+        cache = CellKvCache(*shares, caches[0].tokens)
     notes = []
     for each in found:
         notes += [f"{each.taken_at_start.note}."] if each.taken_at_start else []
         notes += [f"Not read, {source}: {reason}." for source, reason in each.not_measured.items()]
-    return CellMemory(
-        [_level([run[place] for run in parts if len(run) > place]) for place in places],
-        cache,
-        list(dict.fromkeys(notes)),
-    )
+    return CellMemory(levels, cache, list(dict.fromkeys(notes)))
 
 
 def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
@@ -386,13 +361,13 @@ def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
     first = seen[0]
     name, on = getattr(first, "name", ""), getattr(first, "on", "")
     of = f"process {name} on {on}".replace("  ", " ") if on else f"{first.of} {name}".rstrip()
-    return CellMemoryLevel(
-        of,
-        getattr(first, "total_bytes", None),
-        _mean([each.idle_bytes for each in seen]),
-        _mean([each.loaded_bytes for each in seen]),
-        max((each.peak_bytes for each in seen if each.peak_bytes is not None), default=None),
-    )
+    idle, loaded = _mean([each.idle_bytes for each in seen]), _mean([each.loaded_bytes for each in seen])
+    peak = _largest([each.peak_bytes for each in seen])
+    return CellMemoryLevel(of, getattr(first, "total_bytes", None), idle, loaded, peak)
+
+
+def _largest(values: Sequence[Number | None]) -> Number | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -408,7 +383,7 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
     `loadgen compare` on the folders of two cells looks into the runs as well.
     """
     for a, b in combinations(cells, 2):
-        alike = [one == other for one, other in zip(a.key, b.key, strict=True)]
+        alike = [one == other for one, other in zip(astuple(a.cell), astuple(b.cell), strict=True)]
         if alike not in ([False, True, True, True], [True, False, True, True]):
             continue
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
@@ -416,16 +391,13 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
         for name in COMPARED:
             found = of_values(name, b.figures[name].values, a.figures[name].values)
             ratio, ends = found.ratio, found.ratio_ci95 if found.count > 1 else None
-            verdict: Verdict = "cannot tell"
-            if ends:
-                verdict = "no difference seen" if ends[0] <= 1 <= ends[1] else "different"
             yield CellDifference(
                 name,
                 "host" if alike[0] else "server",
-                CellName(*a.key),
-                CellName(*b.key),
+                a.cell,
+                b.cell,
                 ratio and round(ratio, 6),
                 ends and (round(ends[0], 6), round(ends[1], 6)),
-                verdict,
+                "cannot tell" if not ends else "no difference seen" if ends[0] <= 1 <= ends[1] else "different",
                 equal,
             )

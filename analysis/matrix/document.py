@@ -6,27 +6,26 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS, by_key
-from analysis.report import document as doc
-from analysis.report import findings
+from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
-from analysis.report.curves import distribution, drawn_ranks
-from analysis.report.document import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell
+from analysis.report.curves import distribution
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
-from analysis.report.tables import Cells, table
+from analysis.report.tables import Cells, numbers, table
 from analysis.summary import Summary
 
 POINTS_OF_A_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
 """Figures that the page's table of cells has columns for; matrix.json has all."""
-BRIEF = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 MAIN = "output_tokens_per_s"
 BARS = "Bars are means over the repeats, dots the repeats themselves, lines the 95 % interval of the mean."
 CURVES = """Share of complete requests at or below each latency, all repeats of a cell together; thin lines are single
@@ -48,12 +47,11 @@ PUBLISHED = "Not measured here: other hardware, other versions, and not always k
 
 def in_a_line(summary: Summary) -> str:
     """What one run gave, in a few words."""
-    ttft, e2e = summary.latency.ttft.p50, summary.latency.e2e.p50
-    rate = significant(summary.throughput.output_tokens_per_s, 4)
-    parts = [f"{rate} tokens/s, TTFT {duration(ttft)}, E2E {duration(e2e)}"]
+    ttft, e2e = duration(summary.latency.ttft.p50), duration(summary.latency.e2e.p50)
+    text = f"{significant(summary.throughput.output_tokens_per_s, 4)} tokens/s, TTFT {ttft}, E2E {e2e}"
     if not summary.requests.all_complete:
-        parts.append(findings.endings(summary).rstrip("."))
-    return ", ".join([*parts, *([] if summary.client.ok else ["possible client bottleneck"])])
+        text += f", {findings.endings(summary).rstrip('.')}"
+    return text if summary.client.ok else f"{text}, possible client bottleneck"
 
 
 def figure_title(name: str) -> str:
@@ -70,9 +68,8 @@ class MatrixReport:
         self.found = found
         self.servers = {each["name"]: each["title"] for each in found.servers}
         self.platforms = {each["name"]: each["title"] for each in found.hosts}
-        kinds = list(dict.fromkeys(each["server"] for each in found.servers))
-        colours = list(PALETTE)
-        self.colours = {each["name"]: colours[kinds.index(each["server"]) % len(colours)] for each in found.servers}
+        colours = dict(zip(dict.fromkeys(each["server"] for each in found.servers), cycle(PALETTE)))
+        self.colours = {each["name"]: colours[each["server"]] for each in found.servers}
         self.cells = [cell for cell in found.cells if cell.runs]
         self.groups = list(dict.fromkeys((cell.model, cell.workload) for cell in self.cells))
         """Every model and workload of which a cell was measured: what is drawn together."""
@@ -82,7 +79,7 @@ class MatrixReport:
 
     def brief(self) -> Document:
         """For the terminal: one table, what leads, what failed, and whether it is valid."""
-        blocks: list[Block] = [self._figures(BRIEF)]
+        blocks: list[Block] = [self._figures(COMPARED)]
         for group in self.groups:
             of = f"{self._group_title(group)}, " if len(self.groups) > 1 else ""
             blocks += [Paragraph(f"{of}{line}") for line in self._leads(group)]
@@ -122,9 +119,13 @@ class MatrixReport:
 
     def _document(self, sections: Sequence[Section], data: dict[str, Any] | None = None) -> Document:
         found = self.found
-        items: dict[str, Sequence[Any]] = {"server": found.servers, "platform": found.hosts}
-        items |= {"model": found.models, "workload": found.workloads}
-        servers, platforms, *rest = (count(len(each), noun) for noun, each in items.items())
+        groups = (
+            (found.servers, "server"),
+            (found.hosts, "platform"),
+            (found.models, "model"),
+            (found.workloads, "workload"),
+        )
+        servers, platforms, *rest = (count(len(each), noun) for each, noun in groups)
         title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {count(found.repeats, 'repeat')} each"
         looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
         scripts = ["matrix.js"] if data else []
@@ -153,8 +154,8 @@ class MatrixReport:
         return lines
 
     def _lead(self, first: CellSummary, second: CellSummary) -> str:
-        pair = {first.key, second.key}
-        of_pair = (each for each in self.found.differences if each.figure == MAIN and {each.a.key, each.b.key} == pair)
+        pair = {first.cell, second.cell}
+        of_pair = (each for each in self.found.differences if each.figure == MAIN and {each.a, each.b} == pair)
         if (told := next(of_pair, None)) is None:
             return ""
         leader, names = self.servers[first.server], f"{self.servers[first.server]} and {self.servers[second.server]}"
@@ -174,9 +175,10 @@ class MatrixReport:
         asked = requests["sent"] + requests["dropped"]
         ended = "".join(f"; {requests[state]:,} {state}" for state in STATES[2:] if requests[state])
         limited = sum(cell.verdicts.get("limited", 0) for cell in cells)
-        client = f"Valid: the load generator was not a bottleneck in any of {count(runs, 'run')}."
-        if limited:
-            client = f"Invalid: possible client bottleneck in {limited} of {count(runs, 'run')}."
+        client = "Valid: the load generator was not a bottleneck in any of"
+        client = (
+            f"{f'Invalid: possible client bottleneck in {limited} of' if limited else client} {count(runs, 'run')}."
+        )
         measured = f"{states['measured']} of {count(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
         complete = f"{requests['complete']:,} of {asked:,} requests complete{ended}."
         all_complete = runs > 0 and requests["complete"] == asked
@@ -208,7 +210,7 @@ class MatrixReport:
         for cell in sorted(self.found.cells, key=lambda cell: hosts.index(cell.host)):
             figures = (figure(cell, name) for name in names)
             rows.append((cell, (f"{len(cell.runs)}/{cell.planned}", *figures, _number(cell.lengths.mean, 1))))
-        return self._table("Means over the repeats", _numbers("runs", *map(figure_title, names), "tokens each"), rows)
+        return self._table("Means over the repeats", numbers("runs", *map(figure_title, names), "tokens each"), rows)
 
     def _differences(self) -> list[Block]:
         """One row per pair of cells, with a ratio and its interval for each figure that is compared."""
@@ -225,7 +227,7 @@ class MatrixReport:
         if not rows:
             return [Paragraph(RATIOS), Paragraph("There is no pair of measured cells.")]
         heads: dict[str, Kind] = {"ratio of": "head", "on, or of": "text", "work": "text"}
-        heads |= _numbers(*map(figure_title, COMPARED))
+        heads |= numbers(*map(figure_title, COMPARED))
         return [Paragraph(RATIOS), table("Ratios between cells", heads, rows.values(), several=True)]
 
     def _memory(self) -> list[Block]:
@@ -240,7 +242,7 @@ class MatrixReport:
                 rows.append((cell, ("server", *[UNKNOWN] * 4, *peaks)))
         if not rows:
             return [Paragraph("No run has a reading of memory.")]
-        heads: dict[str, Kind] = {"of": "text", **_numbers("before", "peak", "after", "total", "KV cache, peak")}
+        heads: dict[str, Kind] = {"of": "text", **numbers("before", "peak", "after", "total", "KV cache, peak")}
         notes = dict.fromkeys(note for cell in self.found.cells for note in cell.memory.notes)
         return [Paragraph(MEMORY), self._table("Memory of each cell", heads, rows), *map(Paragraph, notes)]
 
@@ -263,7 +265,7 @@ class MatrixReport:
             ends = map(_number, (of.min, of.p50, of.p90, of.max))
             rows.append((cell, (" or ".join(asked), _number(of.mean, 1), *ends, f"{of.differ:,}")))
         heads: dict[str, Kind] = {"requested, each": "text"}
-        heads |= _numbers("mean", "min", "median", "p90", "max", "not as requested")
+        heads |= numbers("mean", "min", "median", "p90", "max", "not as requested")
         return [Paragraph(text), self._table("Tokens of complete answers, as counted by the server", heads, rows)]
 
     def _failures(self) -> list[Block]:
@@ -275,7 +277,7 @@ class MatrixReport:
                 log = doc.Code(each.log, "The end of the server's log", scroll=True)
                 blocks.append(doc.Disclosure(f"The end of the server's log, {name}", [log]))
         blocks += [Paragraph(f"Not measured: {each['cell']}: {each['reason']}.") for each in self.found.skipped]
-        heads: dict[str, Kind] = {"cell": "text", **_numbers(*STATES), "why": "text"}
+        heads: dict[str, Kind] = {"cell": "text", **numbers(*STATES), "why": "text"}
         rows = []
         for cell in self.found.cells:
             why = ", ".join(f"{number:,} {kind}" for kind, number in cell.errors.items())
@@ -347,7 +349,7 @@ class MatrixReport:
         for place, group in enumerate(self.groups):
             cells = [self.cells.index(cell) for cell in self._of(group)]
             groups.append({"bars": f"bars-{place}", "cells": cells, "charts": self._charts(group)})
-        drawn = [self._drawn(cell, [run for run in measured if run.cell == cell.key]) for cell in self.cells]
+        drawn = [self._drawn(cell, [run for run in measured if run.cell == cell.cell]) for cell in self.cells]
         return {"runs": [], "figures": figures, "metrics": metrics, "cells": drawn, "groups": groups}
 
     def _drawn(self, cell: CellSummary, runs: Sequence[CellRunData]) -> dict[str, Any]:
@@ -370,10 +372,6 @@ class MatrixReport:
         }
 
 
-def _numbers(*titles: str) -> dict[str, Kind]:
-    return dict.fromkeys(titles, "number")
-
-
 def figure(cell: CellSummary, name: str) -> TableCell:
     """A figure over the repeats: its mean, and the interval of the mean where there is one."""
     each = cell.figures[name]
@@ -387,9 +385,7 @@ def figure(cell: CellSummary, name: str) -> TableCell:
 def _thin(samples: Floats) -> dict[str, list[float]]:
     """One run's distribution through few of its samples, the extremes among them."""
     ordered = np.sort(samples)
-    ranks = drawn_ranks(len(ordered))
-    if len(ranks) > POINTS_OF_A_RUN:
-        ranks = np.unique(np.linspace(0, len(ordered) - 1, POINTS_OF_A_RUN).astype(np.int64))
+    ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), POINTS_OF_A_RUN)).astype(np.int64))
     return {"x": np.round(ordered[ranks], 7).tolist(), "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist()}
 
 

@@ -17,16 +17,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
 
 from analysis.frame import Frame
 from analysis.metrics import METRICS
-from analysis.report import curves
-from analysis.report.document import Shape, Zoom
+from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
-from analysis.summary import Summary, TurnLatency
+from analysis.summary import Summary
 from analysis.telemetry import Series
 
 Data = Mapping[str, Any]
@@ -44,6 +45,7 @@ SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bc
 """Those of page.css that traces name, for figures outside of a page."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STEPS = {"shape": "hv"}
+INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"}
 SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickformat": ".0%"}
 
 
@@ -80,21 +82,18 @@ class Chart:
     zoom: Zoom = "x"
 
 
-@dataclass(frozen=True, slots=True)
-class ChartRun:
+class ChartRun(RunLook, frozen=True, kw_only=True):
     """One run as the charts draw it."""
 
-    name: str
-    colour: str
     dash: str
+    summary: Summary
     data: Mapping[str, Data]
     """By chart."""
 
 
 def chart_data(given: ChartInput) -> dict[str, Data]:
     """What each chart draws of a run."""
-    found = {chart.id: chart.data(given) for chart in CHARTS.values()}
-    return {name: data for name, data in found.items() if data is not None}
+    return {chart.id: data for chart in CHARTS.values() if (data := chart.data(given)) is not None}
 
 
 def shown_charts(runs: Sequence[ChartRun]) -> list[Chart]:
@@ -115,10 +114,8 @@ def spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper.
-
-    Raises KeyError for a name that is not in CHARTS.
-    """
+    """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper. Raises KeyError
+    for a name that is not in CHARTS."""
     chart = CHARTS[name]
     drawn = spec(chart, runs)
     several = len(runs) > 1
@@ -145,7 +142,8 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 
 def _text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
     if value.startswith("$") and run:
-        columns = [_column(run.data[drawn["id"]], path) for path in value[1:].split(",")]
+        data: Any = run.data[drawn["id"]]
+        columns = [reduce(getitem, path.split("."), data) for path in value[1:].split(",")]
         return columns[0] if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
     if value == "@dash":
         return run.dash if run else "solid"
@@ -155,15 +153,9 @@ def _text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
         found = known[run.colour if run and colour == "run" else colour]
         red, green, blue = bytes.fromhex(found[1:])
         return f"rgba({red}, {green}, {blue}, {int(faded, 16) / 255:.2f})" if faded else found
-    units = {f"{axis}unit": scale["unit"] for axis, scale in drawn["scales"].items()}
-    words = {"name": run.name if run and several else "", **units}
+    words = {f"{axis}unit": scale["unit"] for axis, scale in drawn["scales"].items()}
+    words["name"] = run.name if run and several else ""
     return re.sub(r"@(name|xunit|yunit)\b", lambda found: words.get(found[1], "s"), value)
-
-
-def _column(data: Data, path: str) -> Any:
-    for part in path.split("."):
-        data = data[part]
-    return data
 
 
 def _axis(title: str, **more: Any) -> dict[str, Any]:
@@ -195,24 +187,15 @@ def _cdf(name: str) -> Chart:
 
     edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}}
-    return Chart(
-        name,
-        "latency",
-        metric.title,
-        data,
-        caption,
-        traces=(
-            edge | {"y": "$low"},
-            edge | {"y": "$high", "fill": "tonexty", "fillcolor": "@run:2e"},
-            _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line=STEPS),
-        ),
-        layout={"xaxis": _axis(f"{metric.short}, @xunit", rangemode="normal"), "yaxis": SHARES},
-        table={name: "x", "share": "y"},
-        typical={"x": lambda curve: curve["x"][len(curve["x"]) // 2] if curve["x"] else None},
+    traces = (
+        edge | {"y": "$low"},
+        edge | {"y": "$high", "fill": "tonexty", "fillcolor": "@run:2e"},
+        _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line=STEPS),
     )
-
-
-INK_DOTS = {"color": "@ink", "width": 1.2, "dash": "dot"}
+    layout = {"xaxis": _axis(f"{metric.short}, @xunit", rangemode="normal"), "yaxis": SHARES}
+    table = {name: "x", "share": "y"}
+    middle = {"x": lambda curve: curve["x"][len(curve["x"]) // 2] if curve["x"] else None}
+    return Chart(name, "latency", metric.title, data, caption, traces, layout, table, middle)
 
 
 def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
@@ -227,26 +210,16 @@ def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Su
         told = first["prompts"] and first["prompts"][0] != first["prompts"][1]
         return first if told or of == "position" else None
 
-    x, about = f"$by_{of}.x", "%{y:.4~g} s"
-    return Chart(
-        of,
-        "waiting",
-        title,
-        data,
-        caption,
-        traces=(
-            points,
-            _line(x, f"$by_{of}.p50", f"median here {about}", alone=False),
-            _line(x, f"$by_{of}.p50", f"median here {about}", alone=True, name="median", line={"color": "@ink"}),
-            _line(x, f"$by_{of}.p90", f"p90 here {about}", alone=True, name="p90", line=INK_DOTS),
-        ),
-        layout={
-            "showlegend": True,
-            "xaxis": _axis(x_title, rangemode="normal" if of == "prompt" else "tozero"),
-            "yaxis": _axis("TTFT, s"),
-        },
-        table={"request": "request", "position": "position", "prompt_tokens": "prompt", "ttft_s": "ttft_s"},
-    )
+    def line(figure: str, **more: Any) -> dict[str, Any]:
+        title = {"p50": "median"}.get(figure, figure)
+        return _line(f"$by_{of}.x", f"$by_{of}.{figure}", f"{title} here %{{y:.4~g}} s", **more)
+
+    ink, dots = {"color": "@ink"}, {"color": "@ink", "width": 1.2, "dash": "dot"}
+    alone = (line("p50", alone=True, name="median", line=ink), line("p90", alone=True, name="p90", line=dots))
+    x = _axis(x_title, rangemode="normal" if of == "prompt" else "tozero")
+    layout = {"showlegend": True, "xaxis": x, "yaxis": _axis("TTFT, s")}
+    table = {"request": "request", "position": "position", "prompt_tokens": "prompt", "ttft_s": "ttft_s"}
+    return Chart(of, "waiting", title, data, caption, (points, line("p50", alone=False), *alone), layout, table)
 
 
 def _position(first: Data, _: Summary) -> str:
@@ -256,16 +229,14 @@ def _position(first: Data, _: Summary) -> str:
     if not trend["x"]:
         return f"{count(first['n'], 'request')}: too few for a trend."
     least, most = first["prompts"]
-    same = f" Every prompt had {count(least, 'token')}." if least == most else ""
-    drawn = f" {first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
-    some = drawn if first["drawn"] < first["n"] else ""
-    return f"{_rise(trend)} from the first requests sent to the last.{same}{some}"
+    text = f"{_rise(trend)} from the first requests sent to the last."
+    text += f" Every prompt had {count(least, 'token')}." if least == most else ""
+    drawn = f"{first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
+    return f"{text} {drawn}" if first["drawn"] < first["n"] else text
 
 
 def _prompt(first: Data, _: Summary) -> str:
-    if not first["n"]:
-        return "No sample."
-    least, most = first["prompts"]
+    least, most = first["prompts"]  # of which there are several, or there is no such chart
     trend = f" {_rise(first['by_prompt'])} from the shortest to the longest." if first["by_prompt"]["x"] else ""
     return f"Prompts of {least:,} to {most:,} tokens.{trend}"
 
@@ -281,9 +252,8 @@ def _gaps(lifetime: Data, _: Summary) -> str:
     known = [(token, gap) for token, gap in zip(lifetime["token"], lifetime["p50"], strict=True) if gap is not None]
     wide = f" (tokens in groups of {lifetime['width']:,})" if lifetime["width"] > 1 else ""
     longest = lifetime["longest"][0]
-    most = (
-        f"Longest gap {duration(longest['gap_s'])}, before token {longest['token']:,} of request {longest['request']}."
-    )
+    where = f"before token {longest['token']:,} of request {longest['request']}."
+    most = f"Longest gap {duration(longest['gap_s'])}, {where}"
     if not known:
         return most
     (_, begins), (last, ends) = known[0], known[-1]
@@ -295,20 +265,16 @@ def _course(data: Data, summary: Summary) -> str:
     if not course["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
-    parts = [
-        f"Peak {max(course['tokens_per_s']):,.0f} tokens/s in any {course['bin_s']:g} s; peak "
-        f"{max(course['in_flight']):,} streams in flight, {max(course['receiving']):,} receiving tokens.",
-        f"{warmup:,} warm-up requests came before 0 and are in no figure." if warmup else "",
-        "" if window.whole else f"Measured from {significant(window.from_s)} s to {significant(window.to_s)} s.",
-    ]
-    return " ".join(filter(None, parts))
+    text = f"Peak {max(course['tokens_per_s']):,.0f} tokens/s in any {course['bin_s']:g} s; peak "
+    text += f"{max(course['in_flight']):,} streams in flight, {max(course['receiving']):,} receiving tokens."
+    text += f" {warmup:,} warm-up requests came before 0 and are in no figure." if warmup else ""
+    ends = f"{significant(window.from_s)} s to {significant(window.to_s)} s"
+    return text if window.whole else f"{text} Measured from {ends}."
 
 
 def _timeline(drawn: Data, _: Summary) -> str:
-    if not drawn["n"]:
-        return "Nothing was sent."
     if drawn["drawn"] == drawn["n"]:
-        return f"All {drawn['n']:,} requests sent."
+        return f"All {drawn['n']:,} requests sent." if drawn["n"] else "Nothing was sent."
     some = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
     return f"{some}, the 100 slowest, and up to 100 that were not complete."
 
@@ -320,36 +286,28 @@ def _goodput(given: ChartInput) -> Data | None:
 
 def _turns(given: ChartInput) -> Data | None:
     """TTFT's median in ms over the turns with enough samples for one, and how far its interval reaches."""
-    turns: list[TurnLatency] = [each for each in given.summary.turns if each.ttft_s.n and "p50" not in each.ttft_s.thin]
     if not given.summary.turns:
         return None
-    rows = [(each.turn, (each.ttft_s.p50 or 0) * 1e3, each.ttft_s.ci95["p50"]) for each in turns]
-    ends = [[p50 if end is None else end * 1e3 for end in interval] for _, p50, interval in rows]
-    return {
-        "turn": [turn for turn, _, _ in rows],
-        "p50": [p50 for _, p50, _ in rows],
-        "low": [low for low, _ in ends],
-        "high": [high for _, high in ends],
-        "below": [p50 - low for (_, p50, _), (low, _) in zip(rows, ends, strict=True)],
-        "above": [high - p50 for (_, p50, _), (_, high) in zip(rows, ends, strict=True)],
-    }
+    rows = []
+    for turn in given.summary.turns:
+        if turn.ttft_s.n and "p50" not in turn.ttft_s.thin:
+            p50 = (turn.ttft_s.p50 or 0) * 1e3
+            low, high = (p50 if end is None else end * 1e3 for end in turn.ttft_s.ci95["p50"])
+            rows.append((turn.turn, p50, low, high, p50 - low, high - p50))
+    names = ("turn", "p50", "low", "high", "below", "above")
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any]:
-    return _line(
-        "$token", f"${figure}", f"{title} before token %{{x}}: %{{y:.4~g}} @yunit", connectgaps=False, line=line, **more
-    )
+    hover = f"{title} before token %{{x}}: %{{y:.4~g}} @yunit"
+    return _line("$token", f"${figure}", hover, connectgaps=False, line=line, **more)
 
 
-LONGEST_GAPS: Data = {
-    **{"type": "scatter", "mode": "markers", "x": "$longest_token", "y": "$longest_gap", "name": "longest"},
-    "customdata": "$longest_of",
-    "hovertemplate": "%{y:.4~g} @yunit before token %{x}<br>of request %{customdata}<extra>@name</extra>",
-}
-
-
-def _diamond(colour: str) -> dict[str, Any]:
-    return {"symbol": "diamond-open", "size": 8, "color": colour, "line": {"width": 1.5}}
+def _longest_gaps(colour: str, **more: Any) -> dict[str, Any]:
+    hover = "%{y:.4~g} @yunit before token %{x}<br>of request %{customdata}<extra>@name</extra>"
+    points = {"type": "scatter", "mode": "markers", "x": "$longest_token", "y": "$longest_gap", "name": "longest"}
+    look = {"symbol": "diamond-open", "size": 8, "color": colour, "line": {"width": 1.5}}
+    return points | {"customdata": "$longest_of", "hovertemplate": hover} | more | {"marker": look}
 
 
 def _gap_layout(data: Sequence[Data]) -> Data:
@@ -357,20 +315,19 @@ def _gap_layout(data: Sequence[Data]) -> Data:
     gaps = [gap for each in data for name in (*curves.SHOWN, "max") for gap in each[name] if gap]
     log = bool(gaps) and max(gaps) > 20 * min(gaps)
     look = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
-    return {
-        "showlegend": True,
-        "xaxis": _axis("output token"),
-        "yaxis": {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look},
-    }
+    y = {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look}
+    return {"showlegend": True, "xaxis": _axis("output token"), "yaxis": y}
 
 
-def _lifetime(given: ChartInput) -> Data:
-    found = curves.lifetime(given.frame)
-    columns = {"longest_token": "token", "longest_gap": "gap_s", "longest_of": "request"}
-    return {**found, **{name: [each[key] for each in found["longest"]] for name, key in columns.items()}}
+def _instants(name: str, column: str, colour: str) -> dict[str, Any]:
+    points = {"type": "scatter", "mode": "markers", "name": name, "x": f"${column}", "y": "$position"}
+    return points | {"marker": {"color": colour, "size": 3}}
 
 
-CDFS = ("e2e_s", "ttft_s", "tpot_s", "itl_s")
+AS_REQUESTED = {
+    **{"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1},
+    "line": {"color": "@quiet", "width": 1, "dash": "dot"},
+}
 CHARTS: dict[str, Chart] = {
     chart.id: chart
     for chart in (
@@ -380,14 +337,7 @@ CHARTS: dict[str, Chart] = {
             "Attainment over the scale of the bounds",
             _goodput,
             traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
-            layout={
-                "xaxis": _axis("scale of the bounds"),
-                "yaxis": SHARES,
-                "shapes": [
-                    {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1}
-                    | {"line": {"color": "@quiet", "width": 1, "dash": "dot"}}
-                ],
-            },
+            layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
             table={"scale": "x", "attainment": "y"},
             note="All bounds scaled together by the factor below: at 1 they are as requested.",
         ),
@@ -396,30 +346,24 @@ CHARTS: dict[str, Chart] = {
             "turns",
             "Time to first token over the turns",
             _turns,
-            traces=(
-                _line(
-                    *("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}"),
-                    mode="lines+markers",
-                    error_y={"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"},
-                ),
-            ),
+            traces=(_line("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}", mode="lines+markers", error_y=INTERVAL),),
             layout=lambda data: {
                 "xaxis": _axis(
-                    "turn", tickformat="d", dtick=1 if all(len(each["turn"]) < 21 for each in data) else None
+                    "turn", tickformat="d", dtick=1 if max(len(each["turn"]) for each in data) < 21 else None
                 ),
                 "yaxis": _axis("TTFT p50, ms"),
             },
             table={"turn": "turn", "TTFT p50, ms": "p50", "from": "low", "to": "high"},
             note="The median and its 95 % interval, over the complete requests of each turn.",
         ),
-        *(_cdf(name) for name in CDFS),
+        *(_cdf(name) for name in ("e2e_s", "ttft_s", "tpot_s", "itl_s")),
         _first_tokens("position", "TTFT by place in the queue", "place in the order sent", _position),
         _first_tokens("prompt", "TTFT by prompt length", "prompt tokens", _prompt),
         Chart(
             "gaps",
             "gaps",
             "Time before each token",
-            _lifetime,
+            lambda given: curves.lifetime(given.frame),
             _gaps,
             traces=(
                 _gap_line("p50", "median", {"width": 2.2}, alone=True, name="median"),
@@ -428,8 +372,8 @@ CHARTS: dict[str, Chart] = {
                 _gap_line("max", "largest", {"width": 1, "color": "@quiet"}, alone=True, name="largest"),
                 _gap_line("p50", "median", {"width": 2.2}, alone=False, name="@name, median"),
                 _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, alone=False, name="@name, p99"),
-                {**LONGEST_GAPS, "alone": True, "marker": _diamond("@bad")},
-                {**LONGEST_GAPS, "alone": False, "showlegend": False, "marker": _diamond("@run")},
+                _longest_gaps("@bad", alone=True),
+                _longest_gaps("@run", alone=False, showlegend=False),
             ),
             layout=_gap_layout,
             table={name: name for name in ("token", "n", *curves.SHOWN, "max")},
@@ -459,19 +403,12 @@ CHARTS: dict[str, Chart] = {
             "From sent to last token",
             lambda given: curves.timeline(given.frame),
             _timeline,
-            traces=tuple(
-                {"type": "scatter", "mode": "markers", "name": name, "x": f"${column}", "y": "$position"}
-                | {"marker": {"color": colour, "size": 3}}
-                for name, column, colour in (
-                    ("sent", "sent_s", "@idle"),
-                    ("first token", "first_s", "@run"),
-                    ("last token", "last_s", "@ink"),
-                )
+            traces=(
+                _instants("sent", "sent_s", "@idle"),
+                _instants("first token", "first_s", "@run"),
+                _instants("last token", "last_s", "@ink"),
             ),
-            layout={
-                "xaxis": _axis("time, s"),
-                "yaxis": {"title": {"text": "order sent"}, "autorange": "reversed"},
-            },
+            layout={"xaxis": _axis("time, s"), "yaxis": {"title": {"text": "order sent"}, "autorange": "reversed"}},
             note="Drag over a part to zoom in, double-click to reset; with the keyboard +, −, 0 and the arrows.",  # noqa: RUF001
             script="timeline.js",
             shape="tall",

@@ -21,7 +21,6 @@ from analysis.window import in_flight
 POINTS_MAX = 700
 EXTREMES = 50
 COURSE_BINS_MAX = 160
-
 SCATTER_MAX = 1500
 ROWS_MAX = 1000
 SLOWEST = 100
@@ -31,9 +30,9 @@ PART_LEAST = 25
 CHUNKS_MAX = 130_000
 """Token instants kept for the timeline: about four bytes each in the page."""
 TICK_NS = 100_000
-
 TOKEN_BINS_MAX = 128
 LONGEST = 20
+LONGEST_COLUMNS = {"token": "token", "gap": "gap_s", "of": "request"}
 BUCKET = 1.01
 """Percentiles of gaps per token come from a histogram with buckets 1 % wide, so that a million requests cost one pass
 and two megabytes; largest gaps are exact."""
@@ -41,7 +40,6 @@ LEAST_S = 1e-6
 BUCKETS = int(np.log(1e9) / np.log(BUCKET))
 """From a microsecond to a quarter of an hour; what lies outside counts with the ends."""
 SHOWN = ("p50", "p90", "p99")
-
 PIECES = 300
 UNITS: dict[str, tuple[float, str]] = {"bytes": (2.0**-30, "GiB"), "share": (100.0, "%"), "Hz": (1e-6, "MHz")}
 
@@ -53,10 +51,8 @@ def nice_step(least: float) -> float:
 
 
 def distribution(samples: Floats, requests: int) -> dict[str, Any]:
-    """The empirical distribution function: x in seconds, y the share of samples at or below x.
-
-    `margin` is the half-width of its 95 % band. Samples of one request resemble each other, so it counts requests.
-    """
+    """The empirical distribution function: x in seconds, y the share of samples at or below x; `margin`, the half-width
+    of its 95 % band. Samples of one request resemble each other, so that counts requests."""
     ordered = np.sort(samples)
     ranks = drawn_ranks(len(ordered))
     return {
@@ -77,10 +73,8 @@ def drawn_ranks(count: int) -> Integers:
 
 
 def course(frame: Frame) -> dict[str, Any]:
-    """Output tokens per second and the most streams at once in each of at most COURSE_BINS_MAX equal pieces of the run.
-
-    Warm-up is part of it, at negative instants.
-    """
+    """Output tokens per second and the most streams at once in each of at most COURSE_BINS_MAX equal pieces of the run,
+    with its warm-up at negative instants."""
     sent = ~np.isnan(frame.sent_ns)
     ends = frame.end_ns[sent & ~np.isnan(frame.end_ns)]
     if len(ends) == 0 or ends.max() <= frame.sent_ns[sent].min():
@@ -88,7 +82,14 @@ def course(frame: Frame) -> dict[str, Any]:
     begins, last = float(frame.sent_ns[sent].min()), float(ends.max())
     bin_ns = nice_step((last - begins) / COURSE_BINS_MAX)
     edges = np.minimum(begins + bin_ns * np.arange(int(np.ceil((last - begins) / bin_ns)) + 1), last)
-    rates = _tokens_by_bin(frame, begins, bin_ns, len(edges) - 1) / np.maximum(np.diff(edges), 1.0) * 1e9
+    tokens = np.zeros(len(edges) - 1)
+    for _, chunks in frame.blocks():
+        instants = frame.chunk_ns[chunks]
+        places = ((instants - begins) / bin_ns).astype(np.int64)
+        known = (places >= 0) & (instants <= begins + bin_ns * len(tokens))
+        weights = frame.chunk_tokens[chunks][known]
+        tokens += np.bincount(np.minimum(places[known], len(tokens) - 1), weights, len(tokens))
+    rates = tokens / np.maximum(np.diff(edges), 1.0) * 1e9
     return {
         "bin_s": bin_ns / 1e9,
         "start_s": np.round(edges[:-1] / 1e9, 9).tolist(),
@@ -109,20 +110,19 @@ def sends(frame: Frame) -> dict[str, Any]:
 def first_tokens(frame: Frame) -> dict[str, Any]:
     """TTFT of complete requests by prompt length and by place in the queue (1 is the first sent)."""
     order = _order_sent(frame)
-    positions = np.zeros(len(frame), np.int64)
-    positions[order] = np.arange(1, len(order) + 1)
-    rows = order[(frame.sampled & ~np.isnan(frame.first_ns))[order]]
+    kept = (frame.sampled & ~np.isnan(frame.first_ns))[order]
+    rows, positions = order[kept], np.flatnonzero(kept) + 1
     ttft_s = (frame.first_ns - frame.sent_ns)[rows] / 1e9
     prompts = frame.prompt_tokens[rows]
     drawn = _some(len(rows), SCATTER_MAX, ttft_s)
     return {
         "request": frame.id[rows][drawn].tolist(),
-        "position": positions[rows][drawn].tolist(),
+        "position": positions[drawn].tolist(),
         "prompt": prompts[drawn].astype(np.int64).tolist(),
         "ttft_s": np.round(ttft_s[drawn], 6).tolist(),
         "n": len(rows),
         "drawn": len(drawn),
-        "by_position": _middles(positions[rows].astype(np.float64), ttft_s),
+        "by_position": _middles(positions.astype(np.float64), ttft_s),
         "by_prompt": _middles(prompts, ttft_s),
         "prompts": [int(prompts.min()), int(prompts.max())] if len(prompts) else [],
     }
@@ -131,20 +131,20 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
 def timeline(frame: Frame) -> dict[str, Any]:
     """When each request was sent, got its first and its last token, and ended; and its tokens, where they fit."""
     order = _order_sent(frame)
-    bad = ~frame.complete[order]
-    taken_ns = (frame.end_ns - frame.sent_ns)[order]
-    chosen = _some(len(order), ROWS_MAX, taken_ns, bad)
+    chosen = _some(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
     rows = order[chosen]
-    columns = {"sent_s": frame.sent_ns, "first_s": frame.first_ns, "last_s": frame.last_ns, "end_s": frame.end_ns}
+    columns = [(f"{name}_s", getattr(frame, f"{name}_ns")) for name in ("sent", "first", "last", "end")]
     return {
         "request": frame.id[rows].tolist(),
         "position": (chosen + 1).tolist(),
-        **{name: _seconds(values[rows]) for name, values in columns.items()},
+        **{
+            name: [None if np.isnan(at) else round(at / 1e9, 6) for at in each[rows].tolist()] for name, each in columns
+        },
         "bad": (~frame.complete[rows]).astype(int).tolist(),
         "tokens": _ticks(frame, rows),
         "n": len(order),
         "drawn": len(rows),
-        "every": 1 if len(rows) == len(order) else round(len(order) / _evenly(ROWS_MAX)),
+        "every": 1 if len(rows) == len(order) else round(len(order) / (ROWS_MAX - SLOWEST - BAD_MOST)),
         "tick_s": TICK_NS / 1e9,
     }
 
@@ -162,36 +162,52 @@ def lifetime(frame: Frame) -> dict[str, Any]:
         if len(gaps) == 0:
             continue
         binned = tokens // width
-        flat = binned * BUCKETS + _bucket(gaps)
+        buckets = (np.log(np.maximum(gaps, LEAST_S) * (1 / LEAST_S)) * (1 / np.log(BUCKET))).astype(np.int64)
+        flat = binned * BUCKETS + np.minimum(buckets, BUCKETS - 1)
         counts += np.bincount(flat, minlength=bins * BUCKETS).reshape(bins, BUCKETS)
         np.maximum.at(largest, binned, gaps)
         top = np.argpartition(gaps, -LONGEST)[-LONGEST:] if len(gaps) > LONGEST else np.arange(len(gaps))
-        found = zip(gaps[top], places[top], tokens[top], ends_ns[top], strict=True)
-        longest = sorted([*longest, *((float(g), int(p), int(t), float(e)) for g, p, t, e in found)], reverse=True)
-        longest = longest[:LONGEST]
-    return _drawn(frame, counts, largest, width) | {"longest": [_place(frame, *each) for each in longest]}
+        found = zip(gaps[top].tolist(), places[top].tolist(), tokens[top].tolist(), ends_ns[top].tolist(), strict=True)
+        longest = sorted([*longest, *found], reverse=True)[:LONGEST]
+    placed = [
+        {"request": int(frame.id[row]), "token": token, "from_s": round(ended_ns / 1e9 - gap_s, 6), "gap_s": gap_s}
+        for gap_s, row, token, ended_ns in longest
+    ]
+    columns = {f"longest_{name}": [each[key] for each in placed] for name, key in LONGEST_COLUMNS.items()}
+    # A percentile is drawn only where enough requests reach that far for it to mean something.
+    totals = counts.sum(axis=1)
+    held = np.flatnonzero(totals)
+    below = np.cumsum(counts, axis=1)
+    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
+    drawn: dict[str, Any] = {
+        "token": np.maximum(held * width, 1).tolist(),
+        "width": width,
+        "n": totals[held].tolist(),
+        "requests": int(frame.sampled.sum()),
+        "max": [round(float(value), 7) for value in largest[held]],
+    }
+    for name in SHOWN:
+        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
+        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
+        values = np.minimum(middles[reached], largest[held])
+        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
+    return drawn | {"longest": placed} | columns
 
 
 def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap.
-
-    Curves with the same `panel` share an axis: those of one unit, but the many prompt tokens apart from output tokens.
-    """
-    return [_panel(each) for each in series]
-
-
-def _panel(each: Series) -> dict[str, Any]:
-    factor, unit = UNITS.get(each.unit, (1.0, each.unit))
-    places = thinned(each.y)
-    return {
-        "title": each.title,
-        "unit": unit,
-        "panel": f"{each.title[0].lower()}{each.title[1:]}/s" if unit == "tokens/s" else unit,
-        "of": each.of,
-        "x": [round(each.x_s[place], 4) for place in places],
-        "y": [None if (value := each.y[place]) is None else float(f"{value * factor:.6g}") for place in places],
-        "n": len(each.y),
-    }
+    """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap. Curves of one `panel` share
+    an axis: those of one unit, but the many prompt tokens apart from output tokens."""
+    found = []
+    for each in series:
+        factor, unit = UNITS.get(each.unit, (1.0, each.unit))
+        panel = f"{each.title[0].lower()}{each.title[1:]}/s" if unit == "tokens/s" else unit
+        places = thinned(each.y)
+        x = [round(each.x_s[place], 4) for place in places]
+        y = [None if (value := each.y[place]) is None else float(f"{value * factor:.6g}") for place in places]
+        found.append(
+            {"title": each.title, "unit": unit, "panel": panel, "of": each.of, "x": x, "y": y, "n": len(each.y)}
+        )
+    return found
 
 
 def thinned(values: Sequence[float | None]) -> list[int]:
@@ -205,16 +221,6 @@ def thinned(values: Sequence[float | None]) -> list[int]:
         gap = next((place for place in places if values[place] is None), places[0])
         kept |= {places[0], gap, *((min(known)[1], max(known)[1]) if known else ())}
     return sorted(kept)
-
-
-def _tokens_by_bin(frame: Frame, begins: float, bin_ns: float, bins: int) -> Floats:
-    tokens = np.zeros(bins)
-    for _, chunks in frame.blocks():
-        places = ((frame.chunk_ns[chunks] - begins) / bin_ns).astype(np.int64)
-        known = (places >= 0) & (frame.chunk_ns[chunks] <= begins + bins * bin_ns)
-        places = np.minimum(places[known], bins - 1)
-        tokens += np.bincount(places, weights=frame.chunk_tokens[chunks][known], minlength=bins)
-    return tokens
 
 
 def _most_at_once(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
@@ -234,10 +240,6 @@ def _order_sent(frame: Frame) -> Integers:
     return rows[np.argsort(frame.sent_ns[rows], kind="stable")]
 
 
-def _evenly(most: int) -> int:
-    return most - SLOWEST - BAD_MOST
-
-
 def _some(count: int, most: int, slowness: Floats, bad: Booleans | None = None) -> Integers:
     """Which of `count` to draw: all up to `most`, else every k-th, the slowest, and of the bad ones every k-th."""
     if count <= most:
@@ -246,35 +248,29 @@ def _some(count: int, most: int, slowness: Floats, bad: Booleans | None = None) 
     failed = np.empty(0, np.int64) if bad is None else np.flatnonzero(bad)
     if len(failed) > BAD_MOST:
         failed = failed[np.linspace(0, len(failed) - 1, BAD_MOST).astype(np.int64)]
-    even = np.linspace(0, count - 1, _evenly(most)).astype(np.int64)
+    even = np.linspace(0, count - 1, most - SLOWEST - BAD_MOST).astype(np.int64)
     return np.unique(np.concatenate((even, slowest, failed)))
 
 
 def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
     """Median and p90 of y along x: in up to PARTS_MAX parts of equally many, none of fewer than PART_LEAST."""
-    empty: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
+    found: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
     parts = min(PARTS_MAX, len(x) // PART_LEAST)
     if parts < 2 or x.min() == x.max():
-        return empty
+        return found
     order = np.argsort(x, kind="stable")
     cuts = np.unique(np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]]))
     for part in np.split(order, cuts):  # a part holds all requests of one x, or none of them
         if len(part):
-            empty["x"].append(round(float(np.median(x[part])), 1))
-            for name, share in (("p50", 50), ("p90", 90)):
-                empty[name].append(round(float(np.percentile(y[part], share)), 6))
-    return empty
-
-
-def _seconds(instants_ns: Floats) -> list[float | None]:
-    return [None if np.isnan(value) else round(value / 1e9, 6) for value in instants_ns.tolist()]
+            found["x"].append(round(float(np.median(x[part])), 1))
+            for share in (50, 90):
+                found[f"p{share}"].append(round(float(np.percentile(y[part], share)), 6))
+    return found
 
 
 def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
-    """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent.
-
-    Empty lists where the chunks of all rows together are too many; then every k-th row has its own.
-    """
+    """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent. Empty lists
+    where the chunks of all rows together are too many; then every k-th row has its own."""
     counts = frame.chunk_counts[rows]
     every = max(1, int(np.ceil(counts.sum() / CHUNKS_MAX)))
     kept = []
@@ -299,35 +295,3 @@ def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, I
     places = np.repeat(np.arange(rows.start, rows.stop), counts)[1:][kept]
     instants = frame.chunk_ns[chunks]
     return np.diff(instants)[kept] / 1e9, tokens, places, instants[1:][kept]
-
-
-def _bucket(gaps: Floats) -> Integers:
-    buckets = np.log(np.maximum(gaps, LEAST_S) * (1 / LEAST_S))
-    buckets *= 1 / np.log(BUCKET)
-    return np.minimum(buckets.astype(np.int64), BUCKETS - 1)
-
-
-def _drawn(frame: Frame, counts: Integers, largest: Floats, width: int) -> dict[str, Any]:
-    """Only where there are gaps; a percentile only where enough requests reach that far for it to mean something."""
-    totals = counts.sum(axis=1)
-    held = np.flatnonzero(totals)
-    below = np.cumsum(counts, axis=1)
-    middles = LEAST_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
-    drawn: dict[str, Any] = {
-        "token": np.maximum(held * width, 1).tolist(),
-        "width": width,
-        "n": totals[held].tolist(),
-        "requests": int(frame.sampled.sum()),
-        "max": [round(float(value), 7) for value in largest[held]],
-    }
-    for name in SHOWN:
-        reached = (below[held] >= PERCENTILES[name] * totals[held, None]).argmax(axis=1)
-        enough = totals[held] / width >= samples_needed(PERCENTILES[name])
-        values = np.minimum(middles[reached], largest[held])
-        drawn[name] = [round(float(value), 7) if fine else None for value, fine in zip(values, enough, strict=True)]
-    return drawn
-
-
-def _place(frame: Frame, gap_s: float, row: int, token: int, ended_ns: float) -> dict[str, Any]:
-    """A gap: whose it is, before which token, and from when on, in seconds from the run's start."""
-    return {"request": int(frame.id[row]), "token": token, "from_s": round(ended_ns / 1e9 - gap_s, 6), "gap_s": gap_s}

@@ -7,12 +7,12 @@ stands, with care) or an `error` (something failed, or the figures are not those
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from analysis.report.document import Finding, Level
+from analysis.objectives import ObjectiveVerdict
+from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.resources import MemoryLevels
-from analysis.summary import ClientHealth, ObjectiveVerdict, Summary
+from analysis.summary import ClientHealth, MemoryLevels, Summary
 
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""
@@ -36,8 +36,7 @@ def findings(summary: Summary) -> list[Finding]:
     if summary.machines:
         each = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
         found.append(Finding("machines", "ok", f"{count(len(summary.machines), 'machine')}, clocks known to: {each}."))
-    found += [Finding("goodput", "note", text, "goodput") for text in goodput(summary)]
-    found += _counters(summary)
+    found += [*(Finding("goodput", "note", text, "goodput") for text in goodput(summary)), *_counters(summary)]
     if measured := window(summary):
         flat = summary.window.reason.startswith("no plateau")
         found.append(Finding("window", "warning" if flat else "ok", measured, "course"))
@@ -59,15 +58,13 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
 def endings(summary: Summary) -> str:
     """How the requests ended."""
     requests = summary.requests
-    never = requests.errors.get("session_ended", 0)
-    counts = {"failed": requests.failed, "truncated": requests.truncated, "dropped": requests.dropped - never}
-    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
-    if never:
-        parts.append(f"{never:,} never sent, as {'its' if never == 1 else 'their'} session had ended")
-    if requests.unrecorded:
-        parts.append(f"{requests.unrecorded:,} without a record")
     if not requests.planned:
         return "Nothing was sent."
+    never = requests.errors.get("session_ended", 0)
+    ended = f"never sent, as {'its' if never == 1 else 'their'} session had ended"
+    counts = {"failed": requests.failed, "truncated": requests.truncated, "dropped": requests.dropped - never}
+    counts |= {ended: never, "without a record": requests.unrecorded}
+    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not parts:
         return f"All {requests.planned:,} requests complete."
     return f"{requests.complete:,} of {requests.planned:,} requests complete; {', '.join(parts)}."
@@ -75,36 +72,32 @@ def endings(summary: Summary) -> str:
 
 def lengths(summary: Summary) -> str:
     """Whether prompts and outputs had the lengths asked for, by the server's own count."""
-    tokens = summary.tokens
-    complete = summary.requests.complete
+    tokens, complete = summary.tokens, summary.requests.complete
+
+    def held(side: str, wrong: int) -> str:
+        if wrong:
+            return f"{wrong:,} of {complete:,} {side} lengths not as requested"
+        return f"all {side} lengths as requested"
+
     if complete == 0:
         return "Lengths unchecked: no request was complete."
+    prompt = held("prompt", tokens.prompt_mismatches)
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
-    else:
-        wrong = tokens.prompt_mismatches
-        prompt = (
-            f"{wrong:,} of {complete:,} prompt lengths not as requested" if wrong else "all prompt lengths as requested"
-        )
-        if later := tokens.prompt_unknown:
-            prompt += f" ({later:,} of unknown length, as they held earlier outputs)"
-    wrong = tokens.output_mismatches
-    output = (
-        f"{wrong:,} of {complete:,} output lengths not as requested" if wrong else "all output lengths as requested"
-    )
-    return f"{prompt[0].upper()}{prompt[1:]}; {output}."
+    elif later := tokens.prompt_unknown:
+        prompt += f" ({later:,} of unknown length, as they held earlier outputs)"
+    return f"{prompt[0].upper()}{prompt[1:]}; {held('output', tokens.output_mismatches)}."
 
 
 def client_said(summary: Summary) -> str:
     """Whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
-    calibrated = ""
+    said = f"{word}; {client.source.title}, {_error_bars(client)}"
     if found := client.calibration:
         rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
-        p99 = duration(found.ttft_p99_s, 2)
-        calibrated = f"; calibrated {found.made_at[:10]}: TTFT ±{p99} at p99{rate}"
-    return f"{word}; {client.source.title}, {_error_bars(client)}{calibrated}."
+        said += f"; calibrated {found.made_at[:10]}: TTFT ±{duration(found.ttft_p99_s, 2)} at p99{rate}"
+    return f"{said}."
 
 
 def _error_bars(client: ClientHealth) -> str:
@@ -124,7 +117,7 @@ def delivery(summary: Summary) -> str:
     sent = summary.delivery
     if not sent.asked:
         return ""
-    noun, gone = ("session", "begun") if of_sessions(summary) else ("request", "sent")
+    noun, gone = ("session", "begun") if summary.run.load.sessions else ("request", "sent")
     parts = [f"{sent.sent:,} of {count(sent.asked, noun)} {gone}"]
     rate, variation, check = sent.rate_per_s, sent.cv, sent.ks.sent
     if rate.named is not None and rate.sent is not None:
@@ -142,16 +135,9 @@ def delivery(summary: Summary) -> str:
 
 
 def delivered(summary: Summary) -> bool:
-    """Whether everything was sent, and nothing speaks against its having been the load requested."""
-    sent = summary.delivery
-    return not sent.not_sent and all(
-        check is None or check.p_value >= UNLIKELY for check in (sent.ks.due, sent.ks.sent)
-    )
-
-
-def of_sessions(summary: Summary) -> bool:
-    """Whether arrivals and the number asked count sessions of several turns."""
-    return summary.run.load.sessions
+    """Whether everything was sent, at instants that the arrivals requested may well have had."""
+    checks = (summary.delivery.ks.due, summary.delivery.ks.sent)
+    return not summary.delivery.not_sent and all(check is None or check.p_value >= UNLIKELY for check in checks)
 
 
 def goodput(summary: Summary) -> list[str]:
@@ -161,13 +147,12 @@ def goodput(summary: Summary) -> list[str]:
         return []
     low, high = (significant(end * 100, 3) for end in found.attainment_ci95)
     good = f"{found.good:,} of {count(found.requests, 'request')} met {' and '.join(found.bounds)}"
-    lines = [
-        f"Goodput {significant(found.per_s)} requests/s: {good} ({share(found.attainment)}, 95 %: {low} to {high} %)."
-    ]
-    if met := found.met_by["90%"]:
-        bounds = " and ".join(f"{latency} < {duration(bound)}" for latency, bound in met.bounds_s.items())
-        return [*lines, f"90 % would have met {bounds} (bounds x{significant(met.scale)})."]
-    return [*lines, "No bounds would have been met by 90 %: too many were not complete."]
+    said = f"Goodput {significant(found.per_s)} requests/s: {good}"
+    said += f" ({share(found.attainment)}, 95 %: {low} to {high} %)."
+    if not (met := found.met_by["90%"]):
+        return [said, "No bounds would have been met by 90 %: too many were not complete."]
+    bounds = " and ".join(f"{latency} < {duration(bound)}" for latency, bound in met.bounds_s.items())
+    return [said, f"90 % would have met {bounds} (bounds x{significant(met.scale)})."]
 
 
 def window(summary: Summary) -> str:
@@ -193,8 +178,7 @@ def memory(summary: Summary) -> list[str]:
         lines.append(f"{count(more, 'more GPU')} in summary.json.")
     if found.taken_at_start and lines:
         lines.append(f"{found.taken_at_start.note}.")
-    held = [each for each in found.processes if each.on == "host" and each.peak_bytes is not None]
-    return [*lines, *(_level(each) for each in held)]
+    return lines + [_level(each) for each in found.processes if each.on == "host" and each.peak_bytes is not None]
 
 
 def _level(each: MemoryLevels) -> str:
@@ -205,42 +189,38 @@ def _level(each: MemoryLevels) -> str:
     return f"{each.of[0].upper()}{each.of[1:]}{name}: {before}peak {size(each.peak_bytes)}{whole}."
 
 
-def _counters(summary: Summary) -> Iterator[Finding]:
+def _counters(summary: Summary) -> list[Finding]:
     """Whether the server counted the same."""
-    counters = summary.server_counters
-    same = [title for word, title in COUNTED.items() if (entry := counters.get(word)) and entry.agree]
-    if same:
+    counters = [(title, each) for word, title in COUNTED.items() if (each := summary.server_counters.get(word))]
+    found = []
+    if same := [title for title, each in counters if each.agree]:
         warmup = summary.requests.warmup
         included = f", {count(warmup, 'warm-up request')} included" if warmup else ""
         listed = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))
-        yield Finding("counters", "ok", f"The server counted the same {listed}{included}.", "machines")
-    for word, title in COUNTED.items():
-        entry = counters.get(word)
-        if entry and entry.agree is False:
-            most = "" if entry.client_most is None else f" to {entry.client_most:,}"
-            text = f"The server counted {entry.server:,} {title}, the client {entry.client:,}{most}"
-            yield Finding("counters", "warning", f"{text}: {entry.why}.", "machines")
+        found.append(Finding("counters", "ok", f"The server counted the same {listed}{included}.", "machines"))
+    for title, each in counters:
+        if each.agree is False:
+            most = "" if each.client_most is None else f" to {each.client_most:,}"
+            text = f"The server counted {each.server:,} {title}, the client {each.client:,}{most}: {each.why}."
+            found.append(Finding("counters", "warning", text, "machines"))
+    return found
 
 
-def _warnings(summary: Summary) -> Iterator[Finding]:
+def _warnings(summary: Summary) -> list[Finding]:
     run, client = summary.run, summary.client
-    for reason in client.reasons:
-        yield Finding("bottleneck", "warning", f"{reason[0].upper()}{reason[1:]}.", "client")
-    if run.forced:
-        yield Finding("forced", "warning", f"Measured with --force: {run.forced}.")
-    if run.interrupted:
-        yield Finding("interrupted", "warning", "Interrupted: figures are of the part that was recorded.")
-    if run.damaged_lines:
-        lines = count(run.damaged_lines, "damaged line")
-        yield Finding("damaged", "warning", f"{lines} of the run file left out.")
-    if client.first_token_merged:
-        text = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced"
-        yield Finding("coalesced", "warning", f"{text} with later ones: TTFT is an upper bound.", "client")
-    if client.reopened:
-        text = f"{count(client.reopened, 'connection')} closed by the server and reopened."
-        yield Finding("reopened", "warning", text, "client")
-    for note in run.notes:
-        yield Finding("note", "warning", f"{note}.")
+    merged = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced with later ones"
+    reopened = f"{count(client.reopened, 'connection')} closed by the server and reopened."
+    damaged = f"{count(run.damaged_lines, 'damaged line')} of the run file left out."
+    said = [
+        *(("bottleneck", True, f"{reason[0].upper()}{reason[1:]}.", "client") for reason in client.reasons),
+        ("forced", run.forced, f"Measured with --force: {run.forced}.", ""),
+        ("interrupted", run.interrupted, "Interrupted: figures are of the part that was recorded.", ""),
+        ("damaged", run.damaged_lines, damaged, ""),
+        ("coalesced", client.first_token_merged, f"{merged}: TTFT is an upper bound.", "client"),
+        ("reopened", client.reopened, reopened, "client"),
+        *(("note", True, f"{note}.", "") for note in run.notes),
+    ]
+    return [Finding(name, "warning", text, anchor) for name, holds, text, anchor in said if holds]
 
 
 def measured(entry: ObjectiveVerdict) -> str:
@@ -251,11 +231,8 @@ def measured(entry: ObjectiveVerdict) -> str:
 
 def objectives_met(summary: Summary) -> Finding | None:
     """How many objectives passed, at the level of the worst; None where none was stated."""
-    if not summary.objectives:
-        return None
-    levels: Mapping[str, Level] = {"pass": "ok", "fail": "error"}
     said = {"pass": "passed", "fail": "failed", "cannot tell": "inconclusive"}
     counts = Counter[str](each.verdict for each in summary.objectives)
     text = ", ".join(f"{counts[name]} {word}" for name, word in said.items() if counts[name])
-    worst = next(name for name in ("fail", "cannot tell", "pass") if counts[name])
-    return Finding("objectives", levels.get(worst, "warning"), f"{text}.", "objectives")
+    level: Level = "error" if counts["fail"] else "warning" if counts["cannot tell"] else "ok"
+    return Finding("objectives", level, f"{text}.", "objectives") if text else None

@@ -78,11 +78,8 @@ def plain(text: str) -> str:
 
 def simulated(summary: Summary) -> str:
     """`SIMULATED`, with the speed of its clock where that is not 1; empty for a real server."""
-    server = summary.server
-    if not server.simulated:
-        return ""
-    speed = server.speed
-    return "SIMULATED" if speed in (None, 1) else f"SIMULATED at {speed:g} times speed"
+    speed = f" at {summary.server.speed:g} times speed" if summary.server.speed not in (None, 1) else ""
+    return f"SIMULATED{speed}" if summary.server.simulated else ""
 
 
 def who(summary: Summary) -> str:
@@ -96,16 +93,11 @@ def asked(summary: Summary) -> str:
     """What was asked, in one sentence without its full stop: how many requests, how long, when, how much back."""
     run = summary.run
     what = "session" if run.load.sessions else "request"
-    if not run.asked_s:
-        number = count(run.n or summary.requests.sent, what)
-    else:
-        number = f"Up to {count(run.n, what)}" if run.n else f"{what}s".capitalize()
-    until = f", for {run.asked_s:g} s" if run.asked_s else ""
-    if run.load.recorded:
-        back = "the recorded number of tokens"
-    else:
-        answers = run.output_tokens == "answers"
-        back = "as many tokens as its answer on file" if answers else length(run.output_tokens)
+    number, until = count(run.n or summary.requests.sent, what), ""
+    if run.asked_s:
+        number, until = f"Up to {number}" if run.n else f"{what}s".capitalize(), f", for {run.asked_s:g} s"
+    back = "as many tokens as its answer on file" if run.output_tokens == "answers" else length(run.output_tokens)
+    back = "the recorded number of tokens" if run.load.recorded else back
     return f"{number}{_prompts(run)}, {run.load.text}{until}, {back} back from each"
 
 
@@ -138,8 +130,7 @@ def length(value: int | str | None) -> str:
 
 def started(summary: Summary) -> str:
     """When the run began, in UTC; as it stands in the run file where that is not a time."""
-    text = str(summary.run.started_at)
     try:
-        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return datetime.fromisoformat(summary.run.started_at).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except ValueError:
-        return text
+        return summary.run.started_at

@@ -1,4 +1,5 @@
-"""Renders a document into one HTML file that needs nothing else: no network, no second file, no library at hand.
+"""Renders a document into one HTML file that needs nothing else: no network, no second file, no library at hand; and
+shows it on loopback, for a browser that cannot open files or sits behind a tunnel.
 
 Text that came from a server is escaped by the template and, in the charts' data, by writing `<`, `>` and `&` as JSON
 escapes. The page's policy lets only the scripts run whose hashes it names (Content Security Policy Level 3, section
@@ -11,58 +12,96 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from analysis.report import Block, ChartRef, Document, Scorecard
 from analysis.report.charts import PALETTE
-from analysis.report.document import Block, ChartRef, Document, Scorecard
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
 
 HERE = Path(__file__).parent
 SCRIPTS = ("plotly-basic.min.js", "charts.js", "tables.js")
+HOST = "127.0.0.1"
+TIMEOUT_S = 10.0
+HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",  # beside the policy in the page, which cannot say this
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 def render(document: Document) -> str:
     """The page of a document."""
-    scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            document=document,
-            anchors={section.id for section in document.sections},
-            marks_differ=len({run.mark for run in document.runs}) > 1,
-            policy=_policy(scripts),
-            style=_style(),
-            scripts=scripts,
-            data=_json(document.data),
-        )
-    )
-
-
-def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+    loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
-        loader=FileSystemLoader(HERE, encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"code": _code, "grouped": _grouped, "kind": lambda block: type(block).__name__}
-    return environment
+    scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+    data = json.dumps(document.data, separators=(",", ":"), allow_nan=False)
+    return environment.get_template("page.html.j2").render(
+        document=document,
+        anchors={section.id for section in document.sections},
+        marks_differ=len({run.mark for run in document.runs}) > 1,
+        policy=f"{policy}; form-action 'none'",
+        style=_style(),
+        scripts=scripts,
+        data=data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+    )
+
+
+def server_of(page: bytes) -> ThreadingHTTPServer:
+    """A server of this page and nothing else, on an ephemeral port of loopback; the caller runs and closes it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers GET and HEAD of `/` to whoever calls it by its loopback name."""
+
+        server_version, sys_version = "loadgen", ""
+        timeout = TIMEOUT_S
+
+        def do_GET(self) -> None:
+            _, port = self.connection.getsockname()
+            if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+                # A name of somebody else's that leads here: a page of theirs must not read this one (DNS rebinding).
+                status, body = HTTPStatus.MISDIRECTED_REQUEST, b""
+            else:
+                here = self.path.partition("?")[0] == "/"
+                status, body = (HTTPStatus.OK, page) if here else (HTTPStatus.NOT_FOUND, b"")
+            self.send_response(status)
+            for name, value in HEADERS.items():
+                self.send_header(name, value)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
+            """Nothing: the terminal is for the address."""
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    server.daemon_threads = True
+    return server
 
 
 def _code(text: str) -> Markup:
     """The text, escaped, with what stands between backticks as code."""
-    from markupsafe import Markup, escape
-
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped right here
 
 
@@ -84,18 +123,6 @@ def _style() -> str:
     classes = "".join(f".{name}{{--run:var(--{name})}}" for name in PALETTE)
     scheme = f"@media (prefers-color-scheme:dark){{:root:not(.on-paper){{{dark}}}}}"
     return f":root{{{light}}}{scheme}{classes}\n{_file('page.css')}"
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    rest = "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {allowed}; {rest}"
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _file(name: str) -> str:

@@ -8,37 +8,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
+from analysis import report as doc
+from analysis.frame import Frame
 from analysis.metrics import METRICS
-from analysis.report import findings, tables
-from analysis.report.charts import DASHES, PALETTE, Chart, ChartRun, shown_charts, spec
-from analysis.report.document import (
-    Block,
-    Cards,
-    ChartRef,
-    Code,
-    Definitions,
-    Disclosure,
-    Document,
-    Facts,
-    Findings,
-    Paragraph,
-    RunLook,
-    Scorecard,
-    Section,
-    Switch,
-)
+from analysis.report import Block, Document, Paragraph, Section, findings, tables
+from analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
 from analysis.report.format import asked, count, simulated, size, started, who
 from analysis.summary import Summary
+from analysis.telemetry import series
 from loadgen.runfile import Run
 
 TIMELINE_RUNS = 3
 """A page of more runs has no room for the instant of each token in the timelines."""
-SHOWN = (
+RUN_FACTS = (
     *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
     *("seed", "workers", "timeout_s"),
 )
+TITLES = {
+    "goodput": ("Goodput", ""),
+    "turns": ("Turn by turn", "Turns"),
+    "objectives": ("Objectives", ""),
+    "latency": ("Latency distribution", "Latency"),
+    "waiting": ("First tokens", ""),
+    "gaps": ("Between tokens", ""),
+    "course": ("Over time", ""),
+    "timeline": ("Timeline of requests", "Timeline"),
+    "percentiles": ("Percentiles", ""),
+    "failures": ("Failures", ""),
+    "sending": ("Request dispatch", "Dispatch"),
+    "lengths": ("Requested and reported lengths", "Lengths"),
+    "client": ("The client", ""),
+    "machines": ("Memory and server counters", "Memory"),
+}
+"""Of each section, in the order of the page, with its name in the navigation where that is another one."""
+TEXTS = {
+    "goodput": "A request is good when it is complete and meets {bounds}; failures count as misses.",
+    "turns": "Each turn's prompt holds all that was said before it; a later turn has only the sessions that got so "
+    "far.",
+    "objectives": "Each bound is held against the 95 % interval of its figure: a bound inside the interval is "
+    "inconclusive.",
+    "latency": "Share of samples at or below each latency, of complete requests{inside}. The band holds the curve at "
+    "95 %.",
+    "waiting": "Each point is a complete request. A line that climbs with the order sent is a queue; with the prompt, "
+    "prefill.",
+    "gaps": "Spikes at one token are stalls of every output; lone diamonds are stalls of single ones.",
+    "percentiles": "Exact, from raw samples, with 95 % intervals. Those of too few samples are in summary.json only.",
+}
+"""What a section says first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +67,52 @@ class ReportedRun:
     """What each chart draws (charts.chart_data)."""
 
 
+def reported(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
+    """Of a run with its columns and its figures, what a report needs."""
+    return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
+
+
 def brief(summary: Summary) -> Document:
     """One run for the terminal."""
-    model = f"  {summary.server.model}" if summary.server.model else ""
     cards = tables.cards(summary)
-    blocks: dict[str, list[Block]] = {
-        "answer": [Cards([cards[name] for name in ("output", "total", "requests", "skew") if name in cards])],
-        "latency": [tables.latency([summary], brief=True)],
-        "turns": [tables.turns([summary], brief=True)] if summary.turns else [],
-        "failures": [tables.failures(summary)] if summary.requests.errors else [],
-        "findings": [Findings(findings.findings(summary))],
-        "objectives": [tables.objectives([summary])] if summary.objectives else [],
-    }
-    return Document(
-        "loadgen report",
-        f"{who(summary)}{model}",
-        [Section(name, "", each) for name, each in blocks.items() if each],
-        subtitle=asked(summary),
-        mark=simulated(summary),
-        runs=[RunLook(who(summary), mark=simulated(summary))],
-        version=summary.run.version,
-    )
+    blocks: list[Block] = [
+        doc.Cards([cards[name] for name in ("output", "total", "requests", "skew") if name in cards]),
+        tables.latency([summary], brief=True),
+        *([tables.turns([summary], brief=True)] if summary.turns else []),
+        *([tables.failures(summary)] if summary.requests.errors else []),
+        doc.Findings(findings.findings(summary)),
+        *([tables.objectives([summary])] if summary.objectives else []),
+    ]
+    title = f"{who(summary)}  {summary.server.model}" if summary.server.model else who(summary)
+    sections = [Section("", "", [block]) for block in blocks]
+    return Document("loadgen report", title, sections, asked(summary), simulated(summary))
 
 
 def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
     """One run or several for the page, with the sections of the caller right after its first screen."""
-    summaries = [run.summary for run in runs]
-    drawn = chart_runs(runs)
-    looks = [RunLook(run.name, run.colour, simulated(each)) for run, each in zip(drawn, summaries, strict=True)]
+    summaries, drawn = [run.summary for run in runs], chart_runs(runs)
     answer: list[Block] = [tables.overview(summaries)] if len(runs) > 1 else []
-    answer += [_scorecard(place, run, look) for place, (run, look) in enumerate(zip(runs, looks, strict=True))]
-    sections = [Section("answer", "", answer), *extra, *_results(summaries, drawn), *_checks(summaries, looks)]
-    return Document(
-        "loadgen report",
-        asked(summaries[0]),
-        _with_charts([*sections, _again(runs), DEFINITIONS], drawn, summaries),
-        mark=next((look.mark for look in looks if look.mark), ""),
-        runs=looks,
-        scripts=list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script)),
-        data=_data(drawn, summaries),
-        version=summaries[0].run.version,
-    )
+    answer += map(_scorecard, range(len(runs)), summaries)
+    bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
+    words = {
+        "bounds": " and ".join(f"`{bound}`" for bound in bounds),
+        "inside": "" if all(summary.window.whole for summary in summaries) else ", of those due inside the window",
+    }
+    pick = doc.Switch("timeline-run", "Run", [(str(place), run.name) for place, run in enumerate(drawn)], "select")
+    axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
+    switches = {"latency": [axis], "timeline": [pick] if len(runs) > 1 else []}
+    sections = [Section("answer", "", answer), *extra]
+    charts, held = _charts(drawn), _held(drawn)
+    for name, (title, short) in TITLES.items():
+        if blocks := [*charts.pop(name, []), *held.get(name, [])]:
+            first = [Paragraph(TEXTS[name].format(**words))] if name in TEXTS else []
+            sections.append(Section(name, title, [*first, *blocks], short, switches.get(name, [])))
+    sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
+    sections += [_again(runs), DEFINITIONS]
+    title, version = asked(summaries[0]), summaries[0].run.version
+    mark = next((run.mark for run in drawn if run.mark), "")
+    scripts = list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script))
+    return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
 
 
 def names(summaries: Sequence[Summary]) -> list[str]:
@@ -106,76 +127,47 @@ def names(summaries: Sequence[Summary]) -> list[str]:
 
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     """Each run with its name and look: a colour per server in the order in which they come, a dash per run of it."""
-    servers = [run.summary.server.name for run in runs]
+    summaries = [run.summary for run in runs]
+    servers = [summary.server.name for summary in summaries]
     order = list(dict.fromkeys(servers))
     found = []
-    for place, (name, run) in enumerate(zip(names([run.summary for run in runs]), runs, strict=True)):
+    for place, (name, summary) in enumerate(zip(names(summaries), summaries, strict=True)):
         colour = list(PALETTE)[order.index(servers[place]) % len(PALETTE)]
         dash = DASHES[servers[:place].count(servers[place]) % len(DASHES)]
-        found.append(ChartRun(name, colour, dash, run.data))
+        found.append(ChartRun(name, colour, simulated(summary), dash=dash, summary=summary, data=runs[place].data))
     return found
 
 
-def _scorecard(place: int, run: ReportedRun, look: RunLook) -> Scorecard:
-    summary = run.summary
-    found = findings.findings(summary)
-    facts = (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")
-    return Scorecard(
-        place,
-        look.name,
-        summary.server.model or "",
-        " · ".join(filter(None, facts)),
-        list(tables.cards(summary).values()),
-        findings.verdict(summary, found),
-        [each for each in found if each.level != "note"],
-        findings.objectives_met(summary),
-    )
+def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
+    facts = " · ".join(filter(None, (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
+    cards, found = list(tables.cards(summary).values()), findings.findings(summary)
+    verdict, met = findings.verdict(summary, found), findings.objectives_met(summary)
+    shown = [each for each in found if each.level != "note"]
+    return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
 
 
-def _results(summaries: Sequence[Summary], drawn: Sequence[ChartRun]) -> list[Section]:
-    """Goodput, turns and objectives where there are any; then what the charts show, which `_with_charts` puts in."""
-    found = []
-    if asked_for := next((summary.goodput for summary in summaries if summary.goodput), None):
-        bounds = " and ".join(f"`{bound}`" for bound in asked_for.bounds)
-        text = f"A request is good when it is complete and meets {bounds}; failures count as misses."
-        found.append(Section("goodput", "Goodput", [Paragraph(text), tables.goodput(summaries)]))
-    if any(summary.turns for summary in summaries):
-        text = (
-            "Each turn's prompt holds all that was said before it; a later turn has only the sessions that got so far."
-        )
-        found.append(Section("turns", "Turn by turn", [Paragraph(text), tables.turns(summaries)], "Turns"))
-    if any(summary.objectives for summary in summaries):
-        text = (
-            "Each bound is held against the 95 % interval of its figure: a bound inside the interval is inconclusive."
-        )
-        found.append(Section("objectives", "Objectives", [Paragraph(text), tables.objectives(summaries)]))
-    inside = "" if all(summary.window.whole for summary in summaries) else ", of those due inside the window"
-    axis = Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
-    text = f"Share of samples at or below each latency, of complete requests{inside}. The band holds the curve at 95 %."
-    found.append(Section("latency", "Latency distribution", [Paragraph(text)], "Latency", [axis]))
-    text = (
-        "Each point is a complete request. A line that climbs with the order sent is a queue; with the prompt, prefill."
-    )
-    found.append(Section("waiting", "First tokens", [Paragraph(text)]))
-    text = "Spikes at one token are stalls of every output; lone diamonds are stalls of single ones."
+def _charts(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
+    """By section."""
+    placed: dict[str, list[Block]] = {}
+    for chart in shown_charts(drawn):
+        held = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
+        lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in held if text]
+        lines += [chart.note] if chart.note else []
+        placed.setdefault(chart.section, []).append(doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom))
+    return placed
+
+
+def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
+    """By section, what stands below its charts: every figure, and whether to rely on it."""
+    several = len(drawn) > 1
+    summaries, named = [run.summary for run in drawn], [run.name for run in drawn]
     gaps = [run.data["gaps"]["longest"] for run in drawn]
-    found.append(
-        Section("gaps", "Between tokens", [Paragraph(text), *([tables.longest_gaps(gaps)] if any(gaps) else [])])
-    )
-    found.append(Section("course", "Over time", []))
-    pick = Switch("timeline-run", "Run", [(str(place), run.name) for place, run in enumerate(drawn)], "select")
-    return [*found, Section("timeline", "Timeline of requests", [], "Timeline", [pick] if len(drawn) > 1 else [])]
-
-
-def _checks(summaries: Sequence[Summary], looks: Sequence[RunLook]) -> list[Section]:
-    """Every figure, and whether to rely on it."""
-    several = len(summaries) > 1
-    named = [look.name for look in looks]
-    text = "Exact, from raw samples, with 95 % intervals. Those of too few samples are in summary.json only."
-    notes = dict.fromkeys(summary.intervals.note for summary in summaries)
-    percentiles: list[Block] = [Paragraph(text), *(Paragraph(note) for note in notes), tables.latency(summaries)]
-    failed = any(summary.requests.errors for summary in summaries)
-    percentiles += [tables.latency(summaries, adjusted=True)] if failed else []
+    optional = {"goodput": tables.goodput(summaries), "turns": tables.turns(summaries)}
+    optional |= {"objectives": tables.objectives(summaries), "gaps": tables.longest_gaps(gaps)}
+    percentiles: list[Block] = [Paragraph(note) for note in dict.fromkeys(each.intervals.note for each in summaries)]
+    percentiles.append(tables.latency(summaries))
+    if any(summary.requests.errors for summary in summaries):
+        percentiles.append(tables.latency(summaries, adjusted=True))
     failures: list[Block] = [
         tables.failures(summary, place if several else None)
         if summary.requests.errors
@@ -183,46 +175,40 @@ def _checks(summaries: Sequence[Summary], looks: Sequence[RunLook]) -> list[Sect
         for place, summary in enumerate(summaries)
     ]
     counted = [
-        f"Outputs{f' of {look.name}' if several else ''} counted by {counter}: {number:,}."
-        for summary, look in zip(summaries, looks, strict=True)
-        for counter, number in summary.tokens.counted_by.items()
+        f"Outputs{f' of {run.name}' if several else ''} counted by {counter}: {number:,}."
+        for run in drawn
+        for counter, number in run.summary.tokens.counted_by.items()
     ]
     totals = " ".join(("Totals are of all requests sent, so they differ where requests failed.", *counted))
-    said = [
+    client: list[Block] = [
         Paragraph(findings.client_said(each), "ok" if each.client.ok else "error", place)
         for place, each in enumerate(summaries)
     ]
-    return [
-        Section("percentiles", "Percentiles", percentiles),
-        Section("failures", "Failures", failures),
-        Section("sending", "Request dispatch", [tables.load(summaries, named)], "Dispatch"),
-        Section(
-            "lengths",
-            "Requested and reported lengths",
-            [tables.lengths(summaries), Paragraph(totals, "note")],
-            "Lengths",
-        ),
-        Section("client", "The client", [*said, tables.client(summaries, named)]),
-        *_machines(summaries),
-    ]
+    return {
+        **{name: [table] for name, table in optional.items() if table.rows},
+        "percentiles": percentiles,
+        "failures": failures,
+        "sending": [tables.load(summaries, named)],
+        "lengths": [tables.lengths(summaries), Paragraph(totals, "note")],
+        "client": [*client, tables.client(summaries, named)],
+        "machines": _machines(summaries),
+    }
 
 
-def _machines(summaries: Sequence[Summary]) -> list[Section]:
+def _machines(summaries: Sequence[Summary]) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(text, run=place) for place, each in enumerate(summaries) for text in findings.memory(each)
     ]
     blocks += [each for each in (tables.memory(summaries), tables.counters(summaries)) if each.rows]
-    for place, summary in enumerate(summaries):
-        if found := summary.memory:
-            missing = dict(found.not_measured)
-            for source, reasons in found.gaps.items():
-                missing[source] = "; ".join(
-                    f"{count(number, 'reading')} failed: {why}" for why, number in reasons.items()
-                )
-            if missing:
-                text = "; ".join(f"{what} ({why})" for what, why in missing.items())
-                blocks.append(Paragraph(f"Not read: {text}.", "note", place))
-    return [Section("machines", "Memory and server counters", blocks, "Memory")] if blocks else []
+    for place, found in ((place, each.memory) for place, each in enumerate(summaries) if each.memory):
+        missing = dict(found.not_measured)
+        for source, reasons in found.gaps.items():
+            failed = (f"{count(number, 'reading')} failed: {why}" for why, number in reasons.items())
+            missing[source] = "; ".join(failed)
+        if missing:
+            text = "; ".join(f"{what} ({why})" for what, why in missing.items())
+            blocks.append(Paragraph(f"Not read: {text}.", "note", place))
+    return blocks
 
 
 def _again(runs: Sequence[ReportedRun]) -> Section:
@@ -230,20 +216,16 @@ def _again(runs: Sequence[ReportedRun]) -> Section:
     blocks: list[Block] = []
     for place, each in enumerate(runs):
         run, server = each.summary.run, each.summary.server
-        groups: dict[str, dict[str, Any]] = {
-            "Run": {name: getattr(run, name) for name in SHOWN},
+        groups: dict[str, Mapping[str, Any]] = {
+            "Run": {name: getattr(run, name) for name in RUN_FACTS}
+            | {"prompts made exact by": run.prompts, "version": run.version},
             "Server": {name: getattr(server, name) for name in server.__struct_fields__ if name != "limits"},
             "Server limits": server.limits,
             "Client host": each.run.header.host,
         }
-        groups["Run"] |= {"prompts made exact by": run.prompts, "version": run.version}
-        said = {title: _said(values) for title, values in groups.items()}
-        facts = Facts({title: values for title, values in said.items() if values})
-        blocks += [
-            *([Paragraph("", run=place)] if len(runs) > 1 else []),
-            Code(run.command, "Command", copy=True),
-            facts,
-        ]
+        facts = {title: found for title, values in groups.items() if (found := _said(values))}
+        blocks += [Paragraph("", run=place)] if len(runs) > 1 else []
+        blocks += [doc.Code(run.command, "Command", copy=True), doc.Facts(facts)]
     return Section("again", "Run it again", blocks)
 
 
@@ -256,63 +238,30 @@ def _said(values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _with_charts(sections: Sequence[Section], drawn: Sequence[ChartRun], summaries: Sequence[Summary]) -> list[Section]:
-    """Each chart in its section, after its first paragraphs; new sections for those of another name."""
-    placed: dict[str, list[ChartRef]] = {}
-    for chart in shown_charts(drawn):
-        placed.setdefault(chart.section, []).append(_chart(chart, drawn, summaries))
-    found = []
-    for section in sections:
-        blocks = list(section.blocks)
-        texts = next((place for place, each in enumerate(blocks) if not isinstance(each, Paragraph)), len(blocks))
-        blocks[texts:texts] = placed.pop(section.id, [])
-        found += [replace(section, blocks=blocks)] if blocks else []
-    new = [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, charts) for title, charts in placed.items()]
-    return [*found[:-2], *new, *found[-2:]]
-
-
-def _chart(chart: Chart, drawn: Sequence[ChartRun], summaries: Sequence[Summary]) -> ChartRef:
-    lines = []
-    for run, summary in zip(drawn, summaries, strict=True):
-        if chart.id in run.data and (text := chart.caption(run.data[chart.id], summary)):
-            lines.append(f"{run.name}: {text}" if len(drawn) > 1 else text)
-    return ChartRef(chart.id, chart.title, [*lines, *([chart.note] if chart.note else [])], chart.shape, chart.zoom)
-
-
-def _data(drawn: Sequence[ChartRun], summaries: Sequence[Summary]) -> dict[str, Any]:
+def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
     """What the scripts draw."""
     runs = []
-    for run, summary in zip(drawn, summaries, strict=True):
-        data = dict(run.data)
+    for run in drawn:
+        data, window = dict(run.data), run.summary.window
         if len(drawn) > TIMELINE_RUNS:
             data["timeline"] = {**data["timeline"], "tokens": None}
-        window = None if summary.window.whole else [summary.window.from_s, summary.window.to_s]
-        runs.append({"name": run.name, "colour": run.colour, "dash": run.dash, "window": window, "data": data})
+        ends = None if window.whole else [window.from_s, window.to_s]
+        runs.append({"name": run.name, "colour": run.colour, "dash": run.dash, "window": ends, "data": data})
     return {"runs": runs, "charts": [spec(chart, drawn) for chart in shown_charts(drawn)]}
 
 
-DEFINITIONS = Section(
-    "definitions",
-    "Definitions",
-    [
-        Paragraph(
-            "Per request: t_due, when it was to be sent; t_sent, when its first byte was; t_1 to t_k, when the chunks "
-            "arrived that hold at least one generated token; c_j, the tokens in chunk j; n, all tokens generated; "
-            "t_end, the server's end marker."
-        ),
-        Disclosure(
-            "What each figure means",
-            [
-                Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()]),
-                Paragraph(
-                    "Percentiles interpolate linearly between order statistics. Intervals are order statistics around "
-                    "the percentile, by the binomial distribution; for samples of which a request has several they "
-                    "allow for the likeness of those. The bands are those of Dvoretzky, Kiefer and Wolfowitz with "
-                    "Massart's constant. A percentile means something from the number of samples on at which fewer "
-                    "than two beyond it would be a chance below 1 % (MLPerf's rule: 64 for p90, 662 for p99). All of "
-                    "it speaks of this run; what another would give, only another can tell."
-                ),
-            ],
-        ),
-    ],
+TIMES = (
+    "Per request: t_due, when it was to be sent; t_sent, when its first byte was; t_1 to t_k, when the chunks arrived "
+    "that hold at least one generated token; c_j, the tokens in chunk j; n, all tokens generated; t_end, the server's "
+    "end marker."
 )
+STATISTICS = (
+    "Percentiles interpolate linearly between order statistics. Intervals are order statistics around the percentile, "
+    "by the binomial distribution; for samples of which a request has several they allow for the likeness of those. "
+    "The bands are those of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. A percentile means something from "
+    "the number of samples on at which fewer than two beyond it would be a chance below 1 % (MLPerf's rule: 64 for "
+    "p90, 662 for p99). All of it speaks of this run; what another would give, only another can tell."
+)
+MEANINGS = doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()])
+MEANT = doc.Disclosure("What each figure means", [MEANINGS, Paragraph(STATISTICS)])
+DEFINITIONS = Section("definitions", "Definitions", [Paragraph(TIMES), MEANT])

@@ -8,8 +8,7 @@ from typing import Any
 from analysis.client import LIMITS
 from analysis.client import text as limit_text
 from analysis.metrics import METRICS
-from analysis.report import findings
-from analysis.report.document import Card, Kind, Level, Table, TableCell, TableColumn, TableRow
+from analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.summary import AdjustedDistribution, Distribution, Summary
@@ -17,6 +16,10 @@ from analysis.summary import AdjustedDistribution, Distribution, Summary
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")
 BRIEF_LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "normalised_s")
+OVERVIEW = (
+    *(("ttft_s", "p50", "s"), ("ttft_s", "p99", "s"), ("tpot_s", "p50", "ms"), ("itl_s", "p99", "ms")),
+    ("e2e_s", "p50", "s"),
+)
 TURNS_BRIEF = 10
 """Turns in the terminal; the page has them all."""
 ERROR_SAID = 1e-3
@@ -26,48 +29,46 @@ Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
 
+def numbers(*titles: str) -> dict[str, Kind]:
+    """The heads of columns of numbers."""
+    return dict.fromkeys(titles, "number")
+
+
 def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
     """A table from texts and cells. The column `run` is left out where there is one run."""
     kept = [place for place, head in enumerate(heads) if several or head != "run"]
-    columns = [TableColumn(head, kind) for head, kind in heads.items()]
+    columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
     made = [[TableCell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    return Table(
-        title, [columns[each] for each in kept], [TableRow([row[each] for each in kept]) for row in made], **more
-    )
+    return Table(title, columns, [TableRow([row[each] for each in kept]) for row in made], **more)
 
 
 def cards(summary: Summary) -> dict[str, Card]:
     """The figures of the first screen, by short names."""
     throughput, latency, requests = summary.throughput, summary.latencies, summary.requests
-    complete = f"{requests.complete:,} of {requests.planned:,} complete"
-    total, took = _interval(summary, "total_tokens_per_s"), f"in {duration(summary.run.duration_s)}"
-    ended = _joined(complete, took, _interval(summary, "requests_per_s"))
+    ended = f"{requests.complete:,} of {requests.planned:,} complete; in {duration(summary.run.duration_s)}"
+    ended = _joined(ended, _interval(summary, "requests_per_s"))
+    error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s
+    drain = f"{significant(steady, 4)} excluding drain ({share(throughput.tail_share)} of the run)"
+    exact = f"±{share(error)} timing error" if error >= ERROR_SAID else ""
+    exact = _joined(_interval(summary, "output_tokens_per_s"), "" if steady is None else drain, exact)
+    total = _interval(summary, "total_tokens_per_s") or "with prompts"
     found = {
-        "output": ("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", _drain(summary)),
-        "total": (
-            "Total throughput",
-            significant(throughput.total_tokens_per_s, 4),
-            "tokens/s",
-            total or "with prompts",
-        ),
-        "requests": ("Requests", significant(throughput.requests_per_s), "/s", ended),
-        "ttft": _median("Time to first token", latency["ttft_s"]),
-        "tpot": _median("Time per output token", latency["tpot_s"]),
-        "itl": _median("Inter-token latency", latency["itl_s"]),
-        "e2e": _median("End-to-end latency", latency["e2e_s"]),
-        "normalised": ("Normalised latency", *_split(duration(latency["normalised_s"].mean)), "mean, per token"),
+        "output": Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", exact),
+        "total": Card("Total throughput", significant(throughput.total_tokens_per_s, 4), "tokens/s", total),
+        "requests": Card("Requests", significant(throughput.requests_per_s), "/s", ended),
+        **{name: _median(METRICS[name].title, latency[name]) for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
+        "normalised": _timed("Normalised latency", latency["normalised_s"].mean, "mean, per token"),
     }
     if summary.burst.skew_s is not None:
-        said = "from the first byte sent to the last"
-        if bounds := summary.burst.skew_range_s:
-            said = f"{duration(bounds[0])} to {duration(bounds[1])}, as far as clocks tell"
-        found["skew"] = ("Burst skew", *_split(duration(summary.burst.skew_s)), said)
+        bounds = summary.burst.skew_range_s
+        said = f"{duration(bounds[0])} to {duration(bounds[1])}, as far as clocks tell" if bounds else ""
+        found["skew"] = _timed("Burst skew", summary.burst.skew_s, said or "from the first byte sent to the last")
     else:
         rate = summary.delivery.rate_per_s
         target = "" if rate.named is None else f"target {significant(rate.named, 4)}"
-        title = "Sessions begun" if findings.of_sessions(summary) else "Actual load"
-        found["load"] = (title, significant(rate.sent, 4), "/s", target)
-    return {name: Card(*card) for name, card in found.items()}
+        title = "Sessions begun" if summary.run.load.sessions else "Actual load"
+        found["load"] = Card(title, significant(rate.sent, 4), "/s", target)
+    return found
 
 
 def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False) -> Table:
@@ -81,16 +82,15 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
         factor, unit = scale_of(next((part[name].p50 for part in parts if part[name].p50), None))
         for place, part in enumerate(parts):
             heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
-            heads += [TableCell("", run=place)] if several else []
+            heads += [_run(place)] if several else []
             heads += [TableCell(unit), *([] if brief else [TableCell(f"{part[name].n:,}", part[name].n)])]
             cells = [statistic(part[name], figure, factor) for figure in shown]
             rows.append(TableRow([*heads, *cells], name, several and place == 0))
     columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
     columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
     columns += [TableColumn(name.replace("p99_9", "p99.9"), key=name) for name in shown]
-    notes = []
-    if any(cell.thin for row in rows for cell in row.cells):
-        notes.append("n<N: too few samples, the percentile needs N independent ones.")
+    thin = any(cell.thin for row in rows for cell in row.cells)
+    notes = ["n<N: too few samples, the percentile needs N independent ones."] if thin else []
     if brief and summaries[0].burst.skew_s is not None and summaries[0].requests.complete:
         notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
     title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"
@@ -118,14 +118,14 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
     for place, summary in enumerate(summaries):
         for turn in summary.turns[: TURNS_BRIEF if brief else None]:
             prompts = turn.prompt_tokens_mean
-            heads: Cells = (str(turn.turn), f"{turn.n:,}", UNKNOWN if prompts is None else f"{prompts:,.0f}")
+            heads = (str(turn.turn), f"{turn.n:,}", UNKNOWN if prompts is None else f"{prompts:,.0f}")
             both = [(each, figure) for each in (turn.ttft_s, turn.e2e_s) for figure in ("p50", "p90")]
             rows.append([_run(place), *heads, *(statistic(each, figure, 1e3, bare=True) for each, figure in both)])
     more = len(summaries[0].turns) - TURNS_BRIEF
     notes = [f"{count(more, 'later turn')} in summary.json and on the page."] if brief and more > 0 else []
-    figures = ("n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
-    heads_of: Mapping[str, Kind] = {"run": "text", "turn": "number", **dict.fromkeys(figures, "number")}
-    return table("Latency by turn", heads_of, rows, several=len(summaries) > 1, id="turns", notes=notes)
+    columns = numbers("turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
+    several = len(summaries) > 1
+    return table("Latency by turn", {"run": "text", **columns}, rows, several=several, id="turns", notes=notes)
 
 
 def failures(summary: Summary, run: int | None = None) -> Table:
@@ -143,29 +143,19 @@ def failures(summary: Summary, run: int | None = None) -> Table:
         part = share(number / max(1, requests.sent + requests.dropped))
         cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level="error"), TableCell(part)]
         rows.append(TableRow([*cells, TableCell("", lines=lines)], kind))
-    columns = [
-        TableColumn("requests"),
-        TableColumn("kind", "head"),
-        TableColumn("share"),
-        TableColumn("reasons", "text"),
-    ]
+    heads: dict[str, Kind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
     title = f"{requests.failed:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
-    return Table(title, columns, rows, "failures", run=run)
+    return Table(title, [TableColumn(*head) for head in heads.items()], rows, "failures", run=run)
 
 
 def objectives(summaries: Summaries) -> Table:
     """Every objective, its verdict, and what was measured."""
-    rows = [
-        (
-            _run(place),
-            TableCell(each.verdict, level=LEVELS[each.verdict]),
-            TableCell(each.objective, code=True),
-            findings.measured(each),
-        )
-        for place, summary in enumerate(summaries)
-        for each in summary.objectives
-    ]
-    untold = sum(each.verdict == "cannot tell" for summary in summaries for each in summary.objectives)
+    stated = [(place, each) for place, summary in enumerate(summaries) for each in summary.objectives]
+    rows = []
+    for place, each in stated:
+        verdict = TableCell(each.verdict, level=LEVELS[each.verdict])
+        rows.append((_run(place), verdict, TableCell(each.objective, code=True), findings.measured(each)))
+    untold = sum(each.verdict == "cannot tell" for _, each in stated)
     notes = [f"{count(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
     heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
@@ -180,53 +170,46 @@ def goodput(summaries: Summaries) -> Table:
         interval = " to ".join(significant(end * 100) for end in found.attainment_ci95)
         figures = (f"{found.good:,}", f"{found.requests:,}", share(found.attainment), f"{interval} %")
         rows.append([_run(place), *figures, significant(found.per_s), bounds])
-    heads: dict[str, Kind] = {"run": "head", "good": "number", "of": "number", "attainment": "number", "95 %": "number"}
-    heads |= {"goodput, requests/s": "number", "90 % would have met": "text"}
+    columns = numbers("good", "of", "attainment", "95 %", "goodput, requests/s")
+    heads: Mapping[str, Kind] = {"run": "head", **columns, "90 % would have met": "text"}
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
 
 def overview(summaries: Summaries) -> Table:
     """One row per run: latencies are in one unit down a column, to be compared."""
-    shown = [("ttft_s", "p50", "s"), ("ttft_s", "p99", "s"), ("tpot_s", "p50", "ms"), ("itl_s", "p99", "ms")]
-    shown.append(("e2e_s", "p50", "s"))
     rows: list[Cells] = []
     for place, each in enumerate(summaries):
         verdict = findings.verdict(each, findings.findings(each))
         rates = (each.throughput.output_tokens_per_s, each.throughput.requests_per_s)
         cells = [_run(place), *(TableCell(significant(rate, 4), rate) for rate in rates)]
-        scales = {"s": 1.0, "ms": 1e3}
-        cells += [statistic(each.latencies[name], figure, scales[unit], bare=True) for name, figure, unit in shown]
+        for name, figure, unit in OVERVIEW:
+            cells.append(statistic(each.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
         ended = TableCell(f"{each.requests.complete:,} of {each.requests.planned:,}", each.requests.complete)
         rows.append([*cells, ended, TableCell(verdict.id, level=verdict.level)])
-    heads: dict[str, Kind] = {"run": "head", "output, tokens/s": "number", "requests, /s": "number"}
-    heads |= {f"{METRICS[name].short} {figure}, {unit}": "number" for name, figure, unit in shown}
-    return table("All runs", heads | {"complete": "number", "validity": "text"}, rows, several=True, id="overview")
+    latencies = (f"{METRICS[name].short} {figure}, {unit}" for name, figure, unit in OVERVIEW)
+    columns = numbers("output, tokens/s", "requests, /s", *latencies, "complete")
+    return table("All runs", {"run": "head", **columns, "validity": "text"}, rows, several=True, id="overview")
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
     """Eight of one run, three of each of several."""
     several = len(gaps) > 1
-    rows = [
-        (
-            _run(place),
-            TableCell(duration(gap["gap_s"]), gap["gap_s"]),
-            str(gap["request"]),
-            f"{gap['token']:,}",
-            f"{gap['from_s']:,.3f}",
-        )
-        for place, found in enumerate(gaps)
-        for gap in found[: 3 if several else 8]
-    ]
-    heads: dict[str, Kind] = {"run": "text", **dict.fromkeys(("gap", "request", "before token", "from, s"), "number")}
+    rows = []
+    for place, found in enumerate(gaps):
+        for gap in found[: 3 if several else 8]:
+            size_s = TableCell(duration(gap["gap_s"]), gap["gap_s"])
+            rows.append((_run(place), size_s, str(gap["request"]), f"{gap['token']:,}", f"{gap['from_s']:,.3f}"))
+    heads: Mapping[str, Kind] = {"run": "text", **numbers("gap", "request", "before token", "from, s")}
     return table("Longest gaps", heads, rows, several=several)
 
 
 def load(summaries: Summaries, names: Sequence[str]) -> Table:
-    """The load as requested, as due, and as sent: one column per run."""
+    """The load as requested, as due, and as sent: one column per run. Of sessions their first turns are meant."""
     found = [summary.delivery for summary in summaries]
-    what = "Sessions" if all(map(findings.of_sessions, summaries)) else "Requests"
+    what = "Sessions" if all(summary.run.load.sessions for summary in summaries) else "Requests"
     sides = {"named": "target", "due": "due", "sent": "actual"}
-    rows = [(f"{what} {side}", [f"{getattr(each, key):,}" for each in found]) for key, side in COUNTED_LOAD.items()]
+    counted = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
+    rows = [(f"{what} {side}", [f"{getattr(each, key):,}" for each in found]) for key, side in counted.items()]
     for key, title in {"rate_per_s": f"{what} per second", "cv": "Inter-arrival CV"}.items():
         for side, word in sides.items():
             values = [getattr(getattr(each, key), side) for each in found]
@@ -243,31 +226,25 @@ def load(summaries: Summaries, names: Sequence[str]) -> Table:
 
 def lengths(summaries: Summaries) -> Table:
     """Tokens requested, tokens reported, and the requests in which the two differ."""
-    rows: list[Cells] = [
-        (
-            _run(place),
-            side,
-            *(f"{getattr(summary.tokens, f'{key}_{what}'):,}" for what in ("asked", "reported", "mismatches")),
-        )
-        for place, summary in enumerate(summaries)
-        for side, key in (("Prompts", "prompt"), ("Outputs", "output"))
-    ]
-    heads: dict[str, Kind] = {"run": "text", "side": "head", "requested": "number", "reported": "number"}
-    heads |= {"requests that differ": "number"}
+    rows: list[Cells] = []
+    for place, tokens in enumerate(summary.tokens for summary in summaries):
+        for side in ("Prompt", "Output"):
+            figures = (getattr(tokens, f"{side.lower()}_{what}") for what in ("asked", "reported", "mismatches"))
+            rows.append((_run(place), f"{side}s", *(f"{figure:,}" for figure in figures)))
+    columns = numbers("requested", "reported", "requests that differ")
+    heads: Mapping[str, Kind] = {"run": "text", "side": "head", **columns}
     return table("Tokens, as counted by the server", heads, rows, several=len(summaries) > 1, id="lengths")
 
 
 def client(summaries: Summaries, names: Sequence[str]) -> Table:
     """The load generator's figures, with the limit beyond which it is taken for the bottleneck."""
-    limits = {limit.figure: limit for limit in LIMITS}
+    limits = {limit.figure: (limit_text(limit.figure, limit.most), limit.meaning) for limit in LIMITS}
     rows = []
     for name, title in CLIENT_FIGURES.items():
-        limit = limits.get(name)
         values = [limit_text(name, getattr(summary.client, name)) for summary in summaries]
-        rows.append((title, *values, *(("", "") if limit is None else (limit_text(name, limit.most), limit.meaning))))
-    return table(
-        "The client, and its limits", {**_by_run(names), "limit": "number", "beyond it": "text"}, rows, several=True
-    )
+        rows.append((title, *values, *limits.get(name, ("", ""))))
+    heads: Mapping[str, Kind] = {**_by_run(names), "limit": "number", "beyond it": "text"}
+    return table("The client, and its limits", heads, rows, several=True)
 
 
 def memory(summaries: Summaries) -> Table:
@@ -280,8 +257,8 @@ def memory(summaries: Summaries) -> Table:
             levels = (each.idle_bytes, each.loaded_bytes, each.peak_bytes, getattr(each, "total_bytes", None))
             cells = [TableCell(size(level), level) for level in levels]
             rows.append([_run(place), TableCell(of, note=getattr(each, "name", "")), *cells])
-    heads: dict[str, Kind] = {"run": "text", "of": "head"}
-    heads |= dict.fromkeys(("before the first request", "after the last", "peak", "total"), "number")
+    columns = numbers("before the first request", "after the last", "peak", "total")
+    heads: Mapping[str, Kind] = {"run": "text", "of": "head", **columns}
     return table("Memory in use", heads, rows, several=len(summaries) > 1, id="memory")
 
 
@@ -293,22 +270,12 @@ def counters(summaries: Summaries) -> Table:
             ours = UNKNOWN if entry.client is None else f"{entry.client:,}"
             ours += "" if entry.client_most is None else f" to {entry.client_most:,}"
             agree = {True: "yes", False: "no", None: UNKNOWN}[entry.agree]
-            title = COUNTERS.get(word, word.replace("_", " ").capitalize())
+            titles = {"cached_prompt_tokens": "Prompt tokens from the cache"}
+            title = titles.get(word, word.replace("_", " ").capitalize())
             rows.append((_run(place), title, f"{entry.server:,}", ours, agree, entry.why))
-    heads: dict[str, Kind] = {"run": "text", "counted": "head", "server": "number", "client": "number"}
-    heads |= {"equal": "text", "why not": "text"}
+    columns = numbers("server", "client")
+    heads: Mapping[str, Kind] = {"run": "text", "counted": "head", **columns, "equal": "text", "why not": "text"}
     return table("Server and client counts", heads, rows, several=len(summaries) > 1, id="counters")
-
-
-def _drain(summary: Summary) -> str:
-    """How exactly output throughput is known, and what it was before the server ran empty."""
-    figures = summary.throughput
-    error, steady = figures.error_share or 0, figures.steady_output_tokens_per_s
-    return _joined(
-        _interval(summary, "output_tokens_per_s"),
-        "" if steady is None else f"{significant(steady, 4)} excluding drain ({share(figures.tail_share)} of the run)",
-        f"±{share(error)} timing error" if error >= ERROR_SAID else "",
-    )
 
 
 def _interval(summary: Summary, rate: str) -> str:
@@ -317,7 +284,7 @@ def _interval(summary: Summary, rate: str) -> str:
     return f"95 %: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
 
 
-def _median(label: str, described: Distribution) -> tuple[str, str, str, str]:
+def _median(label: str, described: Distribution) -> Card:
     factor, _ = scale_of(described.p50)
     low, high = described.ci95.get("p50", (None, None))
     if "p50" in described.thin or low is None or high is None:
@@ -325,16 +292,16 @@ def _median(label: str, described: Distribution) -> tuple[str, str, str, str]:
     else:
         interval = f"median, 95 %: {significant(low * factor)} to {significant(high * factor)}"
     p99 = "" if "p99" in described.thin or described.p99 is None else f"p99 {duration(described.p99)}"
-    return (label, *_split(duration(described.p50)), _joined(interval, p99))
+    return _timed(label, described.p50, _joined(interval, p99))
+
+
+def _timed(label: str, seconds: float | None, note: str) -> Card:
+    value, _, unit = duration(seconds).partition(" ")
+    return Card(label, value, unit, note)
 
 
 def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
-
-
-def _split(text: str) -> tuple[str, str]:
-    value, _, unit = text.partition(" ")
-    return value, unit
 
 
 def _run(place: int) -> TableCell:
@@ -343,12 +310,9 @@ def _run(place: int) -> TableCell:
 
 def _by_run(names: Sequence[str]) -> dict[str, Kind]:
     """The heads of a table with one column per run."""
-    return {"figure": "head", **dict.fromkeys(names if len(names) > 1 else ["value"], "number")}
+    return {"figure": "head", **numbers(*(names if len(names) > 1 else ["value"]))}
 
 
-COUNTED_LOAD = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
-"""Of sessions their first turns are meant."""
-COUNTERS = {"cached_prompt_tokens": "Prompt tokens from the cache"}
 CLIENT_FIGURES = {
     "error_bar_s": "Error of a timestamp",
     "error_bar_ttft_s": "Error of TTFT",

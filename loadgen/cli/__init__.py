@@ -1,5 +1,4 @@
-"""The command line: joins the parts and computes nothing. A command is imported, and its options made, when it is asked
-for."""
+"""The command line: joins the parts, computes nothing. A command is imported, and its options made, when asked for."""
 
 from __future__ import annotations
 
@@ -20,15 +19,14 @@ COMMANDS = {
     "matrix": "loadgen.cli.matrix",
     "report": "loadgen.cli.report",
     "compare": "loadgen.cli.compare",
-    "export": "loadgen.cli.export",
+    "export": "loadgen.cli.report",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.sim",
     "ui": "loadgen.cli.ui",
-    "worker": "loadgen.cli.distributed",
+    "worker": "loadgen.cli.run",
     "servers": "loadgen.cli.servers",
 }
 """Where the function, or the group of commands, of that name stands."""
-
 
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
@@ -58,21 +56,22 @@ class Commands(TyperGroup):
         if name not in COMMANDS:
             self.commands: Any = dict.fromkeys(COMMANDS)  # "did you mean" looks at the names here
             return None
-        alone = typer.Typer(**PLAIN)
-        alone.callback()(lambda: None)  # else one command by itself is no group
         found = _found(name)
-        if isinstance(found, typer.Typer):
-            alone.add_typer(found, name=name)
-        else:
-            alone.command(name, cls=Grouped)(found)
-        group: Any = typer.main.get_command(alone)
-        return group.commands[name]
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(**PLAIN)
+            found.command(name, cls=Grouped)(function)
+        return typer.main.get_command(found)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """By their docstrings alone: what it takes to make all their options is not imported."""
-        width = formatter.width - 6 - max(map(len, COMMANDS))
+        width, rows = formatter.width - 6 - max(map(len, COMMANDS)), []
+        for name in COMMANDS:
+            found = _found(name)
+            text = cleandoc(str(found.info.help if isinstance(found, typer.Typer) else found.__doc__))
+            first = text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
+            rows.append((name, shorten(f"{first}.", width, placeholder="...")))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, shorten(_says(name), width, placeholder="...")) for name in COMMANDS])
+            formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -92,8 +91,7 @@ def main() -> None:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        code = _exit_code(error)
-        if code is None:
+        if (code := _exit_code(error)) is None:
             raise
         for line in getattr(error, "log_tail", "").splitlines():
             print(f"  | {line}", file=sys.stderr)
@@ -107,23 +105,15 @@ def _found(name: str) -> Any:
     return getattr(import_module(COMMANDS[name]), name)
 
 
-def _says(name: str) -> str:
-    """The first sentence of a command's help."""
-    found = _found(name)
-    text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
-    return cleandoc(str(text)).partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
-
-
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
     from servers.errors import EndpointError, HostsError, LimitError, ServerError, VersionError
     from servers.simulated import SimulatedError
-    from workloads.prompts import PromptError
     from workloads.syntax import WorkloadError
 
-    ours = LoadgenError | RunFileError | PromptError | WorkloadError | SimulatedError
+    ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
     if isinstance(error, ours | EndpointError | HostsError | LimitError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None

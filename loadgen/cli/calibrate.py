@@ -1,26 +1,42 @@
-"""`loadgen calibrate`: what is this machine's error bar?"""
+"""`loadgen calibrate`: what is this machine's error bar?
+
+The simulated server runs in a process of its own and logs the instant of every send; the burst is the command itself,
+in a process of its own too, so that what is measured is what a run does. What the numbers mean is `analysis`'s.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import json
 from typer import Option
 
 from loadgen.cli.options import seconds
+from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
+from loadgen.host import Calibration, Point, allow_open_files, facts, remember
 from servers.kinds import any_of, simulated_kinds
 
 if TYPE_CHECKING:
-    from analysis.calibration import StampComparison
-    from loadgen.calibration import Point
+    from analysis.client import StampComparison
 
 SEARCH_S = 45.0
 """No burst begins later than this, so that the whole command ends after about a minute."""
+TTFT_S = 0.5
+"""True time to the first token: the whole burst is out and being listened to by then."""
+INPUT_TOKENS = 512
+ITL_S_MIN = 0.002
+ITL_S_MAX = 0.2
+"""How close together and how far apart `search` puts tokens."""
 
 
 def calibrate(
@@ -40,28 +56,20 @@ def calibrate(
     further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is found is
     remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
     """
-    from importlib.metadata import version
-    from tempfile import TemporaryDirectory
-
-    from msgspec import json
-
-    from analysis.calibration import heading, reached
-    from loadgen import host
-    from loadgen.calibration import Calibration, Point, remember, search
+    from analysis.client import exact_up_to, stamps_heading
 
     def say(line: str) -> None:
         if not as_json:
             print(line, flush=True)
 
-    point = Point(server, n, itl_s, output_tokens, workers)
-    until_s = time.monotonic() + (0 if quick else SEARCH_S)
-    say(heading())
+    point, until_s = Point(server, n, itl_s, output_tokens, workers), time.monotonic() + (0 if quick else SEARCH_S)
+    say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)
         kernel = measure(point)
         pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
         fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
-    say(reached(fastest, limited_by))
+    say(exact_up_to(fastest, limited_by))
     found = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version("llm-loadgen"),
@@ -71,27 +79,76 @@ def calibrate(
         limited_by=limited_by,
     )
     try:
-        say(f"Remembered in {remember(found, host.facts())}.")
+        say(f"Remembered in {remember(found, facts())}.")
     except OSError as error:
         say(f"Not remembered: {error}")
     if as_json:
         print(json.format(json.encode(found)).decode())
 
 
+def search(
+    first: StampComparison,
+    point: Point,
+    measure: Callable[[Point], StampComparison],
+    more_time: Callable[[], bool],
+) -> tuple[StampComparison | None, str]:
+    """The fastest burst that was exact, and what was in the way of a faster one: `client`, `server` or `time`. From
+    `first`, which is of `point`, tokens come twice as close as long as that is exact and the server keeps up. When
+    `first` is not exact they come twice as far apart until it is."""
+    fastest, last = first if first.exact else None, first
+    faster = first.exact
+    while last.server_kept_up or not faster:
+        point = replace(point, itl_s=point.itl_s * (0.5 if faster else 2.0))
+        if not (more_time() and ITL_S_MIN <= point.itl_s <= ITL_S_MAX):
+            return fastest, "time"
+        last = measure(point)
+        if not faster and last.exact:
+            return last, "client"
+        if faster and not last.exact:
+            return fastest, "client"
+        if fastest is not None and last.events_per_s > fastest.events_per_s:
+            fastest = last
+    return fastest, "server"
+
+
+def drive(point: Point, folder: Path) -> tuple[Path, Path]:
+    """Run the burst in `folder`, which must exist and be empty; the run's folder and the server's log. Raises
+    LoadgenError when the burst did not take place, servers.simulated.StartError."""
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.server import spawn
+
+    allow_open_files(point.n)  # the child inherits the limit
+    run, log = folder / "run", folder / "sim.jsonl"
+    config = SimulatedConfig(
+        server=point.server,
+        ttft_s=TTFT_S,
+        itl_s=point.itl_s,
+        max_concurrent_requests=point.n,
+        max_model_len=max(4096, INPUT_TOKENS + point.output_tokens),
+        log=log,
+    )
+    with spawn(config) as url:
+        values = {"url": url, "out": run, "input-tokens": INPUT_TOKENS} | {
+            name.replace("_", "-"): value for name, value in asdict(point).items() if name != "itl_s"
+        }
+        options = [f"--{name}={value}" for name, value in values.items()]
+        command = [sys.executable, "-m", "loadgen", "burst", "--no-report", "--quiet", *options]
+        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own command
+    if ended.returncode not in (EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED):
+        raise LoadgenError(f"the burst did not take place: {ended.stderr.strip()[-1000:]}")
+    return run, log
+
+
 def _measure(folder: Path, say: Callable[[str], None], point: Point) -> StampComparison:
     """One burst, said as it ends."""
-    from tempfile import mkdtemp
-
-    from analysis.calibration import compare, notes, read_log, row
-    from loadgen.calibration import drive
-    from loadgen.errors import CalibrationError
+    from analysis.client import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.runfile import read
 
     run, log = drive(point, Path(mkdtemp(dir=folder)))
     try:
-        comparison = compare(read(run), read_log(log))
+        comparison = compare_with_log(read(run), read_log(log))
     except ValueError as error:
-        raise CalibrationError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
-    for line in (row(comparison), *notes(comparison)):
+        raise LoadgenError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
+    for line in (stamps_row(comparison), *stamps_notes(comparison)):
         say(line)
     return comparison

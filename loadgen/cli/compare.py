@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from loadgen.cli.options import share
-from loadgen.cli.output import part_of, runs_in, screen, write_text
+from loadgen.cli.output import runs_in, screen, write_text
 from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare import Comparison
-
-SEPARATOR = "--"
+    from analysis.compare import ComparedRun, Comparison
+    from analysis.compare.figures import Gate
 
 
 def compare(
@@ -47,60 +46,70 @@ def compare(
     Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do.
     Unequal work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
     """
-    from analysis.compare import compare as compared
-    from analysis.compare import read
-    from analysis.compare.figures import GateError, parse_gates
+    from analysis.compare.figures import parse_gates
+    from analysis.objectives import ObjectiveError
 
     try:
         gates = parse_gates(fail_if or ())
-    except GateError as error:
+    except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
-    group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in sides(runs, sys.argv))
-    found = compared(group_a, group_b, margin=margin, gates=gates)
-    if found.unequal and not anyway:
-        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
-        raise PlanError("\n".join(lines), "Make them alike, or give --anyway and read the result with that in mind.")
+    hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
+    found, compared = compare_paths(*sides(runs, sys.argv), hint, margin=margin, gates=gates)
     if html is not None:
-        from analysis.compare.document import page
+        from analysis.compare import page
         from analysis.report.page import render
+        from analysis.report.sections import reported
 
-        parts = [part_of(each.run, each.frame, each.summary) for each in (*group_a, *group_b)]
+        parts = [reported(each.run, each.frame, each.summary) for each in compared]
         write_text(html, render(page(found, parts)))
     _print(found, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
     raise Exit(EXIT_ASSERTION if any(each.verdict == "fail" for each in found.gates) else EXIT_OK)
+
+
+def compare_paths(
+    a: Sequence[Path], b: Sequence[Path], unequal_hint: str | None, *, margin: float, gates: Sequence[Gate] = ()
+) -> tuple[Comparison, list[ComparedRun]]:
+    """B against A, and all their runs; a path may be a folder of repeats. Raises PlanError with this hint for runs of
+    unequal work, unless it is None; RunFileError."""
+    from analysis.compare import compare, read
+
+    group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in (a, b))
+    found = compare(group_a, group_b, margin=margin, gates=gates)
+    if found.unequal and unequal_hint:
+        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
+        raise PlanError("\n".join(lines), unequal_hint)
+    return found, [*group_a, *group_b]
 
 
 def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """The runs on either side of `--`, which the parser leaves out of `runs` but `command` still holds; of two runs
     one each. Raises PlanError where it is not clear which is which."""
     paths = [Path(run) for run in runs]
-    if SEPARATOR in command:
-        after = len(command) - 1 - list(command).index(SEPARATOR)
+    after = 1
+    if "--" in command:
+        after = len(command) - 1 - list(command).index("--")
         if not 0 < after < len(paths):
             raise PlanError("there are runs on one side of -- only", "Write: loadgen compare A... -- B...")
-        return paths[:-after], paths[-after:]
-    if len(paths) != 2:
+    elif len(paths) != 2:
         raise PlanError(
             f"{len(paths)} runs, and nothing says where B begins", "Write: loadgen compare A... -- B... (options first)"
         )
-    return paths[:1], paths[1:]
+    return paths[:-after], paths[-after:]
 
 
 def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
-    from analysis.compare.document import document
+    from analysis.compare import document
+    from analysis.report import markdown
+    from analysis.report.terminal import render
 
     if as_json:
         print(json.dumps(found.json(), indent=2))
     elif as_markdown:
-        from analysis.report.document import markdown
-
         print(markdown(document(found, brief=False)), end="")
     elif not quiet:
-        from analysis.report.terminal import render
-
         width, colour = screen(sys.stdout)
         print(render(document(found, brief=True), width=width, colour=colour), end="")
-    if as_json or as_markdown or quiet:
-        for each in found.gates:
-            if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
-                print(f"loadgen: {each.sentence}", file=sys.stderr)
+        return
+    for each in found.gates:
+        if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
+            print(f"loadgen: {each.sentence}", file=sys.stderr)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import Output, write_text
-from loadgen.errors import (
-    EXIT_CLIENT_LIMITED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_REQUESTS_FAILED,
-    EXIT_SERVER,
-    OutputError,
-    PlanError,
-)
+from loadgen import errors
+from loadgen.cli.output import Output, write_summary, write_text
+from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.frame import Frame
+    from analysis.compare import ComparedRun
     from analysis.matrix import CellRunData, MatrixSummary
-    from analysis.summary import Summary
     from loadgen.matrix.run import Matrix
-    from loadgen.prepare import OnProgress
 
 SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
 
@@ -63,18 +51,16 @@ def matrix(
         if dry_run or resume or out:
             raise PlanError(f"{plan} is a folder: its report is made again", "To measure, name the plan file.")
         raise Exit(write_report(plan, output))
-    from loadgen.matrix import read_matrix_plan
+    from loadgen.matrix import read_lines, read_matrix_plan
+    from loadgen.matrix.run import dry_run as dry_run_text
     from loadgen.matrix.run import matrix_of
 
     asked = read_matrix_plan(plan)
     folder = out or Path("runs") / f"matrix-{asked.name}"
     wanted = matrix_of(asked, folder, ["loadgen", *sys.argv[1:]])
     if dry_run:
-        from loadgen.matrix.estimate import dry_run as text
-        from loadgen.matrix.state import read_lines
-
         width = max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
-        print(text(asked, wanted.starts, read_lines(folder), wanted.done(), width=width))
+        print(dry_run_text(wanted, read_lines(folder), wanted.done(), width=width))
         return
     interrupted = _measure(wanted, output, resume=resume)
     code = write_report(folder, output, interrupted=interrupted)
@@ -103,61 +89,50 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     output.document(
         text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{folder / 'matrix.html'}"
     )
-    return EXIT_INTERRUPTED if interrupted else exit_code(found)
+    return errors.EXIT_INTERRUPTED if interrupted else exit_code(found)
 
 
 def exit_code(found: MatrixSummary) -> int:
     """3 a run could not be made, 1 a request was not complete, 5 the client was the limit, 0 otherwise."""
     if found.failures:
-        return EXIT_SERVER
+        return errors.EXIT_SERVER
     if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "dropped")):
-        return EXIT_REQUESTS_FAILED
-    return EXIT_CLIENT_LIMITED if any("limited" in cell.verdicts for cell in found.cells) else EXIT_OK
+        return errors.EXIT_REQUESTS_FAILED
+    return errors.EXIT_CLIENT_LIMITED if any("limited" in cell.verdicts for cell in found.cells) else errors.EXIT_OK
 
 
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     """Run what is left; whether it was interrupted."""
-    from loadgen.matrix import estimate
-    from loadgen.matrix.run import Watcher, run
-    from loadgen.matrix.state import journal
-
-    @contextmanager
-    def progress(requests: int | None) -> Iterator[OnProgress]:
-        with output.progress(requests, plain=False) as display:
-            yield display.show
+    from loadgen.matrix import journal
+    from loadgen.matrix.run import heading, in_words, left_s, run
 
     def after_run(folder: Path) -> str:
         from analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
 
-        return in_a_line(_summarised(folder, anew=True)[1])
+        return in_a_line(_summarised(folder, anew=True).summary)
 
     with journal(wanted.folder, wanted.resolved, resume=resume) as book:
         done = wanted.done()
-        left_s = estimate.total_s(wanted.plan, wanted.starts, book.lines, done)
-        output.say(estimate.heading(wanted.plan, wanted.starts))
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
-        output.say(f"{over} {estimate.in_words(left_s)}. {wanted.folder}")
-        return run(wanted, book, Watcher(output.say, progress, after_run))
+        takes = in_words(left_s(wanted, book.lines, done))
+        output.say(f"{heading(wanted)}\n{over} {takes}. {wanted.folder}")
+        return run(wanted, book, output, after_run)
 
 
-def _summarised(folder: Path, *, anew: bool) -> tuple[Frame, Summary]:
-    """A run's frame and its summary, which is written beside it; where it is there already, only `anew`."""
-    from analysis.gather import load
-    from analysis.summarise import summarise
-    from analysis.summary import as_dict
+def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
+    """A run, whose summary is written beside it; where it is there already, only `anew`."""
+    from analysis.compare import read
 
-    run, frame = load(folder)
-    summary = summarise(run, frame)
+    found = read(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
-        write_text(folder / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", SAFE)
-    return frame, summary
+        write_summary(folder, found.summary, SAFE)
+    return found
 
 
 def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
-    from analysis.matrix import CellRunData, matrix, samples_of
-    from loadgen.matrix import MatrixPlan, cells, skipped, starts
-    from loadgen.matrix.state import beginnings, finished, last_failures, read_lines
+    from analysis.matrix import CellName, cell_run, matrix
+    from loadgen.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts
     from servers.kinds import KINDS
 
     lines = read_lines(folder)
@@ -168,15 +143,20 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     order = cells(plan)
     done = [repeat for start in starts(plan) for repeat in start.repeats if finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))
-    failures = [line for repeat, line in last_failures(lines).items() if repeat not in done]
-    ups = [line for line in lines if line["type"] == "up"]
-    began, measured = beginnings(lines), []
+    began, measured = newest(lines, "begin"), []
     for repeat in done:
-        frame, summary = _summarised(folder / repeat.folder, anew=False)
         start, place = (began.get(repeat, {}).get(name) for name in ("start", "place"))
-        where = repeat.cell, repeat.number, str(repeat.folder)
-        measured.append(CellRunData(*where, start, place, summary, *samples_of(frame)))
-    titles = {name: kind.title for name, kind in KINDS.items()}
-    left_out = skipped(plan)
-    found = matrix(begun, measured, order=order, skipped=left_out, failed=failures, starts=ups, titles=titles)
-    return found, measured
+        found = _summarised(folder / repeat.folder, anew=False)
+        where = CellName(*repeat.cell), repeat.number, str(repeat.folder), start, place
+        measured.append(cell_run(*where, found.frame, found.summary))
+    latest = newest(lines, "begin", "failure")
+    summary = matrix(
+        begun,
+        measured,
+        order=[CellName(*cell) for cell in order],
+        skipped=skipped(plan),
+        failed=[line for repeat, line in latest.items() if line["type"] == "failure" and repeat not in done],
+        starts=[line for line in lines if line["type"] == "up"],
+        titles={name: kind.title for name, kind in KINDS.items()},
+    )
+    return summary, measured

@@ -1,14 +1,10 @@
-"""The options of commands that run a Plan, made from its fields; and the quantities that options take.
-
-timeout_s: Annotated[float, RunOption("Load")]   ->   --timeout T   and the field's docstring
-"""
+"""The options of commands that run a Plan, made from its fields; and the quantities that options take."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import UnionType
@@ -24,51 +20,59 @@ _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variation:
-    """How one command differs from the fields of the Plan."""
+class SettingsCommand:
+    """A command with options that are `made` of fields, besides those of `function` itself and of `shared`, to which it
+    hands them on. `function` is called with the settings that were given, and by name with all others. Options are made
+    when typer asks for the signature: whoever only lists commands does not pay for what that imports."""
 
-    without: tuple[str, ...] = ()
-    """Fields that are no option of it."""
-    defaults: Mapping[str, Any] | None = None
-    helps: Mapping[str, str] | None = None
-    also: Mapping[str, Sequence[str]] | None = None
-    """Other names of an option."""
-    interactive: bool = False
-    """Only fields that are options of `loadgen ui`."""
-    partial: bool = False
-    """Nothing is required, because settings come from elsewhere too."""
-
-
-class RunCommand:
-    """A command with an option for each field of the Plan, besides those of `function` itself and of `shared`, to which
-    it hands them on. `function` is called with the settings of the Plan that were given, and by name with all others.
-
-    The signature is made when typer asks for it, so that the Plan's import is not paid by whoever only lists commands.
-    """
-
-    def __init__(self, function: Callable[..., None], shared: Callable[..., Any], variation: Variation) -> None:
+    def __init__(
+        self, function: Callable[..., None], made: Callable[[], Iterator[Parameter]], shared: Callable[..., Any]
+    ) -> None:
         functools.update_wrapper(self, function)
-        self._function = function
-        self._shared = shared
-        self._variation = variation
+        self._function, self._made, self._shared = function, made, shared
 
     @property
     def __signature__(self) -> Signature:
-        parts = (_own(self._function), _plan_parameters(self._variation), _own(self._shared))
-        return Signature([each for part in parts for each in part])
+        return Signature([*_own(self._function), *self._made(), *_own(self._shared)])
 
     def __call__(self, **given: Any) -> None:
-        from loadgen.plan import Plan
-
-        fields = Plan.model_fields.keys() & given.keys()
-        settings = {name: given[name] for name in given if name in fields and given[name] is not None}
-        self._function(settings, **{name: value for name, value in given.items() if name not in fields})
+        made = {each.name for each in self._made()}
+        settings = {name: value for name, value in given.items() if name in made and value is not None}
+        self._function(settings, **{name: value for name, value in given.items() if name not in made})
 
 
-def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], RunCommand]:
-    """Make a RunCommand of a function; keywords as the fields of Variation."""
-    return lambda function: RunCommand(function, shared, Variation(**variation))
+def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], SettingsCommand]:
+    """Make a command of a function that runs a Plan; keywords as those of `plan_parameters`."""
+    return lambda function: SettingsCommand(function, functools.partial(plan_parameters, **variation), shared)
+
+
+def plan_parameters(
+    *,
+    without: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    helps: Mapping[str, str] | None = None,
+    also: Mapping[str, Sequence[str]] | None = None,
+    interactive: bool = False,
+    partial: bool = False,
+) -> Iterator[Parameter]:
+    """An option for each field of the Plan but those `without`; `also` are its other names. `interactive` takes only
+    what `loadgen ui` has. `partial`: nothing is required, because settings come from elsewhere too."""
+    from loadgen.plan import Plan, option_name, run_options
+
+    for name, option in run_options().items():
+        if name in without or (interactive and not option.interactive):
+            continue
+        field = Plan.model_fields[name]
+        kind, form = _form(name, field)
+        flags = [option_name(name) + form.pop("otherwise", ""), *(also or {}).get(name, ())]
+        default = (defaults or {}).get(name)
+        if field.is_required() and not partial:
+            default = Parameter.empty
+        elif default is None:
+            kind = kind | None
+        text = (helps or {}).get(name, option.help)
+        annotation: Any = Annotated[kind, Option(*flags, help=text, rich_help_panel=option.group, **form)]
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def seconds(text: str | float) -> float:
@@ -97,30 +101,9 @@ def share(text: str | float) -> float:
 
 
 def _own(function: Callable[..., Any]) -> Iterator[Parameter]:
-    """The options that a function declares itself."""
     for each in signature(function, eval_str=True).parameters.values():
         if get_origin(each.annotation) is Annotated:
             yield each.replace(kind=Parameter.KEYWORD_ONLY)
-
-
-def _plan_parameters(variation: Variation) -> Iterator[Parameter]:
-    from loadgen.plan import Plan, option_name, run_options
-
-    for name, option in run_options().items():
-        if name in variation.without or (variation.interactive and not option.interactive):
-            continue
-        field = Plan.model_fields[name]
-        kind, form = _form(name, field)
-        flag = option_name(name)
-        flags = [flag + form.pop("otherwise", ""), *(variation.also or {}).get(name, ())]
-        text = (variation.helps or {}).get(name, option.help)
-        default = (variation.defaults or {}).get(name)
-        if field.is_required() and not variation.partial:
-            default = Parameter.empty
-        elif default is None:
-            kind = kind | None
-        annotation: Any = Annotated[kind, Option(*flags, help=text, rich_help_panel=option.group, **form)]
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _form(name: str, field: FieldInfo) -> tuple[Any, dict[str, Any]]:

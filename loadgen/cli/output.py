@@ -5,61 +5,43 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 from msgspec import to_builtins
 from typer import Option
 
-from loadgen.errors import (
-    EXIT_ASSERTION,
-    EXIT_CLIENT_LIMITED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_REQUESTS_FAILED,
-    OutputError,
-    PlanError,
-)
+from loadgen import errors
+from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.frame import Frame
-    from analysis.objectives import Bound, Objective
+    from analysis.objectives import Objective
     from analysis.repeats import BetweenRuns
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
-    from loadgen.progress import Display
-    from loadgen.runfile import Run
+    from loadgen.engine.health import Counts
+    from loadgen.prepare import OnProgress
 
-Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", rich_help_panel="Output")]
-AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", rich_help_panel="Output")]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", rich_help_panel="Output")]
-
-Assertions = Annotated[
-    list[str] | None,
-    Option(
-        "--assert",
-        metavar="EXPR",
-        help="What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
-        "Exit code 4 when one fails.",
-        rich_help_panel="Output",
-    ),
-]
-Goodput = Annotated[
-    list[str] | None,
-    Option(
-        "--goodput",
-        metavar="EXPR",
-        help="What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all.",
-        rich_help_panel="Output",
-    ),
-]
+OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
+ASSERT = (
+    "What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
+    "Exit code 4 when one fails."
+)
+GOOD = "What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all."
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **OUTPUT)]
+AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", **OUTPUT)]
+Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
+Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
 Junit = Annotated[
-    Path | None,
-    Option(help="Also write what became of each --assert to this file, as JUnit XML.", rich_help_panel="Output"),
+    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **OUTPUT)
 ]
 
-PRECEDENCE = (EXIT_INTERRUPTED, EXIT_ASSERTION, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED, EXIT_OK)
+PLAIN_EVERY_S = 5.0
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
@@ -70,7 +52,7 @@ def finish(output: Output, folder: Path, *, report: bool) -> int:
 
 def expressions(
     assertions: Sequence[str] | None, goodput: Sequence[str] | None = None, junit: Path | None = None
-) -> tuple[Sequence[Objective], Sequence[Bound]]:
+) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """The objectives asked for, and what makes a request good. Raises PlanError, which names every mistake, so that
     nothing is sent in vain."""
     if junit is not None and not assertions:
@@ -88,20 +70,20 @@ def expressions(
 
 
 def exit_code(summaries: Sequence[Summary]) -> int:
-    """The first in PRECEDENCE to which one of these runs leads: 130 interrupted, 4 an objective failed, 1 a request
+    """The first of these to which one run leads: 130 interrupted, 4 an objective failed, 1 a request
     was not complete and no objective speaks of that, 5 the client was the limit, 0 otherwise."""
-    reached = []
+    verdicts, unanswered = {each.verdict for summary in summaries for each in summary.objectives}, False
     for summary in summaries:
         named = {each.figure for each in summary.objectives}  # `complete` speaks of all of them
         unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
-        reasons = {
-            EXIT_INTERRUPTED: summary.run.interrupted,
-            EXIT_ASSERTION: any(each.verdict == "fail" for each in summary.objectives),
-            EXIT_REQUESTS_FAILED: any(getattr(summary.requests, state) for state in unnamed),
-            EXIT_CLIENT_LIMITED: summary.client.verdict == "limited",
-        }
-        reached += [code for code, holds in reasons.items() if holds]
-    return min(reached, key=PRECEDENCE.index, default=EXIT_OK)
+        unanswered |= any(getattr(summary.requests, state) for state in unnamed)
+    reasons = {
+        errors.EXIT_INTERRUPTED: any(summary.run.interrupted for summary in summaries),
+        errors.EXIT_ASSERTION: "fail" in verdicts,
+        errors.EXIT_REQUESTS_FAILED: unanswered,
+        errors.EXIT_CLIENT_LIMITED: any(summary.client.verdict == "limited" for summary in summaries),
+    }
+    return next((code for code, holds in reasons.items() if holds), errors.EXIT_OK)
 
 
 class Group(NamedTuple):
@@ -109,108 +91,100 @@ class Group(NamedTuple):
 
     folder: Path
     parts: list[ReportedRun]
-    between: BetweenRuns | None
+    json: dict[str, Any]
+    """summary.json of a run; of repeats what they say together, and all of theirs."""
+    between: BetweenRuns | None = None
     """What repeats say together; None for a run by itself."""
 
-    def json(self) -> dict[str, Any]:
-        """summary.json of a run; of repeats what they say together, and all of theirs."""
-        from analysis.summary import as_dict
 
-        summaries = [as_dict(part.summary) for part in self.parts]
-        return summaries[0] if self.between is None else {"repeats": to_builtins(self.between), "runs": summaries}
-
-
+@dataclass(kw_only=True)
 class Output:
-    """One command's output."""
+    """One command's output, as it was asked for."""
 
-    def __init__(
-        self,
-        *,
-        as_json: bool,
-        quiet: bool,
-        assertions: Sequence[str] | None = None,
-        goodput: Sequence[str] | None = None,
-        junit: Path | None = None,
-    ) -> None:
-        self.objectives, self._bounds = expressions(assertions, goodput, junit)
-        self._junit = junit
-        self._as_json = as_json
-        self._quiet = quiet
-        self._stream = sys.stderr if as_json else sys.stdout
+    as_json: bool
+    quiet: bool
+    assertions: Sequence[str] | None = None
+    goodput: Sequence[str] | None = None
+    junit: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit)
+        self._stream = sys.stderr if self.as_json else sys.stdout
 
     def say(self, line: str) -> None:
         """One line for people."""
-        if not self._quiet:
+        if not self.quiet:
             print(line, file=self._stream, flush=True)
 
-    def progress(self, requests: int | None, *, plain: bool = True) -> Display:
-        """A display of the run's progress, on stderr; `plain`: also where that is no terminal."""
-        from loadgen.progress import Display
-
-        return Display(requests, quiet=self._quiet or not (plain or sys.stderr.isatty()))
+    @contextmanager
+    def progress(self, requests: int | None, *, plain: bool = True) -> Iterator[OnProgress]:
+        """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
+        if self.quiet or not (plain or sys.stderr.isatty()):
+            yield lambda _phase, _counts: None
+        else:
+            with shown_progress(requests, sys.stderr) as show:
+                yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
         """A result in the form that was asked for."""
-        if self._as_json:
+        if self.as_json:
             print(as_json, end="")
-        elif not self._quiet:
+        elif not self.quiet:
             print(as_text())
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
-        """Write summary.json beside each run and `page` for all of them, and print the figures as asked.
-
-        A path may be a folder of repeats; they are reported by what differs between them. Returns every run's summary.
-        """
+        """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
+        a folder of repeats; they are reported by what differs between them. Returns every run's summary."""
         groups = [self._group(path) for path in paths]
         parts = [part for group in groups for part in group.parts]
+        summaries = [part.summary for part in parts]
         if page is not None:
             write_page(parts, page, [group for group in groups if group.between])
-        summaries = [part.summary for part in parts]
-        if self._junit is not None:
+        if self.junit is not None:
             from analysis.slo import junit
 
-            write_text(self._junit, junit(summaries))
-        if self._as_json:
-            found = [group.json() for group in groups]
+            write_text(self.junit, junit(summaries))
+        if self.as_json:
+            found = [group.json for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
-        elif not self._quiet:
+        elif not self.quiet:
+            from analysis import repeats
+            from analysis.report.sections import brief
+            from analysis.report.terminal import render
+
+            width, colour = screen(self._stream)
             for group in groups:
-                self._print(group)
+                own = [part.summary for part in group.parts]
+                document = repeats.document(group.between, own) if group.between else brief(own[0])
+                print(f"\n{render(document, width=width, colour=colour)}")
             print(page or groups[0].folder / "summary.json")
-        if self._as_json or self._quiet:
+        if self.as_json or self.quiet:
             self._complain(summaries)
         return summaries
 
     def _group(self, path: Path) -> Group:
+        from analysis.repeats import between
+        from analysis.summary import as_dict
+
         parts = []
         for run in runs_in(path):
             parts.append(summarised(run, self.objectives, self._bounds))
             write_summary(run, parts[-1].summary)
+        summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
-            return Group(folder_of(path), parts, None)
-        from analysis.repeats import between
-
-        group = Group(path, parts, between([part.summary for part in parts]))
-        found = group.json() | {"runs": [part.run.path.parent.name for part in parts]}
-        write_text(path / "summary.json", json.dumps(found, indent=2) + "\n")
-        return group
-
-    def _print(self, group: Group) -> None:
-        width, colour = screen(self._stream)
-        from analysis import repeats
-        from analysis.report.sections import brief
-        from analysis.report.terminal import render
-
-        summaries = [part.summary for part in group.parts]
-        document = repeats.document(group.between, summaries) if group.between else brief(summaries[0])
-        print(f"\n{render(document, width=width, colour=colour)}")
+            return Group(folder_of(path), parts, summaries[0])
+        together = between([part.summary for part in parts])
+        found = {"repeats": to_builtins(together), "runs": summaries}
+        named = found | {"runs": [part.run.path.parent.name for part in parts]}
+        write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
+        return Group(path, parts, found, together)
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What did not pass, for people who asked for no text; with --quiet only what failed."""
         from analysis.report.findings import measured
 
         for each in (each for summary in summaries for each in summary.objectives):
-            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self._quiet):
+            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self.quiet):
                 print(f"loadgen: {each.verdict}: {each.objective}: {measured(each)}", file=sys.stderr)
 
 
@@ -223,17 +197,16 @@ def runs_in(path: Path) -> list[Path]:
     """The repeats in a folder of repeats, in their order; the path itself otherwise."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
-    found = {
-        int(each.parent.name.removeprefix("repeat-")): each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")
-    }
-    return [found[place] for place in sorted(found)] or [path]
+    found = [each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")]
+    return sorted(found, key=lambda run: int(run.name.removeprefix("repeat-"))) or [path]
 
 
-def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bound]) -> ReportedRun:
+def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:
     """One run at a time: what is left of its Records in the end is a summary and curves."""
-    from analysis.gather import load
+    from analysis.report.sections import reported
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
+    from analysis.window import load
 
     run, frame = load(path)
     summary = summarise(run, frame)
@@ -241,23 +214,14 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Bou
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
         summary.objectives = judge(objectives, frame, summary)
-    return part_of(run, frame, summary)
+    return reported(run, frame, summary)
 
 
-def part_of(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
-    """What a page needs of a run."""
-    from analysis.report.charts import ChartInput, chart_data
-    from analysis.report.sections import ReportedRun
-    from analysis.telemetry import series
-
-    return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
-
-
-def write_summary(run: Path, summary: Summary) -> None:
-    """summary.json in the run's folder. Raises OutputError."""
+def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
+    """summary.json in the run's folder. Raises OutputError with this hint."""
     from analysis.summary import as_dict
 
-    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n")
+    write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
@@ -271,6 +235,41 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> No
         name, of = f"between-runs-{place}" if place > 1 else "between-runs", f" of {group.folder.name}"
         extras.append(section(group.between, name, f"Between runs{of if len(repeats) > 1 else ''}"))
     write_text(page, render(full(parts, extras)))
+
+
+@contextmanager
+def shown_progress(requests: int | None, stream: TextIO) -> Iterator[OnProgress]:
+    """Shows what it gets at its own pace: one live line in a terminal, a plain line every few seconds elsewhere."""
+    began_s = rated_s = time.monotonic()
+    shown_s, tokens = 0.0, 0
+
+    def line(phase: str, counts: Counts, now_s: float) -> str:
+        nonlocal rated_s, tokens
+        rate = (counts.tokens - tokens) / max(now_s - rated_s, 1e-9)
+        if now_s - rated_s >= 1.0:
+            rated_s, tokens = now_s, counts.tokens
+        of = "" if requests is None else f"/{requests}"
+        return (
+            f"{now_s - began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
+            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
+            f"{counts.failed} failed, {counts.dropped} dropped, {max(rate, 0):,.0f} tokens/s"
+        )
+
+    def show_plain(phase: str, counts: Counts) -> None:
+        nonlocal shown_s
+        now_s = time.monotonic()
+        if now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
+            shown_s = now_s
+            print(line(phase, counts, now_s), file=stream, flush=True)
+
+    if not stream.isatty():
+        yield show_plain
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(file=stream, highlight=False), auto_refresh=False, transient=True) as live:
+        yield lambda phase, counts: live.update(line(phase, counts, time.monotonic()), refresh=True)
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

@@ -1,15 +1,20 @@
-"""`loadgen report`: rebuilds summary.json and report.html from run files, also of runs that were killed."""
+"""`loadgen report` and `loadgen export`: what is made of run files, also of runs that were killed: summary.json and
+report.html again, or tables for pandas, polars, DuckDB or a spreadsheet."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Exit, Option
 
 from loadgen.cli.output import Assertions, Goodput, Junit, Output, exit_code, folder_of
+from loadgen.errors import LoadgenError, OutputError, PlanError
+
+Silent = Annotated[bool, Option("--quiet", help="Print nothing but errors.")]
 
 
 def report(
@@ -24,7 +29,7 @@ def report(
     as_json: Annotated[
         bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
     ] = False,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Silent = False,
     serve: Annotated[
         bool, Option("--serve", help="Then show the page on a free port of loopback, until Ctrl-C.")
     ] = False,
@@ -42,10 +47,41 @@ def report(
     output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
     summaries = output.results(runs, page)
     if serve:
-        from analysis.report.serve import serving, url_of
+        from analysis.report.page import HOST, server_of
 
-        with serving(page.read_bytes()) as server, suppress(KeyboardInterrupt):
-            print(f"{url_of(server)} shows it until Ctrl-C.", file=sys.stderr, flush=True)
+        with server_of(page.read_bytes()) as server, suppress(KeyboardInterrupt):
+            print(f"http://{HOST}:{server.server_port}/ shows it until Ctrl-C.", file=sys.stderr, flush=True)
             server.serve_forever()
     if output.objectives:
         raise Exit(exit_code(summaries))
+
+
+def export(
+    run: Annotated[Path, Argument(help="Run folder, or its run.jsonl.", metavar="RUN", show_default=False)],
+    parquet: Annotated[
+        Path | None, Option(help="Folder for Parquet files; needs pip install 'llm-loadgen[parquet]'.", metavar="DIR")
+    ] = None,
+    as_csv: Annotated[Path | None, Option("--csv", help="Folder for CSV files.", metavar="DIR")] = None,
+    quiet: Silent = False,
+) -> None:
+    """Write a run as tables: requests, chunks, telemetry and run, one file each.
+
+    A folder that holds such files already gets new ones. Rows are written as the run file is read, so a large run does
+    not have to fit into memory. Exit codes: 0 written, 2 not a run, not writable, or the libraries for Parquet are not
+    installed.
+    """
+    wanted = [(folder, form) for folder, form in ((parquet, "parquet"), (as_csv, "csv")) if folder is not None]
+    if not wanted:
+        raise PlanError("nothing says where the tables go.", "Name a folder: --parquet DIR, --csv DIR, or both.")
+    if parquet is not None and find_spec("pyarrow") is None:
+        raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or take --csv DIR.")
+    from analysis.export import export as written
+
+    for folder, form in wanted:
+        try:
+            files = written(run, folder, form)
+        except OSError as error:
+            where = f"{error.filename or folder}: {error.strerror}"
+            raise OutputError(where, "Name a folder that can be written.") from error
+        if not quiet:
+            print(*files, sep="\n")

@@ -1,21 +1,31 @@
-"""`loadgen burst` and `loadgen run`: send the requests of a plan, from here or from several machines, and report."""
+"""`loadgen burst` and `loadgen run`: send the requests of a plan, from here or from several machines, and report; and
+`loadgen worker`, the command of those machines."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.distributed import BIND, JOIN_TIMEOUT_S, Bind, Distributed, ExpectWorkers, JoinTimeout, spread_of
-from loadgen.cli.options import run_command
+from loadgen.cli.options import run_command, seconds
 from loadgen.cli.output import AsJson, Assertions, Goodput, Junit, Output, Quiet, Report, finish
+from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
-    from loadgen.distributed.master import MachinePlan
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
+
+
+DISTRIBUTED: dict[str, Any] = {"rich_help_panel": "Distributed"}
+BIND = (
+    "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
+    "LOADGEN_TOKEN."
+)
+JOIN = "With --distributed: how long to wait for them."
 
 
 def drive(
@@ -27,10 +37,17 @@ def drive(
             help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
         ),
     ] = None,
-    distributed: Distributed = False,
-    expect_workers: ExpectWorkers = 0,
-    bind: Bind = BIND,
-    join_timeout_s: JoinTimeout = JOIN_TIMEOUT_S,
+    distributed: Annotated[
+        bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **DISTRIBUTED)
+    ] = False,
+    expect_workers: Annotated[
+        int,
+        Option(help="With --distributed: worker machines to wait for; --workers processes run on each.", **DISTRIBUTED),
+    ] = 0,
+    bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND, **DISTRIBUTED)] = "127.0.0.1:5557",
+    join_timeout_s: Annotated[
+        float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN, **DISTRIBUTED)
+    ] = 600.0,
     assertions: Assertions = None,
     goodput: Goodput = None,
     junit: Junit = None,
@@ -38,22 +55,29 @@ def drive(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> NoReturn:
-    """Run the plan of these settings as often as it says, here or spread over machines; write and print its results,
-    exit as they ask."""
+    """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import prepare
     from loadgen.plan import Plan
 
     output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
     asked = Plan(**settings)
-    spread = spread_of(distributed, expect_workers, bind, join_timeout_s)
+    run_plan: Callable[..., Footer] = prepare.run
+    if distributed:
+        from loadgen.distributed import master
+        from loadgen.distributed.protocol import address_of
+
+        if expect_workers < 1:
+            raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
+        spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+        run_plan = partial(master.run, spread=spread)
     folder = out or prepare.default_folder(asked)
     if asked.repeats == 1:
-        _run(asked, folder, output, spread)
-        raise Exit(finish(output, folder, report=report))
-    for plan in asked.each_repeat():
-        output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
-        if _run(plan, folder / f"repeat-{plan.repeat}", output, spread).interrupted:
-            break
+        _run(run_plan, asked, folder, output)
+    else:
+        for plan in asked.each_repeat():
+            output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
+            if _run(run_plan, plan, folder / f"repeat-{plan.repeat}", output).interrupted:
+                break
     raise Exit(finish(output, folder, report=report))
 
 
@@ -90,13 +114,27 @@ def run(
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
 
 
-def _run(asked: Plan, folder: Path, output: Output, spread: MachinePlan | None) -> Footer:
-    from loadgen import prepare
+def worker(
+    master: Annotated[str, Option(metavar="HOST[:PORT]", help="Where `loadgen burst --distributed` runs.")],
+    out: Annotated[Path, Option(help="Folder in which part files lie until the master has them.")] = Path("runs"),
+    stay: Annotated[bool, Option("--stay", help="Take part in one run after the other.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Take part in a run over several machines: prepare a share, start when all do, send back what was recorded.
 
+    The token of the master has to be in LOADGEN_TOKEN, and the server's API key where it was on the master. Exit codes:
+    0 everything delivered, or not needed; 2 usage, not let in, called off or not delivered; 3 server not reachable from
+    here or not the one named; 130 interrupted.
+    """
+    from loadgen.distributed.protocol import address_of
+    from loadgen.distributed.worker import serve
+
+    output = Output(as_json=False, quiet=quiet)
+    with output.progress(None) as show:
+        raise Exit(serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=show))
+
+
+def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
     command = ["loadgen", *sys.argv[1:]]
-    with output.progress(None if asked.of_sessions else asked.n) as display:
-        if spread is None:
-            return prepare.run(asked, folder, command=command, say=output.say, on_progress=display.show)
-        from loadgen.distributed import master
-
-        return master.run(asked, spread, folder, command=command, say=output.say, on_progress=display.show)
+    with output.progress(None if asked.of_sessions else asked.n) as show:
+        return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)

@@ -7,21 +7,25 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Exit, Option, Typer
 
+from loadgen.cli import PLAIN
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_SERVER
+from servers.errors import LaunchError, ServerError
+from servers.find import check_limits, probe
 from servers.kinds import any_of, launchable
-
-if TYPE_CHECKING:
-    from servers.launch import LaunchSpec
-    from servers.launch.process import LeftServer
+from servers.launch import compose, process
+from servers.launch.process import LeftServer
+from servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
 WAYS = ("compose", "process", "simulated")
 
-servers = Typer(no_args_is_help=True, help="Start, look at and end real servers, on this machine or on a GPU host.")
+servers = Typer(
+    no_args_is_help=True, help="Start, look at and end real servers, on this machine or on a GPU host.", **PLAIN
+)
 
 _Server = Annotated[str, Option(help=f"{any_of(launchable())}.")]
 _AnyServer = Annotated[str | None, Option(help=f"{any_of(launchable())}; all of them by default.")]
@@ -68,15 +72,10 @@ def up(
 
     Exit codes: 0 ready, 2 usage, or its limits are too small for the burst (it stays up), 3 it did not come up.
     """
-    from servers.find import check_limits, probe
-    from servers.launch import compose, process
-    from servers.launch.spec import LOCAL
-
     if launch == "process" and not model:
         raise BadParameter("--launch process needs --model: a folder, or a name on the Hub")
     options = {"file": file, "python": python, "port": port, "timeout_s": timeout_s, "arguments": arguments}
-    options["tensor_parallel"] = tensor_parallel
-    spec = _spec(server, host, hosts, launch, model or "llama-2-7b", **options)
+    spec = _spec(server, host, hosts, launch, model or "llama-2-7b", **options, tensor_parallel=tensor_parallel)
     _check_options(launch, spec.options)
     say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     there = (compose if launch == "compose" else process).up(spec, say)
@@ -101,8 +100,6 @@ def down(
     file: _File = None,
 ) -> None:
     """Stop servers and remove their containers; volumes and images stay. What is down already is no error."""
-    from servers.launch import compose, process
-
     for each in _named(server):
         spec = _spec(each, host, hosts, launch, file=file)
         if left := _left_running(spec, launch):
@@ -125,9 +122,7 @@ def status(
     """Say which servers run, where, and whether they answer. Exit code 3 when the one named does not."""
     answers = []
     for each in _named(server):
-        spec = _spec(each, host, hosts, launch, file=file)
-        left = _left_running(spec, launch)
-        line, well = _of_process(left) if left else _of_container(spec, launch)
+        line, well = _state(_spec(each, host, hosts, launch, file=file), launch)
         answers.append(well)
         print(f"{each:<9} {line}")
     if server and not all(answers):
@@ -144,8 +139,6 @@ def logs(
     file: _File = None,
 ) -> None:
     """Print the end of a server's log."""
-    from servers.launch import compose, process
-
     spec = _spec(server, host, hosts, launch, file=file)
     left = _left_running(spec, launch)
     print(process.logs(left, lines=lines) if left else compose.logs(spec, lines=lines))
@@ -161,13 +154,10 @@ def _spec(
     server: str, host: str, hosts_file: Path | None, launch: str | None, model: str = "", **options: Any
 ) -> LaunchSpec:
     """What the options mean. The host `local` needs no hosts file."""
-    from servers.launch.spec import LOCAL, LaunchSpec, read_hosts
-
     _named(server)
     if launch is not None and launch not in WAYS:
         raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(WAYS)}")
-    usual = Path("hosts.toml")
-    path = hosts_file or (usual if usual.is_file() else None)
+    path = hosts_file or (Path("hosts.toml") if Path("hosts.toml").is_file() else None)
     hosts = read_hosts(path) if path else {LOCAL.name: LOCAL}
     if host not in hosts:
         where = path or "no hosts file was named, and there is no hosts.toml here"
@@ -178,8 +168,6 @@ def _spec(
 
 def _check_options(launch: str, given: Collection[str]) -> None:
     """Options that this way of starting would pass over are mistakes."""
-    from servers.launch import compose, process
-
     known = compose.OPTIONS if launch == "compose" else process.OPTIONS
     if wrong := sorted(set(given) - (known - {"python", "tensor_parallel"} if launch == "simulated" else known)):
         names = ["options after --" if name == "arguments" else "--" + name.replace("_", "-") for name in wrong]
@@ -189,33 +177,13 @@ def _check_options(launch: str, given: Collection[str]) -> None:
 
 def _left_running(spec: LaunchSpec, launch: str | None) -> LeftServer | None:
     """The process that was left running under this name on this machine, if it is what is meant."""
-    from servers.launch import process
-
     return None if launch == "compose" or spec.host.docker else process.read_left(spec.server)
 
 
-def _of_process(left: LeftServer) -> tuple[str, bool]:
-    """One line about a process; one that has ended is forgotten."""
-    from servers.errors import ServerError
-    from servers.find import probe
-    from servers.launch import process
-
-    if not left.alive:
-        process.down(left)
-        return f"ended by itself; its log is in {left.log}", False
-    try:
-        facts = probe(left.url, left.server, api_key=os.environ.get("LOADGEN_API_KEY"))
-    except ServerError as problem:
-        return f"process {left.pid} runs, but {problem}", False
-    simulated = "SIMULATED, " if facts.simulated else ""
-    return f"{simulated}ready at {left.url}: {facts.model}, process {left.pid} since {left.since}", True
-
-
-def _of_container(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
-    """One line about a container."""
-    from servers.errors import LaunchError
-    from servers.launch import compose
-
+def _state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
+    """One line about a server, and whether it answers; a process that has ended is forgotten."""
+    if left := _left_running(spec, launch):
+        return _state_of_process(left)
     if launch in ("process", "simulated"):
         return "down", False
     try:
@@ -227,3 +195,15 @@ def _of_container(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
     url = compose.url_of(spec.server, spec.host)
     line = f"{compose.state_of(row)} on {spec.host.name} at {url}: {row.get('Image', '')}"
     return line, row.get("Health") == "healthy"
+
+
+def _state_of_process(left: LeftServer) -> tuple[str, bool]:
+    if not left.alive:
+        process.down(left)
+        return f"ended by itself; its log is in {left.log}", False
+    try:
+        facts = probe(left.url, left.server, api_key=os.environ.get("LOADGEN_API_KEY"))
+    except ServerError as problem:
+        return f"process {left.pid} runs, but {problem}", False
+    simulated = "SIMULATED, " if facts.simulated else ""
+    return f"{simulated}ready at {left.url}: {facts.model}, process {left.pid} since {left.since}", True

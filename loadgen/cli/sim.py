@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from inspect import Parameter, Signature, signature
+from inspect import Parameter
 from typing import Annotated, Any, get_type_hints
 
 from typer import BadParameter, Option
 
-from loadgen.cli.options import seconds
-
-
-class SimCommand:
-    """`function` with the options of SimulatedConfig, which it gets as settings, before its own. They are made when
-    typer asks for them, so that whoever only lists commands does not pay for the server's import."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
-
-    @property
-    def __signature__(self) -> Signature:
-        own = list(signature(self._function, eval_str=True).parameters.values())[1:]
-        return Signature([*_parameters(), *own])
-
-    def __call__(self, *, api_key_env: str | None, fault: list[str] | None, **settings: Any) -> None:
-        self._function(settings, api_key_env=api_key_env, fault=fault)
+from loadgen.cli.options import SettingsCommand, seconds
 
 
 def _parameters() -> Iterator[Parameter]:
@@ -49,8 +32,7 @@ def _parameters() -> Iterator[Parameter]:
             yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-@SimCommand
-def sim(
+def serve(
     settings: dict[str, Any],
     *,
     api_key_env: Annotated[str | None, Option(help="Environment variable with the API key to ask for.")] = None,
@@ -59,13 +41,9 @@ def sim(
         Option(help="A fault, repeatable: reset@12:3,17 (these requests), stall=0.01 (a share), merged@4 (all)."),
     ] = None,
 ) -> None:
-    """Be a vLLM, TGI or LightLLM server without a model: the same bytes, at times of your choosing.
-
-    Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
-    """
+    """Serve until the end, and say how it went."""
     from servers.simulated import StartError
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.faults import parse_rule
+    from servers.simulated.config import SimulatedConfig, parse_rule
     from servers.simulated.server import run
 
     key = os.environ.get(api_key_env, "") if api_key_env else ""
@@ -80,3 +58,12 @@ def sim(
     print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
     if summary["falling_behind"]:
         print("The simulated server did not keep up: its tokens left later than its clock wanted.")
+
+
+@functools.partial(SettingsCommand, made=_parameters, shared=serve)
+def sim(settings: dict[str, Any], **own: Any) -> None:
+    """Be a vLLM, TGI or LightLLM server without a model: the same bytes, at times of your choosing.
+
+    Prints `ready URL`, serves until SIGTERM or Ctrl-C, then says how late its tokens left.
+    """
+    serve(settings, **own)

@@ -11,7 +11,7 @@ from typer import Exit, Option
 
 from loadgen.cli.options import run_command, seconds
 from loadgen.cli.output import Assertions, Output, Quiet, finish
-from loadgen.errors import EXIT_OK, EXIT_USAGE, PlanError
+from loadgen.errors import EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
     from loadgen.interactive.session import LocustSession
@@ -31,12 +31,7 @@ def _output(
     return Output(as_json=as_json, quiet=quiet, assertions=assertions), report
 
 
-@run_command(
-    _output,
-    interactive=True,
-    defaults={"label": "ui"},
-    also={"output_tokens": ("--n-tokens",)},
-)
+@run_command(_output, interactive=True, defaults={"label": "ui"}, also={"output_tokens": ("--n-tokens",)})
 def ui(
     settings: dict[str, Any],
     users: Annotated[int, Option(help="Users to start with; the page changes them while they run.")] = 1,
@@ -45,9 +40,9 @@ def ui(
         float | None, Option("--run-time", parser=seconds, metavar="T", help="After which the users stop.")
     ] = None,
     headless: Annotated[bool, Option("--headless", help="No page: start at once, stop after --run-time.")] = False,
-    host: Annotated[str, Option(help="Address of the page; other machines reach only what is not loopback.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, Option(help="Address of the page; other machines reach only what is not loopback.")
+    ] = "127.0.0.1",
     port: Annotated[int, Option(help="Port of the page.")] = 8089,
     locustfile: Annotated[Path | None, Option(help="Users of your own, from loadgen.interactive.user.")] = None,
     out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.")] = None,
@@ -65,26 +60,24 @@ def ui(
 
     interactive_plan(settings)  # mistakes are told before anything is started
     output, report = _output(**shared)
-    page = ["--web-host", host, "--web-port", str(port)]
+    words = ["-f", str(locustfile or LOCUSTFILE), "--users", str(users), "--spawn-rate", str(spawn_rate)]
     if headless:
-        page = ["--headless", "--only-summary", "--stop-timeout", str(LAST_ANSWERS_S)]
-    until = [] if run_time_s is None else ["--run-time", str(max(1, round(run_time_s)))]
-    load = ["--users", str(users), "--spawn-rate", str(spawn_rate)]
+        words += ["--headless", "--only-summary", "--stop-timeout", str(LAST_ANSWERS_S)]
+    else:
+        words += ["--web-host", host, "--web-port", str(port)]
+    if run_time_s is not None:
+        words += ["--run-time", str(max(1, round(run_time_s)))]
     ours = {locust_option(name): value for name, value in (settings | ({"out": out} if out else {})).items()}
-    options = [name if value is True else f"{name}={value}" for name, value in ours.items() if value is not False]
-    session = _drive(
-        ["-f", str(locustfile or LOCUSTFILE), *page, *until, *load, *options],
-        quiet=shared["quiet"] or shared["as_json"],
-    )
+    words += [name if value is True else f"{name}={value}" for name, value in ours.items() if value is not False]
+    session = _drive(words, quiet=shared["quiet"] or shared["as_json"])
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
     if headless and not session.folders:
         raise PlanError("nothing was started within --run-time", "Give it more time.")
-    if not headless:
-        for folder in session.folders:
-            output.say(str(folder / "run.jsonl"))
-        raise Exit(EXIT_OK)
-    raise Exit(finish(output, session.folders[0], report=report))
+    if headless:
+        raise Exit(finish(output, session.folders[0], report=report))
+    for folder in session.folders:
+        output.say(str(folder / "run.jsonl"))
 
 
 def _drive(arguments: list[str], *, quiet: bool) -> LocustSession:

@@ -1,8 +1,7 @@
 """A run over several machines: `loadgen burst --distributed` on one, `loadgen worker` on the others.
 
-    protocol        what the commands say to each other, and the frames in which each talks to its own Locust process
-    peers           who may take part: addresses, the shared token, fingerprints of what will be sent
-    clocks          how far another machine's clock is ahead, and how well that is known
+    protocol        what the commands say to each other, the frames in which each talks to its own Locust process, the
+                    shared token, and how far another machine's clock is ahead
     locust_process  Locust's side: sockets, heartbeats, handshakes, clock exchanges; in a process of its own
     master, worker  the two commands
 

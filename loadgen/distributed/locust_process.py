@@ -8,6 +8,7 @@ imported, so this module is never imported by another, and nothing is measured i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -27,9 +28,8 @@ from gevent.lock import RLock
 from locust.env import Environment
 from locust.rpc import Message
 
-from loadgen.distributed import TokenError, peers, protocol
-from loadgen.distributed.clocks import exchanged
-from loadgen.distributed.protocol import Frames, Order
+from loadgen.distributed import TokenError, protocol
+from loadgen.distributed.protocol import Frames, Order, exchanged
 
 CHANNEL = "loadgen"
 """Locust's name for our messages."""
@@ -74,14 +74,14 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
 class Peer:
     """What both sides do: open and pass on what is sealed, give the rest to the handshake, obey the command."""
 
-    def __init__(
-        self, role: str, runner: Any, frames: Frames[Order], handshake: Mapping[str, Callable[[str, Said], None]]
-    ) -> None:
+    role: str
+
+    def __init__(self, runner: Any, frames: Frames[Order], **handshake: Callable[[str, Said], None]) -> None:
         """`handshake` takes the messages of those that have not proven themselves, by their step."""
-        self.role = role
         self.runner = runner
         self.frames = frames
-        self.channels: dict[str, peers.SealedChannel] = {}
+        self.token = protocol.token_of(os.environ)
+        self.channels: dict[str, protocol.SealedChannel] = {}
         """By node, of those that have proven themselves; a worker has the master's only, whose name is empty."""
         self.sealed: dict[str, Callable[[str, bytes, int], None]] = {
             "words": lambda node, body, _: frames.post(protocol.Sealed(node, body))
@@ -103,7 +103,7 @@ class Peer:
             elif order is not None and series is not None:
                 gevent.spawn(series, order.node)
 
-    def enter(self, node: str, handshake: peers.Handshake) -> None:
+    def enter(self, node: str, handshake: protocol.Handshake) -> None:
         """The other side has proven itself."""
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))
@@ -120,7 +120,7 @@ class Peer:
 
     def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - by Locust's names
         arrived_ns = time.monotonic_ns()
-        said, node = msg.data, msg.node_id if self.role == peers.MASTER else ""
+        said, node = msg.data, msg.node_id if self.role == protocol.MASTER else ""
         step = said.get("step") if isinstance(said, dict) else None
         if not isinstance(step, str):
             return
@@ -128,34 +128,33 @@ class Peer:
             if step in self._handshake:
                 self._handshake[step](node, said)
             return
-        try:
+        with contextlib.suppress(TokenError):
             body = self.channels[node].open(said)
-        except TokenError:
-            return
-        if step in self.sealed:
-            self.sealed[step](node, body, arrived_ns)
+            if step in self.sealed:
+                self.sealed[step](node, body, arrived_ns)
 
 
-class Admission:
+class MasterPeer(Peer):
     """The master's side: lets worker machines in, exchanges stamps with them, and tells who is gone."""
 
-    def __init__(self, runner: GuardedRunner, frames: Frames[Order], token: str) -> None:
-        self.peer = Peer(peers.MASTER, runner, frames, {"hello": self._challenge, "proof": self._judge})
-        self.peer.sealed["pong"] = self._take
-        self._token = token
-        self._strangers: dict[str, peers.Handshake] = {}
+    role = protocol.MASTER
+
+    def __init__(self, runner: GuardedRunner, frames: Frames[Order]) -> None:
+        super().__init__(runner, frames, hello=self._challenge, proof=self._judge)
+        self.sealed["pong"] = self._take
+        self._strangers: dict[str, protocol.Handshake] = {}
         self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
         """Tell of machines that left and of those that Locust has missed for too long."""
         while True:
             gevent.sleep(WATCH_EVERY_S)
-            for node in list(self.peer.channels):
-                seen = self.peer.runner.clients.get(node)
+            for node in list(self.channels):
+                seen = self.runner.clients.get(node)
                 missed = seen and seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS
                 if seen is None or missed:
-                    del self.peer.channels[node]
-                    self.peer.frames.post(protocol.Gone(node, "no heartbeat came any more" if missed else "it left"))
+                    del self.channels[node]
+                    self.frames.post(protocol.Gone(node, "no heartbeat came any more" if missed else "it left"))
 
     def _challenge(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
@@ -164,80 +163,80 @@ class Admission:
         while len(self._strangers) >= STRANGERS_MOST:
             del self._strangers[next(iter(self._strangers))]
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._strangers[node] = peers.Handshake(self._token, node, theirs, nonce)
-        self.peer.say(node, step="challenge", nonce=nonce)
+        self._strangers[node] = protocol.Handshake(self.token, node, theirs, nonce)
+        self.say(node, step="challenge", nonce=nonce)
 
     def _judge(self, node: str, said: Said) -> None:
         handshake = self._strangers.pop(node, None)
         if handshake is None:
             return
-        if not handshake.proves(peers.WORKER, said.get("proof")):
-            self.peer.say(node, step="refused", reason=f"its {peers.VARIABLE} is not the master's")
-            self.peer.frames.post(protocol.Gone(node, f"its {peers.VARIABLE} is not ours"))
+        if not handshake.proves(protocol.WORKER, said.get("proof")):
+            self.say(node, step="refused", reason=f"its {protocol.VARIABLE} is not the master's")
+            self.frames.post(protocol.Gone(node, f"its {protocol.VARIABLE} is not ours"))
             return
-        self.peer.enter(node, handshake)  # first: the machine may answer at once
-        self.peer.say(node, step="welcome", proof=handshake.proof(peers.MASTER))
+        self.enter(node, handshake)  # first: the machine may answer at once
+        self.say(node, step="welcome", proof=handshake.proof(protocol.MASTER))
         gevent.spawn(self._always, node)
 
     def _always(self, node: str) -> None:
         """An exchange a second, as long as the machine is there."""
-        while node in self.peer.channels:
+        while node in self.channels:
             self._exchange(node)
             gevent.sleep(EXCHANGE_EVERY_S)
 
     def series(self, node: str) -> None:
         """Many exchanges, now: the quickest of them tells the most."""
         for _ in range(SERIES):
-            if node in self.peer.channels:
+            if node in self.channels:
                 self._exchange(node)
                 gevent.sleep(SERIES_GAP_S)
-        self.peer.frames.post(protocol.ClockSeries(node))
+        self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str) -> None:
         """Send a stamp, which comes back with the machine's own. Until then no other follows, or until the limit."""
         self._answered[node].clear()
-        self.peer.send(node, "ping", lambda: msgspec.msgpack.encode(time.monotonic_ns()))
+        self.send(node, "ping", lambda: msgspec.msgpack.encode(time.monotonic_ns()))
         self._answered[node].wait(EXCHANGE_LIMIT_S)
 
     def _take(self, node: str, body: bytes, arrived_ns: int) -> None:
         t1, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
-        self.peer.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, arrived_ns)))
+        self.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, arrived_ns)))
         self._answered[node].set()
 
 
-class Joining:
+class WorkerPeer(Peer):
     """The worker's side: proves itself, and answers exchanges."""
 
-    def __init__(self, runner: locust_runners.WorkerRunner, frames: Frames[Order], token: str) -> None:
-        steps = {"challenge": self._prove, "refused": self._refused, "welcome": self._enter}
-        self.peer = Peer(peers.WORKER, runner, frames, steps)
-        self.peer.sealed["ping"] = self._answer
-        self._token = token
+    role = protocol.WORKER
+
+    def __init__(self, runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
+        super().__init__(runner, frames, challenge=self._prove, refused=self._refused, welcome=self._welcome)
+        self.sealed["ping"] = self._answer
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._handshake: peers.Handshake | None = None
-        self.peer.say("", step="hello", nonce=self._nonce)
+        self._mine: protocol.Handshake | None = None
+        self.say("", step="hello", nonce=self._nonce)
         silent = {"reason": "a Locust master answers there, but not as loadgen's does"}
         gevent.spawn_later(HANDSHAKE_LIMIT_S, self._refused, "", silent)
 
     def _refused(self, _node: str, said: Said) -> None:
-        if not self.peer.channels:
-            self.peer.frames.post(protocol.Gone(self.peer.runner.client_id, str(said.get("reason"))))
+        if not self.channels:
+            self.frames.post(protocol.Gone(self.runner.client_id, str(said.get("reason"))))
 
     def _prove(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
-        if self._handshake is None and isinstance(theirs, bytes):
-            self._handshake = peers.Handshake(self._token, self.peer.runner.client_id, self._nonce, theirs)
-            self.peer.say(node, step="proof", proof=self._handshake.proof(peers.WORKER))
+        if self._mine is None and isinstance(theirs, bytes):
+            self._mine = protocol.Handshake(self.token, self.runner.client_id, self._nonce, theirs)
+            self.say(node, step="proof", proof=self._mine.proof(protocol.WORKER))
 
-    def _enter(self, node: str, said: Said) -> None:
-        if self._handshake is None or not self._handshake.proves(peers.MASTER, said.get("proof")):
-            self._refused(node, {"reason": f"what answers there has another {peers.VARIABLE}"})
+    def _welcome(self, node: str, said: Said) -> None:
+        if self._mine is None or not self._mine.proves(protocol.MASTER, said.get("proof")):
+            self._refused(node, {"reason": f"what answers there has another {protocol.VARIABLE}"})
         else:
-            self.peer.enter(node, self._handshake)
+            self.enter(node, self._mine)
 
     def _answer(self, node: str, body: bytes, arrived_ns: int) -> None:
         sent_ns = msgspec.msgpack.decode(body, type=int)
-        self.peer.send(node, "pong", lambda: msgspec.msgpack.encode((sent_ns, arrived_ns, time.monotonic_ns())))
+        self.send(node, "pong", lambda: msgspec.msgpack.encode((sent_ns, arrived_ns, time.monotonic_ns())))
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
@@ -245,7 +244,7 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
     frames: Frames[Order] = Frames(socket.socket(fileno=fd), Order)
     environment = Environment()
-    at_master = role == peers.MASTER
+    at_master = role == protocol.MASTER
     try:
         runner = GuardedRunner(environment, host, port) if at_master else environment.create_worker_runner(host, port)
     except (Exception, SystemExit) as error:
@@ -258,16 +257,16 @@ def main(role: str, host: str, port: int, fd: int) -> None:
 
 
 def _master(runner: GuardedRunner, frames: Frames[Order]) -> None:
-    admission = Admission(runner, frames, peers.token_of(os.environ))
+    peer = MasterPeer(runner, frames)
     frames.post(protocol.Listening(runner.server.port))
-    gevent.spawn(admission.watch)
-    admission.peer.obey(admission.series)
+    gevent.spawn(peer.watch)
+    peer.obey(peer.series)
     runner.quit()
     runner.server.close(linger=500)
 
 
 def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
-    obeying = gevent.spawn(Joining(runner, frames, peers.token_of(os.environ)).peer.obey)
+    obeying = gevent.spawn(WorkerPeer(runner, frames).obey)
 
     def until_left() -> None:
         runner.greenlet.join()  # Locust's own greenlets end when the master has said so, or is silent

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,16 @@ import msgspec
 
 from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
-from loadgen.distributed.clocks import ClockOffset, ClockSample, converted, offset_of
-from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
-from loadgen.distributed.protocol import Event, Frames, write_down
+from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
-from loadgen.gather import Outcome, append, gather, open_run
 from loadgen.plan import Plan
-from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.prepare import OnProgress, Say
+from loadgen.record import Record, shifted
+from loadgen.runfile import Footer, Header, Outcome, Telemetry, append, gather, open_run
 from servers.wire.stamps import common
 
 LISTEN_S = 0.1
@@ -48,7 +49,7 @@ class MachinePlan:
     join_timeout_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Machine:
     """One worker machine, as the master sees it."""
 
@@ -68,6 +69,8 @@ class Machine:
     samples: list[ClockSample] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     due: list[int] = field(default_factory=list)
+    offset: ClockOffset = field(init=False)
+    """As of the start, and then of the end."""
     ended: protocol.Ended | None = None
     lost: str = ""
     """Why nothing more comes from it."""
@@ -78,63 +81,229 @@ class Machine:
         return [task.worker for task in self.tasks]
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more of the run comes from it."""
-        return self.ended is not None or bool(self.lost)
-
-    @property
     def kept_there(self) -> str:
         """Where to look for what a lost machine did not send."""
         return f"What it recorded and did not send is on that machine, in {self.folder}"
 
-    def offset(self, start_ns: int) -> ClockOffset:
-        """Its clock against the master's."""
-        return offset_of(self.samples, start_ns)
+
+def run(
+    plan: Plan, spread: MachinePlan, folder: Path, *, command: list[str], say: Say, on_progress: OnProgress
+) -> Footer:
+    """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`. Raises
+    DistributedError before anything is sent, and what `prepare.run` raises."""
+    protocol.require_locust()
+    bind = spread.bind.numeric
+    if not protocol.token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master
+        raise TokenError(
+            f"--bind {bind}: without a token the master listens on this machine only",
+            f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
+        )
+    total = plan.model_copy(update={"workers": plan.workers * spread.machines})
+    with (
+        prepare.prepare(total, folder, say) as prepared,
+        protocol.locust_process("master", bind.host, bind.port) as link,
+    ):
+        host.make_folder(folder, prepared.bytes)
+        prepared.header.command = command
+        places = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
+        master = Master(link, prepared.header, places, spread, folder, say, on_progress)
+        with master.interrupts.watched():
+            return master.run(sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
 
 
-class Machines:
-    """Takes events from Locust and keeps the machines' states; as many have a part in the run as there are places."""
+@dataclass(slots=True)
+class Master:
+    """One run over several machines. Takes events from Locust and keeps the machines' states."""
 
-    def __init__(
-        self, link: Frames[Event], places: Sequence[Sequence[WorkerTask]], plan: Mapping[str, Any], say: prepare.Say
-    ) -> None:
-        """`places` are the tasks that each machine gets, of this plan."""
-        self.link = link
-        self.port: int | None = None
-        self.places: list[Machine | None] = [None] * len(places)
-        self.started = False
-        self._tasks = places
-        self._plan = plan
-        self._known: dict[str, Machine] = {}
-        self._joined: set[str] = set()
-        """Let in and not gone, also those that have not said anything yet."""
-        self._say = say
+    _link: Frames[Event]
+    _header: Header
+    _tasks: Sequence[Sequence[WorkerTask]]
+    """What each machine gets that has a place in the run."""
+    _spread: MachinePlan
+    _folder: Path
+    _say: Say
+    _on_progress: OnProgress
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    _port: int | None = None
+    _places: list[Machine | None] = field(init=False)
+    _started: bool = False
+    _known: dict[str, Machine] = field(default_factory=dict)
+    _joined: set[str] = field(default_factory=set)
+    """Let in and not gone, also those that have not said anything yet."""
+
+    def __post_init__(self) -> None:
+        self._places = [None] * len(self._tasks)
+
+    def run(self, sampler: Sampler) -> Footer:
+        """From the first machine to the footer. However it ends, each machine is told."""
+        ended, kept = "the master failed", False
+        try:
+            sampler.idle()
+            self._assemble()
+            sampler.start()
+            self._header.telemetry = sampler.facts
+            self._start()
+            sampler.begin(self._header.start_ns, self._folder, self.counts)
+            self._watch()
+            beside = sampler.end(patient=not self.interrupts.count)
+            self._measure()
+            footer = self._gather(beside)
+            ended, kept = "the run is over", True
+            return footer
+        except (DistributedError, KeyboardInterrupt) as error:
+            ended = f"the run was called off: {error or 'interrupted'}"
+            raise
+        finally:
+            sampler.stop()
+            for node in self._joined:
+                machine = self._known.get(node)
+                self._link.tell(protocol.Bye(ended, kept and machine is not None and bool(machine.tasks)), node)
+
+    def _assemble(self) -> None:
+        """Until every place is taken by a machine that is ready and whose clock is known."""
+        spread = self._spread
+        soon = time.monotonic() + MEASURE_LIMIT_S
+        self._until(lambda: self._port is not None, soon, "Locust's master does not come up")
+        self._say(f"waiting for {spread.machines} worker machines on {spread.bind.numeric.host}:{self._port}")
+        deadline = time.monotonic() + spread.join_timeout_s
+        late = f"not every machine was ready after {spread.join_timeout_s:g} s"
+        while not self._all("ready"):
+            self._until(lambda: self._all("drawn"), deadline, late)
+            self._measure()
+            if None in self._places:
+                continue
+            # Only now, and all at the same time, so that no connection idles for long before the start.
+            for machine in self.present:
+                if not machine.connecting:
+                    self._check(machine)
+                    machine.connecting = True
+                    self._link.tell(protocol.Connect(), machine.node)
+            self._until(lambda: None in self._places or self._all("ready"), deadline, late)
+
+    def _all(self, word: str) -> bool:
+        """Whether every place is taken by a machine that has said this."""
+        return all(machine is not None and getattr(machine, word) for machine in self._places)
+
+    def _until(self, reached: Callable[[], bool], deadline: float, late: str) -> None:
+        while not reached():
+            if self.interrupts.count:
+                raise KeyboardInterrupt
+            if time.monotonic() > deadline:
+                there = ", ".join(machine.name for machine in self.present) or "none"
+                raise DistributedError(late, f"Present: {there}. --join-timeout waits longer.")
+            self.listen()
+            self._on_progress("connecting", self.counts())
+
+    def _check(self, machine: Machine) -> None:
+        """The same server and the same bytes everywhere, or the run would be of something else."""
+        assert machine.drawn is not None
+        for fact in ("name", "version", "model", "simulated"):
+            ours, theirs = self._header.server[fact], machine.drawn.server.get(fact)
+            if ours != theirs:
+                raise DistributedError(
+                    f"{machine.name} finds another server at {self._header.server['url']}: {fact} {theirs}, not {ours}",
+                    "Give a --url that leads every machine to the same server.",
+                )
+        ours = [protocol.fingerprint(task.requests(), task.dialect, task.model) for task in machine.tasks]
+        if machine.drawn.fingerprints != ours:
+            raise DistributedError(
+                f"{machine.name} draws other prompts from the same seed",
+                "Its tokenizer, dataset or trace file is not the master's: copy the file, under the same path.",
+            )
+
+    def _measure(self) -> None:
+        """A series of exchanges with every machine, now. One that does not answer keeps what is known of it."""
+        there = [machine for machine in self.present if not machine.lost]
+        for machine in there:
+            machine.measured = False
+            self._link.post(protocol.ClockSeries(machine.node))
+        deadline = time.monotonic() + MEASURE_LIMIT_S
+        while time.monotonic() < deadline and not all(machine.measured or machine.lost for machine in there):
+            self.listen()
+
+    def _start(self) -> None:
+        machines = self.present
+        longest = max(sample.round_trip_ns for machine in machines for sample in machine.samples)
+        start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
+        about = self._header.client["machines"] = []
+        for machine in machines:
+            machine.offset = offset_of(machine.samples, start_ns)
+            facts = {"name": machine.name, "workers": machine.workers, "host": machine.host}
+            about.append(facts | machine.offset.before.facts | {"exchanges": len(machine.samples)})
+        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
+        open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
+        self._started = True
+        for machine in machines:
+            self._link.tell(protocol.StartAt(start_ns + machine.offset.before.offset_ns), machine.node)
+
+    def _watch(self) -> None:
+        """Until each machine has sent everything or is lost. The first interrupt stops them all; the second gives them
+        up."""
+        told = 0
+        while not all(machine.ended or machine.lost for machine in self.present):
+            self.listen()
+            if self.interrupts.count > told:
+                told = self.interrupts.count
+                for machine in self.present:
+                    if not machine.lost:
+                        self._link.tell(protocol.Stop(), machine.node)
+                    if told > 1 and not (machine.ended or machine.lost):
+                        machine.lost = "given up by a second interrupt"
+                        self._say(f"{machine.name}: {machine.lost}. {machine.kept_there}")
+            self._on_progress("running", self.counts())
+        self._on_progress("ended", self.counts())
+
+    def _gather(self, beside: Sequence[Path]) -> Footer:
+        start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
+        machines = self.present
+        for machine in machines:
+            machine.offset = offset_of(machine.samples, start_ns)
+        append(main, chain.from_iterable(map(self._clock_lines, machines)))
+        outcomes = list(chain.from_iterable(map(self._outcomes, machines)))
+        notes = [f"{each.name} was interrupted there" for each in machines if each.ended and each.ended.interrupted]
+        notes += [f"{each.name} is lost: {each.lost}. {each.kept_there}" for each in machines if not each.ended]
+        ends = (each.ended.at_ns - each.offset.after.offset_ns for each in machines if each.ended)
+        interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
+        return gather(
+            outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
+        )
+
+    def _clock_lines(self, machine: Machine) -> Iterator[bytes]:
+        for sample in dict.fromkeys((machine.offset.before, machine.offset.after)):
+            values = {"machine": machine.name, "workers": machine.workers} | sample.facts
+            at_ns = sample.at_ns - self._header.start_ns
+            line = Telemetry(source="clock", at_ns=at_ns, worker=machine.workers[0], values=values)
+            yield msgspec.json.encode(line) + b"\n"
+
+    def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
+        """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
+        nobody else sends it."""
+        tasks = machine.tasks
+        measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.of_sessions
+        convert = None
+        if abs(machine.offset.drift_ns) > DRIFT_LEAST_NS:
+            convert = partial(converted, machine.offset, self._header.start_ns, closed=measured)
+        known = machine.due or [0] * len(tasks)
+        exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
+        for task, due, exit_ in zip(tasks, known, exits, strict=True):
+            yield Outcome(task, due if machine.ended else planned(task, due), exit_, None, convert)
+
+    # What the machines say.
 
     @property
     def present(self) -> list[Machine]:
         """Those with a place."""
-        return [machine for machine in self.places if machine is not None]
-
-    @property
-    def full(self) -> bool:
-        """Whether every place is taken."""
-        return None not in self.places
+        return [machine for machine in self._places if machine is not None]
 
     def listen(self) -> None:
         """Take what comes, after a short wait for the first of it. Raises DistributedError when nothing can come."""
         try:
-            for event in self.link.available(LISTEN_S):
+            for event in self._link.available(LISTEN_S):
                 self._take(event)
         except EOFError:
             raise DistributedError(
                 "Locust's master process ended on its own", "What came is in the part files."
             ) from None
-
-    def dismiss(self, reason: str, *, kept: bool) -> None:
-        """Tell everybody that it is over."""
-        for node in self._joined:
-            machine = self._known.get(node)
-            self.link.tell(protocol.Bye(reason, kept and machine is not None and bool(machine.tasks)), node)
 
     def counts(self) -> Counts:
         """Sums over the machines."""
@@ -143,7 +312,7 @@ class Machines:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, protocol.Listening):
-            self.port = event.port
+            self._port = event.port
         elif isinstance(event, protocol.Joined):
             self._joined.add(event.node)
         elif isinstance(event, protocol.Sealed):
@@ -173,44 +342,49 @@ class Machines:
             raise DistributedError(f"{machine.name} cannot take part: {word.message}", word.hint)
         elif isinstance(word, protocol.Progress):
             machine.counts, machine.due = word.counts, word.due
+            if word.ahead_ns < 0:
+                self._say(f"{machine.name} got the order to start {-word.ahead_ns / 1e6:.1f} ms after the start")
         elif isinstance(word, protocol.Piece):
-            self._write(machine, word)
-        elif isinstance(word, protocol.Ended):
+            part = next((task.part for task in machine.tasks if task.worker == word.worker), None)
+            if part is None:
+                raise DistributedError(f"{machine.name} sent the part of worker {word.worker}, which is not its own")
+            self._link.tell(protocol.write_down(word, part), machine.node)
+        else:
             machine.ended, machine.due = word, word.due
-        elif isinstance(word, protocol.Started) and word.ahead_ns < 0:
-            self._say(f"{machine.name} got the order to start {-word.ahead_ns / 1e6:.1f} ms after the start")
-
-    def _write(self, machine: Machine, piece: protocol.Piece) -> None:
-        part = next((task.part for task in machine.tasks if task.worker == piece.worker), None)
-        if part is None:
-            raise DistributedError(f"{machine.name} sent the part of worker {piece.worker}, which is not its own")
-        self.link.tell(write_down(piece, part), machine.node)
 
     def _greet(self, node: str, hello: protocol.Hello) -> None:
         if hello.version != (ours := version("llm-loadgen")):
             reason = f"the master is loadgen {ours}, and this machine has {hello.version}"
-            self.link.tell(protocol.Bye(reason, kept=False), node)
+            self._link.tell(protocol.Bye(reason, kept=False), node)
             self._say(f"refused {_host_of(node)}: it has loadgen {hello.version}, not {ours}")
             return
-        machine = Machine(node, self._name(str(hello.host.get("hostname", node))), hello.folder, hello.host)
+        names = {machine.name for machine in self._known.values()}
+        name = hostname = str(hello.host.get("hostname", node))
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{hostname} ({number})"
+        machine = Machine(node, name, hello.folder, hello.host)
         self._known[node] = machine
-        if self.started:
-            self.link.tell(protocol.Wait("the run has begun"), node)
+        there = f"{len(self._places)} machines are there already"
+        if self._started:
+            self._link.tell(protocol.Wait("the run has begun"), node)
             self._say(f"{machine.name} came after the start and has no part in this run")
-        elif not self.full:
+        elif None in self._places:
             self._place(machine)
         else:
-            self.link.tell(protocol.Wait(f"{len(self.places)} machines are there already"), node)
-            self._say(f"{machine.name} waits: {len(self.places)} machines are there already")
+            self._link.tell(protocol.Wait(there), node)
+            self._say(f"{machine.name} waits: {there}")
 
     def _place(self, machine: Machine) -> None:
-        place = self.places.index(None)
-        self.places[place], machine.tasks = machine, self._tasks[place]
-        self._say(f"{machine.name} joined: {len(self.present)} of {len(self.places)} machines")
-        self.link.tell(protocol.Assign(dict(self._plan), machine.workers[0], len(machine.tasks)), machine.node)
+        place = self._places.index(None)
+        self._places[place], machine.tasks = machine, self._tasks[place]
+        self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
+        plan = {**self._header.plan, "url": self._header.server["url"]}
+        self._link.tell(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)
 
     def _gone(self, gone: protocol.Gone) -> None:
-        if self.port is None:
+        if self._port is None:
             raise DistributedError(f"cannot listen: {gone.reason}", "Name another address with --bind HOST:PORT.")
         if gone.node not in self._joined:
             self._say(f"refused {_host_of(gone.node)}: {gone.reason}")
@@ -221,8 +395,8 @@ class Machines:
         machine.lost = gone.reason
         if machine not in self.present:
             del self._known[gone.node]
-        elif not self.started:
-            self.places[self.places.index(machine)] = None
+        elif not self._started:
+            self._places[self._places.index(machine)] = None
             del self._known[gone.node]
             self._say(f"{machine.name} is gone before the start ({gone.reason}); waiting for another")
             waiting = next((each for each in self._known.values() if each not in self.present), None)
@@ -231,218 +405,10 @@ class Machines:
         elif machine.ended is None:
             self._say(f"{machine.name} is lost: {gone.reason}. {machine.kept_there}")
 
-    def _name(self, hostname: str) -> str:
-        names = {machine.name for machine in self._known.values()}
-        numbered = (hostname if number == 1 else f"{hostname} ({number})" for number in range(1, len(names) + 2))
-        return next(name for name in numbered if name not in names)
-
 
 def _host_of(node: str) -> str:
     """Locust calls a worker <host name>_<random number>."""
     return node.rpartition("_")[0] or node
-
-
-def run(
-    plan: Plan,
-    spread: MachinePlan,
-    folder: Path,
-    *,
-    command: list[str],
-    say: prepare.Say,
-    on_progress: prepare.OnProgress,
-) -> Footer:
-    """Run the plan on worker machines, `plan.workers` processes on each, and write `folder/run.jsonl`.
-
-    Raises DistributedError before anything is sent, and what `prepare.run` raises.
-    """
-    protocol.require_locust()
-    bind = spread.bind.numeric
-    if not token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master
-        raise TokenError(
-            f"--bind {bind}: without a token the master listens on this machine only",
-            f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
-        )
-    total = plan.model_copy(update={"workers": plan.workers * spread.machines})
-    with (
-        prepare.prepare(total, folder, say) as prepared,
-        protocol.locust_process("master", bind.host, bind.port) as link,
-    ):
-        host.make_folder(folder, prepare.bytes_of(plan, prepared.schedule))
-        prepared.header.command = command
-        places = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
-        told = {**prepared.header.plan, "url": prepared.header.server["url"]}
-        machines = Machines(link, places, told, say)
-        master = Master(machines, spread, prepared.header, folder, say, on_progress)
-        with master.interrupts.watched():
-            return master.run(sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
-
-
-@dataclass(slots=True)
-class Master:
-    """One run over several machines."""
-
-    _machines: Machines
-    _spread: MachinePlan
-    _header: Header
-    _folder: Path
-    _say: prepare.Say
-    _on_progress: prepare.OnProgress
-    interrupts: Interrupts = field(default_factory=Interrupts)
-
-    def run(self, sampler: Sampler) -> Footer:
-        """From the first machine to the footer. However it ends, each machine is told. `sampler` reads the server from
-        here."""
-        ended = "the master failed"
-        kept = False
-        try:
-            sampler.idle()
-            self._assemble()
-            sampler.start()
-            self._header.telemetry = sampler.facts
-            self._start()
-            sampler.begin(self._header.start_ns, self._folder, self._machines.counts)
-            self._watch()
-            beside = sampler.end(patient=not self.interrupts.count)
-            self._measure()
-            footer = self._gather(beside)
-            ended, kept = "the run is over", True
-            return footer
-        except (DistributedError, KeyboardInterrupt) as error:
-            ended = f"the run was called off: {error or 'interrupted'}"
-            raise
-        finally:
-            sampler.stop()
-            self._machines.dismiss(ended, kept=kept)
-
-    def _assemble(self) -> None:
-        """Until every place is taken by a machine that is ready and whose clock is known."""
-        machines, spread = self._machines, self._spread
-        soon = time.monotonic() + MEASURE_LIMIT_S
-        self._until(lambda: machines.port is not None, soon, "Locust's master does not come up")
-        self._say(f"waiting for {spread.machines} worker machines on {spread.bind.numeric.host}:{machines.port}")
-        deadline = time.monotonic() + spread.join_timeout_s
-        late = f"not every machine was ready after {spread.join_timeout_s:g} s"
-        while not (machines.full and all(machine.ready for machine in machines.present)):
-            self._until(lambda: machines.full and all(machine.drawn for machine in machines.present), deadline, late)
-            self._measure()
-            if not machines.full:
-                continue
-            # Only now, and all at the same time, so that no connection idles for long before the start.
-            for machine in machines.present:
-                if not machine.connecting:
-                    self._check(machine)
-                    machine.connecting = True
-                    machines.link.tell(protocol.Connect(), machine.node)
-            self._until(lambda: not machines.full or all(each.ready for each in machines.present), deadline, late)
-
-    def _until(self, reached: Callable[[], bool], deadline: float, late: str) -> None:
-        while not reached():
-            if self.interrupts.count:
-                raise KeyboardInterrupt
-            if time.monotonic() > deadline:
-                there = ", ".join(machine.name for machine in self._machines.present) or "none"
-                raise DistributedError(late, f"Present: {there}. --join-timeout waits longer.")
-            self._machines.listen()
-            self._on_progress("connecting", self._machines.counts())
-
-    def _check(self, machine: Machine) -> None:
-        """The same server and the same bytes everywhere, or the run would be of something else."""
-        assert machine.drawn is not None
-        for fact in ("name", "version", "model", "simulated"):
-            ours, theirs = self._header.server[fact], machine.drawn.server.get(fact)
-            if ours != theirs:
-                raise DistributedError(
-                    f"{machine.name} finds another server at {self._header.server['url']}: {fact} {theirs}, not {ours}",
-                    "Give a --url that leads every machine to the same server.",
-                )
-        ours = [fingerprint(task.requests(), task.dialect, task.model) for task in machine.tasks]
-        if machine.drawn.fingerprints != ours:
-            raise DistributedError(
-                f"{machine.name} draws other prompts from the same seed",
-                "Its tokenizer, dataset or trace file is not the master's: copy the file, under the same path.",
-            )
-
-    def _measure(self) -> None:
-        """A series of exchanges with every machine, now. One that does not answer keeps what is known of it."""
-        there = [machine for machine in self._machines.present if not machine.lost]
-        for machine in there:
-            machine.measured = False
-            self._machines.link.post(protocol.ClockSeries(machine.node))
-        deadline = time.monotonic() + MEASURE_LIMIT_S
-        while time.monotonic() < deadline and not all(machine.measured or machine.lost for machine in there):
-            self._machines.listen()
-
-    def _start(self) -> None:
-        machines = self._machines.present
-        longest = max(sample.round_trip_ns for machine in machines for sample in machine.samples)
-        start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
-        self._header.client["machines"] = [
-            {"name": machine.name, "workers": machine.workers, "host": machine.host}
-            | _known_to(machine.offset(start_ns).before)
-            | {"exchanges": len(machine.samples)}
-            for machine in machines
-        ]
-        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
-        open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
-        self._machines.started = True
-        for machine in machines:
-            at_ns = start_ns + machine.offset(start_ns).before.offset_ns
-            self._machines.link.tell(protocol.StartAt(at_ns), machine.node)
-
-    def _watch(self) -> None:
-        """Until each machine has sent everything or is lost. The first interrupt stops them all; the second gives them
-        up."""
-        told = 0
-        while not all(machine.over for machine in self._machines.present):
-            self._machines.listen()
-            if self.interrupts.count > told:
-                told = self.interrupts.count
-                for machine in self._machines.present:
-                    if not machine.lost:
-                        self._machines.link.tell(protocol.Stop(), machine.node)
-                    if told > 1 and not machine.over:
-                        machine.lost = "given up by a second interrupt"
-                        self._say(f"{machine.name}: {machine.lost}. {machine.kept_there}")
-            self._on_progress("running", self._machines.counts())
-        self._on_progress("ended", self._machines.counts())
-
-    def _gather(self, beside: Sequence[Path]) -> Footer:
-        start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
-        machines = self._machines.present
-        append(main, (line for machine in machines for line in self._clock_lines(machine)))
-        outcomes = [outcome for machine in machines for outcome in self._outcomes(machine)]
-        notes = [f"{each.name} was interrupted there" for each in machines if each.ended and each.ended.interrupted]
-        notes += [f"{each.name} is lost: {each.lost}. {each.kept_there}" for each in machines if not each.ended]
-        ends = [each.ended.at_ns - each.offset(start_ns).after.offset_ns for each in machines if each.ended]
-        interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
-        return gather(
-            outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
-        )
-
-    def _clock_lines(self, machine: Machine) -> Iterator[bytes]:
-        offset = machine.offset(self._header.start_ns)
-        for sample in dict.fromkeys((offset.before, offset.after)):
-            values = {"machine": machine.name, "workers": machine.workers} | _known_to(sample)
-            at_ns = sample.at_ns - self._header.start_ns
-            line = Telemetry(source="clock", at_ns=at_ns, worker=machine.workers[0], values=values)
-            yield msgspec.json.encode(line) + b"\n"
-
-    def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
-        """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
-        nobody else sends it."""
-        offset = machine.offset(self._header.start_ns)
-        tasks = machine.tasks
-        measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.of_sessions
-        convert = partial(converted, offset, self._header.start_ns, closed=measured)
-        known = machine.due or [0] * len(tasks)
-        exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
-        for task, due, exit_ in zip(tasks, known, exits, strict=True):
-            due_in_all = due if machine.ended else planned(task, due)
-            yield Outcome(task, due_in_all, exit_, None, convert if abs(offset.drift_ns) > DRIFT_LEAST_NS else None)
-
-
-def _known_to(sample: ClockSample) -> dict[str, int]:
-    return {"offset_ns": sample.offset_ns, "uncertainty_ns": sample.uncertainty_ns}
 
 
 def planned(task: WorkerTask, due: int) -> int:
@@ -453,3 +419,47 @@ def planned(task: WorkerTask, due: int) -> int:
     if schedule.due_ns is None or task.prompts.of_sessions:
         return sum(1 for _ in task.requests())
     return len(schedule.due_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """A worker machine's clock against the master's, over a run: by the exchange with the smallest round trip of before
+    the start, and that of after it. In between the clock drifts evenly."""
+
+    before: ClockSample
+    after: ClockSample
+    """The same as `before` as long as nothing was exchanged since the start."""
+
+    @property
+    def drift_ns(self) -> int:
+        """How much further ahead the clock was in the end."""
+        return self.after.offset_ns - self.before.offset_ns
+
+    def correction(self, start_ns: int, instant_ns: int) -> int:
+        """What to add to a worker machine's instant, counted from its own start, to count it from the master's
+        `start_ns`: the worker's start was set with the offset of before, and its clock has drifted since."""
+        span = self.after.at_ns - self.before.at_ns
+        passed = min(max(start_ns + instant_ns - self.before.at_ns, 0), span)
+        return -(self.drift_ns * passed // max(span, 1))
+
+
+def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
+    """The best exchange before the start and the best after it. Raises ValueError when there is none before."""
+    quickest = partial(min, key=attrgetter("round_trip_ns"))
+    before = quickest(sample for sample in samples if sample.at_ns <= start_ns)
+    return ClockOffset(before, quickest((sample for sample in samples if sample.at_ns > start_ns), default=before))
+
+
+def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
+    """A line of a worker machine's part, with its Record on the master's clock. The Record moves as a whole, by the
+    drift until it was sent: durations stay as that machine's clock measured them. So does the due instant of an open
+    loop, which is the plan's own."""
+    try:
+        record = msgspec.json.decode(line, type=Record)
+    except msgspec.DecodeError:
+        return line
+    at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
+    moved = shifted(record, offset.correction(start_ns, at_ns))
+    if not closed:
+        moved.due_ns = record.due_ns
+    return msgspec.json.encode(moved) + b"\n"

@@ -1,15 +1,30 @@
-"""What master and worker machines say to each other, and what each command says to its own Locust process.
+"""What master and worker machines say to each other, and what each command says to its own Locust process; who may take
+part, and how far apart the clocks of two machines are.
 
     command <── frames ──> Locust process <══ Locust's messages, sealed ══> Locust process <── frames ──> command
     master                 MasterRunner                                     WorkerRunner                  worker
 
 Words pass from command to command; the Locust processes seal and open them and do not read them. Events and orders are
 between a command and its own Locust process. A frame is a length of four bytes, then msgpack.
+
+A token proves both sides, and every later message carries a code made from it:
+
+    worker machine                        master
+    hello, nonce ─────────────────────────>
+           <───────────────── challenge, nonce
+    proof(worker) ────────────────────────>      wrong: refused, and nothing else is ever told
+           <──────────── welcome, proof(master)
+    sealed messages <────────────> sealed messages
+
+The worker proves itself first, so that a stranger who reaches the master's port learns nothing made from the token.
+HMAC is that of RFC 2104 with SHA-256. Nothing here is encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
 import select
 import socket
@@ -17,22 +32,29 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from loadgen.distributed import DistributedError
-from loadgen.distributed.clocks import ClockSample
+from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
+from servers.kinds.base import Dialect
+from workloads.request import Request
 
+PORT = 5557
+"""Locust's own."""
+VARIABLE = "LOADGEN_TOKEN"
+LENGTH_LEAST = 16
+"""Characters. Whoever hears a handshake can try tokens against it at leisure, so a short one protects nothing."""
+WORKER, MASTER = "worker", "master"
+FINGERPRINT_REQUESTS = 2
 FRAME_BYTES_MOST = 1 << 24
 """Nothing that is said is nearly as long."""
-PIECE_BYTES = 1 << 18
-PIECES_UNTAKEN = 4
-"""Of a machine's part files, so many pieces at most are on their way at a time."""
 END_LIMIT_S = 5.0
 """For Locust to say goodbye."""
 _LENGTH = struct.Struct("!I")
@@ -78,18 +100,14 @@ class Unable(Message, frozen=True):
     hint: str
 
 
-class Started(Message, frozen=True):
-    """The order came this long before the instant; below zero it came too late."""
-
-    ahead_ns: int
-
-
 class Progress(Message, frozen=True):
-    """Twice a second: the sums of loadgen.engine.health.Counts, in its order."""
+    """At the order to start and then twice a second: the sums of loadgen.engine.health.Counts, in its order."""
 
     counts: list[int]
     due: list[int]
     """Of each worker: how many of its requests had their turn."""
+    ahead_ns: int = 0
+    """The order to start came this long before the instant; below zero it came too late."""
 
 
 class Piece(Message, frozen=True):
@@ -160,7 +178,7 @@ class Bye(Message, frozen=True):
     kept: bool
 
 
-WorkerWord = Hello | Drawn | Ready | Unable | Started | Progress | Piece | Ended
+WorkerWord = Hello | Drawn | Ready | Unable | Progress | Piece | Ended
 MasterWord = Assign | Connect | StartAt | Stop | Taken | Wait | Bye
 WORKER_WORD: msgspec.msgpack.Decoder[WorkerWord] = msgspec.msgpack.Decoder(WorkerWord)
 MASTER_WORD: msgspec.msgpack.Decoder[MasterWord] = msgspec.msgpack.Decoder(MasterWord)
@@ -186,6 +204,33 @@ class Gone(Message, frozen=True):
 
     node: str
     reason: str
+
+
+class ClockSample(msgspec.Struct, frozen=True):
+    """An exchange of stamps as in NTP (RFC 5905, section 8): the master notes t1, the worker machine t2 on arrival and
+    t3 on reply, the master t4, all on CLOCK_MONOTONIC.
+
+        offset = ((t2 - t1) + (t3 - t4)) / 2        worker's clock minus master's
+        round trip = (t4 - t1) - (t3 - t2)
+
+    If both directions took equally long, the offset is exact. How unequal they were cannot be seen from the two ends,
+    but neither can have taken less than nothing, so the truth is within half the round trip.
+    """
+
+    at_ns: int
+    """On the master's clock, half-way through."""
+    offset_ns: int
+    round_trip_ns: int
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The offset, and how far the truth is from it at most."""
+        return {"offset_ns": self.offset_ns, "uncertainty_ns": (self.round_trip_ns + 1) // 2}
+
+
+def exchanged(t1: int, t2: int, t3: int, t4: int) -> ClockSample:
+    """What one exchange tells."""
+    return ClockSample((t1 + t4) // 2, ((t2 - t1) + (t3 - t4)) // 2, (t4 - t1) - (t3 - t2))
 
 
 class Exchanged(Message, frozen=True):
@@ -285,59 +330,6 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
                 child.wait()
 
 
-def require_locust() -> None:
-    """Raises DistributedError unless Locust is installed. Nothing of it is imported: it would patch this process."""
-    if find_spec("locust") is None:
-        raise DistributedError(
-            "several machines are joined by Locust, which is not installed", "pip install 'llm-loadgen[ui]'"
-        )
-
-
-class Outgoing:
-    """Sends the part files of a worker machine as they grow. What could not be sent stays where it is."""
-
-    def __init__(self, parts: dict[int, Path], send: Callable[[Piece], None]) -> None:
-        """`parts` by the worker's number."""
-        self._files = {worker: [path] for worker, path in parts.items()}
-        self._send = send
-        self._sent = dict.fromkeys(parts, 0)
-        self._untaken: set[Taken] = set()
-
-    def append(self, worker: int, rescued: Path) -> None:
-        """A worker has ended, and wrote the end of its part elsewhere, because its own disk was full."""
-        self._files[worker].append(rescued)
-
-    def taken(self, word: Taken) -> None:
-        """The master has written down a piece."""
-        self._untaken.discard(word)
-
-    def pump(self) -> bool:
-        """Send what has come and may go. Whether everything that there is has been taken."""
-        more = True
-        while more:
-            more = False
-            for worker in self._files:  # in turn, so that no part waits for the others to end
-                if len(self._untaken) == PIECES_UNTAKEN:
-                    return False
-                if data := _read_from(self._files[worker], self._sent[worker]):
-                    more = True
-                    self._send(Piece(worker, self._sent[worker], data))
-                    self._sent[worker] += len(data)
-                    self._untaken.add(Taken(worker, self._sent[worker]))
-        return not self._untaken
-
-
-def _read_from(files: Sequence[Path], offset: int) -> bytes:
-    """A piece, from this offset on, of files of which each goes on in the next one."""
-    for path in files:
-        size = path.stat().st_size if path.exists() else 0
-        if offset < size:
-            with path.open("rb") as file:
-                return os.pread(file.fileno(), PIECE_BYTES, offset)
-        offset -= size
-    return b""
-
-
 def write_down(piece: Piece, path: Path) -> Taken:
     """Append what came to the worker's part. Raises OutputError when the disk does not take it."""
     try:
@@ -350,3 +342,124 @@ def write_down(piece: Piece, path: Path) -> Taken:
             "Free some space. The worker machines keep their parts and say where: copy them into the run's folder.",
         ) from error
     return Taken(piece.worker, piece.offset + len(piece.data))
+
+
+# Who may take part.
+
+
+def require_locust() -> None:
+    """Raises DistributedError unless Locust is installed. Nothing of it is imported: it would patch this process."""
+    if find_spec("locust") is None:
+        raise DistributedError(
+            "several machines are joined by Locust, which is not installed", "pip install 'llm-loadgen[ui]'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port."""
+
+    host: str
+    port: int = PORT
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def numeric(self) -> Address:
+        """With the host as numbers, which is all that a socket can be bound to. Raises DistributedError."""
+        if self.host == "*":
+            return Address("0.0.0.0", self.port)  # noqa: S104 - asked for, and refused without a token
+        try:
+            return Address(socket.gethostbyname(self.host), self.port)
+        except OSError as error:
+            raise DistributedError(f"{self.host}: {error.strerror}", "Name this machine's own address.") from error
+
+
+def address_of(text: str, option: str) -> Address:
+    """HOST or HOST:PORT. Raises DistributedError."""
+    name, colon, number = text.rpartition(":")
+    if not colon:
+        return Address(text)
+    if not name or not number.isdecimal() or int(number) > 65535:
+        raise DistributedError(
+            f"{option} {text}: not an address", f"Write HOST or HOST:PORT, such as {text or 'bench-1'}:{PORT}."
+        )
+    return Address(name, int(number))
+
+
+def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
+    """A digest of the first bodies that a worker sends: equal where prompts, model and dialect are, so that no prompt
+    has to be shipped."""
+    bodies = (dialect.encode(request, model) for request in islice(requests, FINGERPRINT_REQUESTS))
+    return hashlib.sha256(b"".join(bodies)).digest()
+
+
+def token_of(environ: Mapping[str, str]) -> str:
+    """The token of this environment; empty when there is none. Raises TokenError for one that is too short."""
+    token = environ.get(VARIABLE, "")
+    if token and len(token) < LENGTH_LEAST:
+        raise TokenError(
+            f"{VARIABLE} has {len(token)} characters: it needs {LENGTH_LEAST} or more",
+            f"Make one, and give the same one to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
+        )
+    return token
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What both sides know of one worker machine's arrival."""
+
+    token: str
+    node: str
+    """The worker machine's name in Locust."""
+    worker_nonce: bytes
+    master_nonce: bytes
+
+    def proof(self, role: str) -> bytes:
+        """What only a holder of the token can say, in this handshake and this role."""
+        return self._code("proof", role)
+
+    def proves(self, role: str, proof: object) -> bool:
+        """Whether this is that proof."""
+        return isinstance(proof, bytes) and hmac.compare_digest(proof, self.proof(role))
+
+    def channel(self, role: str) -> SealedChannel:
+        """The sealed messages that follow, from this role's side."""
+        return SealedChannel(self._code("session"), role, MASTER if role == WORKER else WORKER)
+
+    def _code(self, *parts: str) -> bytes:
+        return _code(self.token.encode(), *parts, self.node, self.worker_nonce, self.master_nonce)
+
+
+@dataclass(slots=True)
+class SealedChannel:
+    """Seals messages to the other side and opens those that come from it."""
+
+    _key: bytes
+    _role: str
+    _other: str
+    _sent: int = 0
+    _opened: int = 0
+
+    def seal(self, body: bytes) -> dict[str, object]:
+        """The message to send. Numbered, so that none counts twice."""
+        self._sent += 1
+        return {"number": self._sent, "body": body, "code": _code(self._key, "message", self._role, self._sent, body)}
+
+    def open(self, message: Mapping[str, object]) -> bytes:
+        """What was sealed. Raises TokenError for anything that the other side did not seal, or that came before."""
+        number, body, code = message.get("number"), message.get("body"), message.get("code")
+        if not (isinstance(number, int) and isinstance(body, bytes) and isinstance(code, bytes)):
+            raise TokenError("a message without its code")
+        if not hmac.compare_digest(code, _code(self._key, "message", self._other, number, body)):
+            raise TokenError("a message with a wrong code")
+        if number <= self._opened:
+            raise TokenError("a message that came before")
+        self._opened = number
+        return body
+
+
+def _code(key: bytes, *parts: object) -> bytes:
+    """HMAC over the parts as msgpack, of which no two lists give the same bytes."""
+    return hmac.digest(key, msgspec.msgpack.encode(parts), "sha256")

@@ -12,23 +12,23 @@ from typing import TypeVar, cast
 
 from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
-from loadgen.distributed.peers import VARIABLE, Address, fingerprint, token_of
-from loadgen.distributed.protocol import Event, Frames, Outgoing
+from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, fingerprint, token_of
 from loadgen.engine import coordinator
 from loadgen.engine.coordinator import Interrupts, Worker
 from loadgen.engine.health import COUNTED, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
-from loadgen.gather import Outcome
 from loadgen.plan import Plan
+from loadgen.runfile import Outcome
 
 LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5
 GOODBYE_LIMIT_S = 10.0
 INTERRUPTS_MOST = 2
 """Then nobody wants to wait for the master any more."""
-
-
+PIECE_BYTES = 1 << 18
+PIECES_UNTAKEN = 4
+"""Of a machine's part files, so many pieces at most are on their way at a time."""
 Word = TypeVar("Word", bound=protocol.MasterWord)
 
 
@@ -45,7 +45,7 @@ class MasterSession:
         self.interrupts = interrupts
         self._on_progress = on_progress
         self._words: dict[type, protocol.MasterWord] = {}
-        self._stops = 0
+        self._stopped = False
         self._outgoing = Outgoing({}, link.tell)
         self._told_s = 0.0
         self._ended_ns = 0
@@ -55,19 +55,14 @@ class MasterSession:
         return cast("Word | None", self._words.get(kind))
 
     @property
-    def bye(self) -> protocol.Bye | None:
-        """The master's last word."""
-        return self.word(protocol.Bye)
-
-    @property
     def interrupted_here(self) -> bool:
         """Whether somebody interrupted this machine's command, rather than the master its run."""
-        return self.interrupts.count > self._stops
+        return self.interrupts.count > self._stopped
 
     @property
     def over(self) -> bool:
         """Whether the master has nothing more to say."""
-        return bool(self.gone or self.bye)
+        return bool(self.gone or self.word(protocol.Bye))
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
@@ -105,13 +100,17 @@ class MasterSession:
     def _stop(self) -> None:
         """As if it had been interrupted here, once: a second interrupt would kill the workers."""
         if not self.interrupts.count:
-            self._stops += 1
+            self._stopped = True
             self.interrupts.count += 1
 
     def drive(self, tasks: Sequence[WorkerTask]) -> list[Outcome]:
         """Connect, wait for the start, and drive to the end."""
         self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.tell)
-        return coordinator.drive(tasks, self._begin, self.interrupts, self._look, self._end)
+
+        def end() -> None:
+            self._ended_ns = time.monotonic_ns()
+
+        return coordinator.drive(tasks, self._begin, self.interrupts, self._look, end)
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
@@ -125,41 +124,84 @@ class MasterSession:
         while not self.over and self.interrupts.count < INTERRUPTS_MOST:
             self.listen(LISTEN_S)
 
-    def _begin(self, stamps: str, _workers: Sequence[Worker]) -> int | None:
+    def _begin(self, stamps: str, workers: Sequence[Worker]) -> int | None:
         """The agreed instant, once everybody is ready."""
         self.link.tell(protocol.Ready(stamps))
         self.until(lambda: self.word(protocol.StartAt))
         start = self.word(protocol.StartAt)
         if start is None:
             return None
-        self.link.tell(protocol.Started(start.at_ns - time.monotonic_ns()))
+        self._tell(workers, start.at_ns - time.monotonic_ns())
         self.began = True
         return start.at_ns
 
-    def _end(self) -> None:
-        self._ended_ns = time.monotonic_ns()
+    def _tell(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
+        counts = total(worker.counts for worker in workers)
+        due = [worker.counts.due for worker in workers]
+        self.link.tell(protocol.Progress([getattr(counts, name) for name in COUNTED], due, ahead_ns))
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
         """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""
         self.listen(0)
-        counts = total(worker.counts for worker in workers)
-        self._on_progress(phase, counts)
+        self._on_progress(phase, total(worker.counts for worker in workers))
         if not self.began:
             return
         self._outgoing.pump()
         now_s = time.monotonic()
         if now_s - self._told_s >= PROGRESS_EVERY_S or phase == "ended":
             self._told_s = now_s
-            values = [getattr(counts, name) for name in COUNTED]
-            self.link.tell(protocol.Progress(values, [worker.counts.due for worker in workers]))
+            self._tell(workers)
+
+
+class Outgoing:
+    """Sends the part files of a worker machine as they grow. What could not be sent stays where it is."""
+
+    def __init__(self, parts: dict[int, Path], send: Callable[[protocol.Piece], None]) -> None:
+        """`parts` by the worker's number."""
+        self._files = {worker: [path] for worker, path in parts.items()}
+        self._send = send
+        self._sent = dict.fromkeys(parts, 0)
+        self._untaken: set[protocol.Taken] = set()
+
+    def append(self, worker: int, rescued: Path) -> None:
+        """A worker has ended, and wrote the end of its part elsewhere, because its own disk was full."""
+        self._files[worker].append(rescued)
+
+    def taken(self, word: protocol.Taken) -> None:
+        """The master has written down a piece."""
+        self._untaken.discard(word)
+
+    def pump(self) -> bool:
+        """Send what has come and may go. Whether everything that there is has been taken."""
+        more = True
+        while more:
+            more = False
+            for worker in self._files:  # in turn, so that no part waits for the others to end
+                if len(self._untaken) == PIECES_UNTAKEN:
+                    return False
+                if data := _read_from(self._files[worker], self._sent[worker]):
+                    more = True
+                    self._send(protocol.Piece(worker, self._sent[worker], data))
+                    self._sent[worker] += len(data)
+                    self._untaken.add(protocol.Taken(worker, self._sent[worker]))
+        return not self._untaken
+
+
+def _read_from(files: Sequence[Path], offset: int) -> bytes:
+    """A piece, from this offset on, of files of which each goes on in the next one."""
+    for path in files:
+        size = path.stat().st_size if path.exists() else 0
+        if offset < size:
+            with path.open("rb") as file:
+                return os.pread(file.fileno(), PIECE_BYTES, offset)
+        offset -= size
+    return b""
 
 
 def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_progress: prepare.OnProgress) -> int:
     """Take part in one run, or with `stay` in one after the other; parts lie in a new folder below `folder` until the
-    master has them. The exit code.
-
-    Raises DistributedError when this machine was not let in or could not deliver, and what `prepare.run` raises.
-    """
+    master has them. The exit code. Raises DistributedError when this machine was not let in or could not deliver, and
+    what `prepare.run` raises."""
     protocol.require_locust()
     token_of(os.environ)
     while True:
@@ -173,11 +215,12 @@ def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_pro
                 _take_part(session, assign, parts, say)
             if session.interrupted_here:
                 return EXIT_INTERRUPTED
+            bye = session.word(protocol.Bye)
             if stay:
                 continue
-            if (session.bye and session.bye.kept) or session.word(protocol.Wait):
+            if (bye and bye.kept) or session.word(protocol.Wait):
                 return EXIT_OK
-            raise DistributedError(session.bye.reason if session.bye else session.gone)
+            raise DistributedError(bye.reason if bye else session.gone)
 
 
 def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
@@ -200,7 +243,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
         with prepare.prepare(plan, parts, say) as prepared:
-            host.make_folder(parts, prepare.bytes_of(plan, prepared.schedule) * assign.workers // plan.workers)
+            host.make_folder(parts, prepared.bytes * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]
             prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
             session.link.tell(protocol.Drawn(prints, prepared.header.server))
@@ -214,7 +257,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
         raise
     if session.began:
         session.deliver(outcomes)
-    bye = session.bye
+    bye = session.word(protocol.Bye)
     if session.began and not (bye and bye.kept):
         reason = session.gone or (bye.reason if bye else "interrupted twice")
         raise DistributedError(

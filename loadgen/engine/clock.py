@@ -13,9 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
 
-from servers.wire.timer import timer
+from servers.wire.poller import Timer
 
 SLEW_TOLERANCE_NS = 1_000
 """Offsets that stay this close to each other are taken as one, because reading two clocks is no more exact."""
@@ -37,16 +36,10 @@ class ClockPairs:
 
     def take(self) -> None:
         """Read both clocks; the tightest of five tries counts."""
-        best: tuple[int, int, int] | None = None
-        for _ in range(5):
-            before = self._monotonic_ns()
-            realtime = self._realtime_ns()
-            after = self._monotonic_ns()
-            if best is None or after - before < best[0]:
-                best = (after - before, realtime, (before + after) // 2)
-        assert best is not None
-        self._realtime.append(best[1])
-        self._offsets.append(best[2] - best[1])
+        tries = [(self._monotonic_ns(), self._realtime_ns(), self._monotonic_ns()) for _ in range(5)]
+        before, realtime, after = min(tries, key=lambda each: each[2] - each[0])
+        self._realtime.append(realtime)
+        self._offsets.append((before + after) // 2 - realtime)
 
     @property
     def disagreement_ns(self) -> int:
@@ -75,30 +68,20 @@ class ClockPairs:
         return first + (last - first) * (realtime - begin) // (end - begin)
 
 
-class Clock(Protocol):
-    """The driver's time: the system's, or a test's."""
-
-    def now_ns(self) -> int:
-        """CLOCK_MONOTONIC."""
-
-    def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
-        """Call back at this instant, or as soon as possible after it."""
-
-
 class SystemClock:
-    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer (servers.wire.timer)."""
+    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer (servers.wire.poller)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = timer(loop, self._run)
+        self._timer = Timer(loop, self._run)
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._taken = count()
 
     def now_ns(self) -> int:
-        """See Clock."""
+        """CLOCK_MONOTONIC."""
         return time.monotonic_ns()
 
     def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
-        """See Clock. Callbacks of one instant run in the order in which they were asked for."""
+        """Call back at this instant, or as soon as possible after it; those of one instant in their order."""
         heappush(self._agenda, (instant_ns, next(self._taken), callback))
         if self._agenda[0][0] == instant_ns:
             self._timer.arm(instant_ns)

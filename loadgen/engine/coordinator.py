@@ -13,14 +13,12 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
-from types import FrameType
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, work
-from loadgen.gather import Outcome, gather, open_run
-from loadgen.runfile import Footer, Header
+from loadgen.runfile import Footer, Header, Outcome, gather, open_run
 from servers.wire.stamps import common
 
 START_LEAD_NS = 100_000_000
@@ -51,15 +49,16 @@ class Interrupts:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Within this block the signals only count."""
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def on_signal(*_: object) -> None:
+            self.count += 1
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
 
 
 def run(
@@ -70,11 +69,8 @@ def run(
     sampler: Sampler | None = None,
 ) -> Footer:
     """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
-    `sampler` reads the server, the GPUs and the host meanwhile.
-
-    The first interrupt ends the run and keeps what came; the second kills the workers too.
-    Raises OutputError when the run file cannot be written.
-    """
+    `sampler` reads the server, the GPUs and the host meanwhile. The first interrupt ends the run and keeps what came;
+    the second kills the workers too. Raises OutputError when the run file cannot be written."""
     readings = sampler or Sampler({})
     ended_ns: int | None = None
     beside: Sequence[Path] = ()
@@ -111,17 +107,21 @@ def drive(
     begin: Callable[[str, Sequence[Worker]], int | None],
     interrupts: Interrupts,
     on_progress: Callable[[str, Sequence[Worker]], None],
-    end: Callable[[], None] = lambda: None,
+    end: Callable[[], None],
 ) -> list[Outcome]:
-    """Fork a worker per task, let them connect, start them together, and wait for their ends.
-
-    `begin` gets the kind of stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or
-    None when there is to be no start. `end` is called as soon as every worker is done.
-    """
+    """Fork a worker per task, let them connect, start them together, and wait for their ends. `begin` gets the kind of
+    stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or None when there is to be
+    no start. `end` is called as soon as every worker is done."""
+    context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     workers: list[Worker] = []
     try:
         for task in tasks:
-            workers.append(_fork(task, [worker.pipe for worker in workers]))
+            (ours, theirs), counts = context.Pipe(), RawValue(Counts)
+            about = (task, theirs, counts, [ours, *(worker.pipe for worker in workers)])
+            process = context.Process(target=work, args=about, name=f"loadgen-worker-{task.worker}")
+            process.start()
+            theirs.close()
+            workers.append(Worker(task, process, ours, counts))
         _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
         start_ns = begin(common(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
@@ -133,19 +133,12 @@ def drive(
             worker.process.kill()
             worker.process.join()
     on_progress("ended", workers)
-    return [Outcome(worker.task, worker.counts.due, _exit(worker), worker.rescued) for worker in workers]
-
-
-def _fork(task: WorkerTask, others: Sequence[Pipe]) -> Worker:
-    context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
-    ours, theirs = context.Pipe()
-    counts = RawValue(Counts)
-    process = context.Process(
-        target=work, args=(task, theirs, counts, [ours, *others]), name=f"loadgen-worker-{task.worker}"
-    )
-    process.start()
-    theirs.close()
-    return Worker(task, process, ours, counts)
+    outcomes = []
+    for worker in workers:
+        code = worker.process.exitcode or 0
+        words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        outcomes.append(Outcome(worker.task, worker.counts.due, words, worker.rescued))
+    return outcomes
 
 
 def _until(
@@ -154,8 +147,16 @@ def _until(
     """Wait until each worker has reached a point or is dead, passing interrupts on."""
     told = 0
     while pending := [worker for worker in workers if not (reached(worker) or worker.done)]:
-        for pipe in wait([worker.pipe for worker in pending], POLL_S):
-            _listen(next(worker for worker in pending if worker.pipe is pipe))
+        ready = wait([worker.pipe for worker in pending], POLL_S)
+        for worker in (each for each in pending if each.pipe in ready):
+            try:
+                word, value = worker.pipe.recv()
+            except (EOFError, OSError):
+                word, value = "done", None
+            if word == "ready":
+                worker.stamps = value
+            else:
+                worker.done, worker.rescued = True, value
         if interrupts.count > told:
             told = interrupts.count
             if told == 1:
@@ -166,24 +167,7 @@ def _until(
         show()
 
 
-def _listen(worker: Worker) -> None:
-    try:
-        word, value = worker.pipe.recv()
-    except (EOFError, OSError):
-        worker.done = True
-        return
-    if word == "ready":
-        worker.stamps = value
-    else:
-        worker.done, worker.rescued = True, value
-
-
 def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.pipe.send(order)
-
-
-def _exit(worker: Worker) -> str:
-    code = worker.process.exitcode
-    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
@@ -66,8 +68,7 @@ def record_of(
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, body)
-    health.reads(late, len(late), record.coalesced_reads)
-    health.connection(_full_reads(exchange.sizes), *exchange.losses)
+    health.add(late, record.coalesced_reads, _full_reads(exchange.sizes), *exchange.losses)
     return record
 
 
@@ -75,6 +76,15 @@ def said(exchange: Exchange, dialect: Dialect) -> str:
     """The text of an answer that was recorded as complete. Only sessions pay for it."""
     body = b"".join(exchange.raw[start:end] for start, end in exchange.framing.body_spans(exchange.raw))
     return dialect.text(split(body)[0])
+
+
+def no_connection(error: OSError | TimeoutError) -> str:
+    """In the system's words: asyncio's own would name the address instead of the cause."""
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
@@ -116,10 +126,7 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
 
 def located(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each event's end offset in the body, the index of the read that brought its last byte, and its place in the
-    buffer.
-
-    `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i.
-    """
+    buffer. `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i."""
     reads, places = [], []
     span = read = before = 0  # `before`: body bytes in the spans already passed
     start, stop = spans[0] if spans else (0, 0)

@@ -1,9 +1,9 @@
-"""The driver: sends each request at its due instant and hands what has ended to the recorder. One per worker process.
+"""The driver sends each request at its due instant; its recorder takes what has ended. One of each per worker process.
 
     next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
     instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
     readable ──> recvmsg, append, "ended?"                        (servers.wire.transport.Exchange)
-    ended    ──> recorder                                         (decodes one per turn of the loop)
+    ended    ──> Recorder                                         (decodes one per turn of the loop)
 
 Nothing shifts the plan: a request without a free connection goes out late and is recorded late; past the limit on
 requests in flight it is dropped and recorded.
@@ -12,16 +12,15 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 
-from loadgen.engine.clock import Clock
+from loadgen.engine.clock import ClockPairs, SystemClock
+from loadgen.engine.decode import no_connection, record_of, said
 from loadgen.engine.feed import Feed, Sessions, Slot
-from loadgen.engine.health import Counts
-from loadgen.engine.recorder import Recorder, RecordSink
-from loadgen.record import ErrorKind, Record
+from loadgen.engine.health import Counts, Health
+from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
+from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.base import Dialect
 from servers.wire.connection import Connection, Pool
 from servers.wire.stamps import StampSource
@@ -38,47 +37,31 @@ NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupt
 """Error kind and detail."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """The network as the driver sees it; a test brings its own."""
-
-    pool: Pool
-    exchange: Callable[[Callable[[Exchange], None]], Exchange]
-    """Makes an Exchange, given what to call when it has ended."""
-    stamps: StampSource
-    """Where the instants come from at which bytes arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long and how many."""
-
-    timeout_s: float
-    in_flight: int
-    """Requests sent and not ended; past it a request that is due is dropped."""
-
-
 class Driver:
-    """Drives what `feed` gives over `wire`, and has it recorded in `sink`."""
+    """Drives what `feed` gives over connections of `pool`, and has it recorded."""
 
     def __init__(
         self,
         feed: Feed,
-        wire: Wire,
-        dialect: Dialect,
-        sink: RecordSink,
+        pool: Pool,
+        exchange: Callable[[Callable[[Exchange], None]], Exchange],
+        recorder: Recorder,
         *,
-        clock: Clock,
-        limits: Limits,
-        worker: int,
-        counts: Counts,
+        clock: SystemClock,
+        timeout_s: float,
+        in_flight_most: int,
     ) -> None:
+        """`exchange` makes an Exchange, given what to call when it has ended. With `in_flight_most` requests sent and
+        not ended, one that is due is dropped."""
         self._feed = feed
-        self._wire = wire
+        self._pool = pool
+        self._exchange = exchange
         self._clock = clock
-        self._limits = limits
-        self._counts = counts
-        self._recorder = Recorder(dialect, sink, worker, counts, wire.stamps, self._check_done, self._on_turn)
+        self._timeout_s = timeout_s
+        self._in_flight_most = in_flight_most
+        self._counts = recorder.counts
+        self._recorder = recorder
+        recorder.on_idle, recorder.on_turn = self._check_done, self._on_turn
         self._group: list[Slot] = []
         """Prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
@@ -92,7 +75,7 @@ class Driver:
     async def open(self) -> None:
         """Open the spare connections and prepare what is due first."""
         self._take_group()
-        await self._wire.pool.fill()
+        await self._pool.fill()
         self._prepare(self._group)
 
     async def run(self, start_ns: int) -> None:
@@ -133,13 +116,13 @@ class Driver:
     def _prepare(self, group: Sequence[Slot]) -> None:
         """Attach connections and seal the bytes, while there is time."""
         for slot in group:
-            connection = self._wire.pool.take()
+            connection = self._pool.take()
             if connection is None:
                 break
             self._attach(slot, connection)
 
     def _attach(self, slot: Slot, connection: Connection) -> None:
-        exchange = slot.exchange = self._wire.exchange(lambda exchange: self._on_end(exchange, slot))
+        exchange = slot.exchange = self._exchange(lambda exchange: self._on_end(exchange, slot))
         slot.connected_ns = connection.opened_ns
         exchange.prepare(connection, connection.seal(slot.payload))
 
@@ -150,7 +133,7 @@ class Driver:
             slot.reopened += 1
             slot.close()
         if closed:
-            await self._wire.pool.fill()
+            await self._pool.fill()
             self._prepare(closed)
 
     def _arm(self) -> None:
@@ -170,7 +153,7 @@ class Driver:
         self._check_done()
 
     def _send(self, group: Sequence[Slot]) -> None:
-        room = max(0, self._limits.in_flight - len(self._in_flight) - len(self._opening))
+        room = max(0, self._in_flight_most - len(self._in_flight) - len(self._opening))
         ready = []
         for slot in group[:room]:
             exchange = slot.exchange
@@ -183,7 +166,7 @@ class Driver:
         for exchange, slot in ready:
             self._listen(exchange, slot)
         for slot in group[room:]:
-            self._give_up(slot, "dropped", f"{self._limits.in_flight} requests were in flight")
+            self._give_up(slot, "dropped", f"{self._in_flight_most} requests were in flight")
         self._counts.sent += len(ready)
 
     def _listen(self, exchange: Exchange, slot: Slot) -> None:
@@ -194,17 +177,13 @@ class Driver:
     def _send_late(self, slot: Slot) -> None:
         task = asyncio.get_running_loop().create_task(self._open_and_send(slot))
         self._opening.add(task)
-
-        def on_opened(_: object) -> None:
-            self._opening.discard(task)
-            self._check_done()
-
-        task.add_done_callback(on_opened)
+        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(lambda _: self._check_done())
 
     async def _open_and_send(self, slot: Slot) -> None:
         """No connection was free: open one and send late."""
         try:
-            connection = self._wire.pool.take() or await self._wire.pool.open()
+            connection = self._pool.take() or await self._pool.open()
         except (OSError, TimeoutError) as error:
             self._give_up(slot, "connect", no_connection(error))
             return
@@ -224,7 +203,7 @@ class Driver:
         self._in_flight.pop(exchange, None)
         free, exchange.free = exchange.free, None
         if free is not None and self._feed.more and not self._interrupted:
-            self._wire.pool.put(free)
+            self._pool.put(free)
         elif free is not None:
             free.close()
         self._recorder.take(slot, exchange)
@@ -248,15 +227,11 @@ class Driver:
         if following is not None:
             self._wait(following)
             return
-        ending: tuple[ErrorKind, str]
-        if self._interrupted:
-            ending = NOT_SENT
-        elif record.state == "complete":
-            ending = "session_ended", f"not sent, the session had grown past {TRANSCRIPT_LIMIT:,} characters"
-        else:
-            why = f"turn {record.turn} of its session was {record.state} ({record.error_kind})"
-            ending = "session_ended", f"not sent, {why}"
+        why = f"turn {record.turn} of its session was {record.state} ({record.error_kind})"
+        if record.state == "complete":
+            why = f"the session had grown past {TRANSCRIPT_LIMIT:,} characters"
         for request in slot.conversation.to_come():
+            ending = NOT_SENT if self._interrupted else ("session_ended", f"not sent, {why}")
             self._recorder.take(Slot(request, b"", now_ns), None, *ending)
         self._follow()
 
@@ -280,7 +255,7 @@ class Driver:
             self._send([slot])
 
     def _check_done(self) -> None:
-        busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.busy
+        busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended
         if not busy:
             self._all_done.set()
 
@@ -296,24 +271,102 @@ class Driver:
             self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
             ticks += 1
             if ticks % TICKS_PER_LOOK == 0:
-                self._expire(now_ns)
+                limit_ns = now_ns - int(self._timeout_s * 1e9)
+                for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
+                    exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
                 self._recorder.watch(self._in_flight)
                 if self._feed.more:
-                    self._wire.pool.top_up()
+                    self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
                 self._recorder.sample(now_ns)
 
-    def _expire(self, now_ns: int) -> None:
-        limit_ns = now_ns - int(self._limits.timeout_s * 1e9)
-        expired = [exchange for exchange in self._in_flight if (exchange.sent_ns or now_ns) <= limit_ns]
-        for exchange in expired:
-            exchange.fail("timeout", f"no end after {self._limits.timeout_s:g} s")
+
+class Recorder:
+    """Turns ended Exchanges into Records of one worker, one per turn of the event loop, and keeps the counts."""
+
+    on_idle: Callable[[], None]
+    """Called when everything taken has been recorded."""
+    on_turn: Callable[[Slot, Record, str], None]
+    """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""
+
+    def __init__(
+        self, dialect: Dialect, sink: RunWriter | Held, worker: int, counts: Counts, stamps: StampSource
+    ) -> None:
+        self.start_ns = 0
+        """CLOCK_MONOTONIC at the run's instant 0."""
+        self.health = Health()
+        self.counts = counts
+        self._dialect = dialect
+        self._sink = sink
+        self._worker = worker
+        self._stamps = stamps
+        self._clocks = ClockPairs()
+        self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
+        """Taken and still to be recorded."""
+        self._tokens = 0
+
+    def begin(self, start_ns: int) -> None:
+        """The clock is about to start: read both clocks, and forget what the client's health was until now."""
+        self.start_ns = start_ns
+        self._clocks.take()
+        self.health.sample()
+
+    def take(self, slot: Slot, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
+        """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
+        self.ended.append((slot, exchange, kind, detail))
+        if len(self.ended) == 1:
+            asyncio.get_running_loop().call_soon(self._record_one)
+
+    def sample(self, now_ns: int) -> None:
+        """Read the clocks, write the client's health, and flush."""
+        self._clocks.take()
+        values = self.health.sample() | self._stamps.counts()
+        values["clock_disagreement_ns"] = self._clocks.disagreement_ns
+        self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
+        self._sink.flush()
+
+    def watch(self, in_flight: Collection[Exchange]) -> None:
+        """Bring the counts of unfinished requests up to date."""
+        arriving = [len(exchange.sizes) for exchange in in_flight if exchange.sizes]
+        self.counts.streaming = len(arriving)
+        self.counts.tokens = self._tokens + sum(arriving)
+
+    def _record_one(self) -> None:
+        slot, exchange, kind, detail = self.ended[0]
+        if exchange is None:
+            record = unsent(slot.request, kind, detail)
+        else:
+            record = record_of(
+                exchange, slot.request, self._dialect, self._clocks, self.start_ns, self.health, self._stamps
+            )
+        record.worker = self._worker
+        record.due_ns = slot.due_ns
+        record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
+        record.reopened = slot.reopened
+        self._sink.add(record)
+        self._tokens += sum(record.chunk_tokens)
+        setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
+        slot.exchange, slot.payload = None, b""
+        if slot.conversation is not None:
+            complete = exchange is not None and record.state == "complete"
+            self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
+        self.ended.popleft()
+        if self.ended:
+            asyncio.get_running_loop().call_soon(self._record_one)
+        else:
+            self.on_idle()
 
 
-def no_connection(error: OSError | TimeoutError) -> str:
-    """In the system's words: asyncio's own would name the address instead of the cause."""
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+class Held:
+    """A sink in memory: warm-up Records wait here until the run's instant 0 is known."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def add(self, item: Record | Telemetry) -> None:
+        """Keep a Record; the client's health during warm-up is in no figure."""
+        if isinstance(item, Record):
+            self.records.append(item)
+
+    def flush(self) -> None:
+        """Nobody else looks here."""

@@ -6,13 +6,17 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import Structure, c_int64
 from typing import Any
 
 BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
 """Upper ends of the lateness buckets: 1 us, then four per octave up to about 100 s."""
+
+ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order")
+"""What adds up: reads, those that held more than one event, those that found the receive window full; segments that we
+sent again, and that came out of order."""
 
 
 class Health:
@@ -22,27 +26,17 @@ class Health:
         self._reset()
 
     def _reset(self) -> None:
-        self._late: Counter[int] = Counter()
-        self._reads = 0
-        self._coalesced = 0
-        self._full = 0
-        self._retransmits = 0
-        self._out_of_order = 0
+        self._late = Counter[int]()
+        self._added = dict.fromkeys(ADDED, 0)
         self._stall_ns_max = 0
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
 
-    def reads(self, late_ns: Iterable[int], count: int, coalesced: int) -> None:
-        """Add one request's reads: how late each was, and how many held more than one event."""
+    def add(self, late_ns: Sequence[int], *events: int) -> None:
+        """Take one request: how late each of its reads was, and how often the rest of ADDED occurred."""
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
-        self._reads += count
-        self._coalesced += coalesced
-
-    def connection(self, full_reads: int, retransmits: int, out_of_order: int) -> None:
-        """Add one connection's losses, and its reads that found the receive window full."""
-        self._full += full_reads
-        self._retransmits += retransmits
-        self._out_of_order += out_of_order
+        for name, count in zip(ADDED, (len(late_ns), *events), strict=True):
+            self._added[name] += count
 
     def stall(self, late_ns: int) -> None:
         """The event loop ran a timer this much too late."""
@@ -53,11 +47,7 @@ class Health:
         values = {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
             "wall_ns": time.monotonic_ns() - self._wall_ns,
-            "reads": self._reads,
-            "coalesced_reads": self._coalesced,
-            "full_reads": self._full,
-            "retransmits": self._retransmits,
-            "out_of_order": self._out_of_order,
+            **self._added,
             "stall_ns_max": self._stall_ns_max,
             "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
         }
@@ -69,12 +59,9 @@ COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropp
 
 
 class Counts(Structure):
-    """Lives in shared memory; one worker writes, the coordinator reads.
-
-    `due`: requests whose turn has come, sent or not: the first so many of the worker's share; a session that starts
-    brings all of its turns. `streaming`: those in flight of which something has arrived. `tokens` takes each read of an
-    unfinished answer for one token.
-    """
+    """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
+    not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
+    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token."""
 
     _fields_ = [(name, c_int64) for name in COUNTED]
 

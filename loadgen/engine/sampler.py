@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +32,7 @@ import msgspec
 from loadgen.engine.health import Counts
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.runfile import RunWriter, Telemetry
-from servers.telemetry import GapError, NotMeasuredError, Source
+from servers.telemetry import Dcgm, GapError, HostMemory, NotMeasuredError, Nvml, ServerMetrics, Source, on_this_machine
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -56,25 +56,18 @@ ELSEWHERE = "the server is not on this machine"
 ANSWER_LIMIT_S = 15.0
 """Of a sampler in a process of its own: readings have limits of their own, below five seconds each."""
 
-Reading = tuple[dict[str, Any], GapError | None]
-"""The values, and why there are none."""
-NOTHING: Reading = ({}, None)
-
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """The instants at which many requests are due at once, as offsets from the start, and how many are due by then."""
+    """By the instants at which many requests are due at once, as offsets from the start: how many are due by then."""
 
-    due_ns: Sequence[int] = ()
-    sent_by_then: Sequence[int] = ()
+    due_by: Mapping[int, int] = field(default_factory=dict)
 
     def hold_s(self, now_ns: int, counts: Counts) -> tuple[float, float]:
-        """How long to wait at this offset before reading anything, and how long a reading may then take.
-
-        Requests that failed count as sent: of those that never got a connection no byte will be.
-        """
+        """How long to wait at this offset before reading anything, and how long a reading may then take. Requests that
+        failed count as sent: of those that never got a connection no byte will be."""
         gone = counts.sent + counts.dropped + counts.failed
-        for due_ns, number in zip(self.due_ns, self.sent_by_then, strict=True):
+        for due_ns, number in self.due_by.items():
             if due_ns - GUARD_NS <= now_ns <= due_ns + HOLD_NS and gone < number:
                 return max(LOOK_AGAIN_S, (due_ns - now_ns) / NS_PER_S), 0.0
             if due_ns > now_ns:
@@ -91,7 +84,7 @@ def bursts_of(due_ns: Iterable[int] | None) -> Bursts:
         number += size
         if size >= BURST_LEAST:
             found[instant] = number
-    return Bursts(tuple(found), tuple(found.values()))
+    return Bursts(found)
 
 
 class Sampler:
@@ -124,16 +117,13 @@ class Sampler:
         return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
 
     def idle(self) -> None:
-        """The first reading of everything. What cannot be read at all is left out from here on.
-
-        Connections are closed again: what is forked next would inherit them.
-        """
-        for name, (_, gap) in self._look("idle").items():
-            if isinstance(gap, NotMeasuredError):
-                self._not_measured[name] = str(gap)
-                self._sources.pop(name).close()
-        for source in self._sources.values():
+        """The first reading of everything. What cannot be read at all is left out from here on. Connections are closed
+        again: what is forked next would inherit them."""
+        self._look("idle")
+        for name, source in list(self._sources.items()):
             source.close()
+            if name in self._not_measured:
+                del self._sources[name]
 
     def start(self) -> None:
         """The last reading before the run."""
@@ -141,9 +131,7 @@ class Sampler:
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], Counts]) -> None:
         """The run will start at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`.
-
-        Raises OutputError when it cannot be written.
-        """
+        Raises OutputError when it cannot be written."""
         if not self._early:
             return
         self._start_ns = start_ns
@@ -163,7 +151,7 @@ class Sampler:
         self.stop()
         if self._part is None:
             return []
-        self._settle(self._look("end"), REST_S if patient else ())
+        self._settle(self._look("end").get("server", {}), REST_S if patient else ())
         for source in self._sources.values():
             source.close()
         rescued = self._part.close()
@@ -175,12 +163,11 @@ class Sampler:
         for thread in self._threads:
             thread.join()
 
-    def _settle(self, end: Mapping[str, Reading], pauses: Sequence[float]) -> None:
+    def _settle(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
         """Read everything once more, and the server again until its counters stand still and nothing is under way."""
-        last, _ = end.get("server", NOTHING)
         for turn, pause in enumerate(pauses):
             time.sleep(pause)
-            now, _ = self._look("after", () if turn == 0 else ("server",)).get("server", NOTHING)
+            now = self._look("after", () if turn == 0 else ("server",)).get("server", {})
             if now == last and not now.get("running") and not now.get("waiting"):
                 return
             last = now
@@ -199,7 +186,7 @@ class Sampler:
                 hold_s, limit_s = self._bursts.hold_s(time.monotonic_ns() - self._start_ns, counts())
             self._take(name, "run", limit_s)
 
-    def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, Reading]:
+    def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
         """Read these sources (all by default) at one time."""
         chosen = [name for name in self._sources if not names or name in names]
         if not chosen:
@@ -207,21 +194,20 @@ class Sampler:
         with ThreadPoolExecutor(len(chosen)) as pool:
             return dict(zip(chosen, pool.map(lambda name: self._take(name, moment, EDGE_LIMIT_S), chosen), strict=True))
 
-    def _take(self, name: str, moment: str, limit_s: float) -> Reading:
-        """One reading, kept: its values, or why there are none."""
-        began_ns = time.monotonic_ns()
+    def _take(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
+        """One reading: its values, none in a gap. Kept, with the reason of a gap."""
+        began_ns, gap = time.monotonic_ns(), {}
         values: dict[str, Any] = {}
-        gap: GapError | None = None
         try:
             values = self._sources[name].read(limit_s)
         except GapError as error:
-            gap = error
+            gap = {"gap": str(error)}
+            if moment == "idle" and isinstance(error, NotMeasuredError):
+                self._not_measured[name] = str(error)
         now_ns = time.monotonic_ns()
-        told = values if gap is None else {"gap": str(gap)}
-        self._keep(
-            Telemetry(source=name, at_ns=now_ns, values={"moment": moment, "took_ns": now_ns - began_ns, **told})
-        )
-        return values, gap
+        told = {"moment": moment, "took_ns": now_ns - began_ns, **values, **gap}
+        self._keep(Telemetry(source=name, at_ns=now_ns, values=told))
+        return values
 
     def _keep(self, line: Telemetry) -> None:
         """Write a line whose `at_ns` is on the clock itself; before the run it waits for the instant 0."""
@@ -234,10 +220,8 @@ class Sampler:
 
 
 def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
-    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load.
-
-    What is missing by default is noted. Raises PlanError when something is missing that the plan asks for.
-    """
+    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load. What is missing
+    by default is noted. Raises PlanError when something is missing that the plan asks for."""
     if not plan.metrics_every_s:
         return Sampler(
             {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
@@ -265,8 +249,6 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
     """What opens each source, or why nothing does."""
     from loadgen.plan import access_of
-    from servers.telemetry.machine import Dcgm, HostMemory, Nvml, on_this_machine
-    from servers.telemetry.prometheus import ServerMetrics
 
     access, here = access_of(plan), on_this_machine(server["url"])
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
@@ -299,33 +281,33 @@ class SamplerProcess:
     """
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [sys.executable, "-m", "loadgen.engine.sampler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # an interrupt is for the run: this process ends with it
         )
-        self._awaited = True
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._started = False
 
     def ready(self) -> None:
         """Wait until it has started."""
-        if self._awaited:
-            self._awaited = False
+        if not self._started:
+            self._started = True
             self._heard()
 
-    def facts(self, plan: Plan, server: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Read everything for the first time; what is measured and what is not, as in the header.
-
-        Raises PlanError when something is missing that the plan asks for.
-        """
+    def facts(self, plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
+        """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
+        something is missing that the plan asks for."""
         self.ready()
         found = self._ask({"plan": plan.model_dump(mode="json"), "server": server})
         if found is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
         if "error" in found:
             raise PlanError(found["error"], found["hint"])
-        facts: Mapping[str, Any] = found["facts"]
-        return facts
+        return dict(found["facts"])
 
     def begin(self, start_ns: int, folder: Path) -> None:
         """From now on read into a part file in this folder."""
@@ -339,47 +321,45 @@ class SamplerProcess:
 
     def close(self) -> None:
         """Let it go."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
         try:
             self._process.wait(ANSWER_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._process.stdout.close()
+        self._stdout.close()
 
     def _ask(self, told: Mapping[str, Any]) -> dict[str, Any] | None:
         """Its answer, or None where there is none any more."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(told).encode() + b"\n")
+            self._stdin.flush()
         return self._heard()
 
     def _heard(self) -> dict[str, Any] | None:
-        out, line = self._process.stdout, b""
-        assert out is not None
+        line = b""
         with contextlib.suppress(OSError):
-            if select.select([out], [], [], ANSWER_LIMIT_S)[0]:
-                line = out.readline()
+            if select.select([self._stdout], [], [], ANSWER_LIMIT_S)[0]:
+                line = self._stdout.readline()
         if not line:
             self._process.kill()
             return None
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return dict(json.loads(line))
 
 
 def main() -> None:
     """The other end of a SamplerProcess: answer each line in turn."""
     from loadgen.plan import Plan
-    from servers.telemetry import machine, prometheus  # noqa: F401 - not in the time of the run
+    from servers import calls  # noqa: F401 - not in the time of the run
 
     sampler: Sampler | None = None
     answer: Mapping[str, Any] = {}
-    _say(answer)
-    for line in sys.stdin:
-        told = json.loads(line)
+    while True:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        if not (line := sys.stdin.readline()):
+            return
+        told, answer = json.loads(line), {}
         try:
             if sampler is None:
                 sampler = sampler_of(Plan(**told["plan"]), told["server"], None)  # nobody knows the load beforehand
@@ -388,17 +368,10 @@ def main() -> None:
                 answer = {"facts": sampler.facts}
             elif "folder" in told:
                 sampler.begin(told["start_ns"], Path(told["folder"]), Counts)
-                answer = {}
             else:
                 answer = {"files": [str(path) for path in sampler.end(patient=told["patient"])]}
         except LoadgenError as error:
             answer = {"error": str(error), "hint": error.hint}
-        _say(answer)
-
-
-def _say(answer: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -22,17 +22,16 @@ from functools import partial
 from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 from msgspec import structs
 
 from loadgen.engine.clock import SystemClock
-from loadgen.engine.driver import Driver, Limits, Wire
+from loadgen.engine.driver import Driver, Held, Recorder
 from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
 from loadgen.engine.health import Counts
-from loadgen.engine.recorder import Held, RecordSink
-from loadgen.record import Record, shifted
+from loadgen.record import shifted
 from loadgen.runfile import RunWriter
 from servers.kinds.base import Dialect
 from servers.wire.connection import Pool, Target
@@ -68,7 +67,7 @@ class WorkerTask:
     def requests(self) -> Iterator[Request]:
         """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
         if self.prompts.of_sessions:
-            return chain.from_iterable(session.planned() for session in self.conversations())
+            return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
         return islice(self.prompts.requests(), self.worker, None, self.workers)
 
     def conversations(self) -> Iterator[Conversation]:
@@ -118,63 +117,38 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         pipe.send(("done", part.close()))
 
 
-class Net(NamedTuple):
-    """What the drivers of one worker, that of the warm-up and that of the run, have in common."""
-
-    poller: Poller
-    clock: SystemClock
-    stamps: StampSource
-
-
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
-    clock = SystemClock(loop)
     started: asyncio.Future[int] = loop.create_future()
-    net = Net(Poller(loop), clock, stamps)
-    driver = _driver(task, task.feed(), part, net, counts, task.schedule.spare)
+    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
+
+    def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
+        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps)
+        most = task.schedule.in_flight
+        return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
+
+    driver = driver_of(task.feed(), part, counts, task.schedule.spare)
     drivers = [driver]
     loop.add_reader(pipe.fileno(), _obey, pipe, drivers, started)
-    warmed = await _warm_up(task, net, drivers)
+    held, warmup, warm_ns = Held(), task.warmup(), 0
+    if warmup:
+        slots = (task.slot(request, 0) for request in warmup)
+        drivers.append(driver_of(OpenLoop(slots), held, Counts(), len(warmup)))
+        await drivers[-1].open()
+        warm_ns = time.monotonic_ns()
+        await drivers[-1].run(warm_ns)
     await driver.open()
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
     pipe.send(("ready", stamps.name))
     start_ns = await started
-    for record in warmed:
-        part.add(shifted(record, -start_ns))
+    for record in held.records:
+        part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
     await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
-
-
-def _driver(task: WorkerTask, feed: Feed, sink: RecordSink, net: Net, counts: Counts, spare: int) -> Driver:
-    pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=net.stamps)
-    return Driver(
-        feed,
-        Wire(pool, partial(Exchange, net.poller), net.stamps),
-        task.dialect,
-        sink,
-        clock=net.clock,
-        limits=Limits(task.timeout_s, task.schedule.in_flight),
-        worker=task.worker,
-        counts=counts,
-    )
-
-
-async def _warm_up(task: WorkerTask, net: Net, drivers: list[Driver]) -> list[Record]:
-    """Send the warm-up requests and wait for their ends. Their Records, on the monotonic clock itself."""
-    requests = task.warmup()
-    if not requests:
-        return []
-    held = Held()
-    feed = OpenLoop(task.slot(request, 0) for request in requests)
-    driver = _driver(task, feed, held, net, Counts(), len(requests))
-    drivers.append(driver)
-    await driver.open()
-    now_ns = time.monotonic_ns()
-    await driver.run(now_ns)
-    return [shifted(structs.replace(record, phase="warmup"), now_ns) for record in held.records]
 
 
 def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -> None:
@@ -192,8 +166,6 @@ def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -
 
 def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A bug of ours in a callback must not leave a run waiting for ever."""
-    error = context.get("exception")
-    if error is None:
-        return
-    traceback.print_exception(error, file=sys.stderr)
-    os._exit(70)
+    if (error := context.get("exception")) is not None:
+        traceback.print_exception(error, file=sys.stderr)
+        os._exit(70)

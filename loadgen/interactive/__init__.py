@@ -1,10 +1,8 @@
 """Load by hand: Locust's web page and its users, timed by the measuring transport in gevent's hub.
 
-session   what one Locust process shares, and Locust's events
-target    whom users ask and what; their connections
-live_run  one run from Start to Stop: its file, its client's health, its figures
-user      the base of a locustfile
-page      our part of Locust's page
+session   what one Locust process shares, Locust's events, and our part of its page
+live_run  whom users ask and what; one run from Start to Stop: its file, its client's health, its figures
+user      the base of a locustfile, and a user's connection
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""One interactive run, from Start to Stop: its run file, its client's health, and the figures of its page.
+"""Whom an interactive run asks, and the run, from Start to Stop: its file, its client's health, its page's figures.
 
 Records go to the file as requests end and are flushed once a second, so what a killed process loses is a second. The
 file begins with its header and needs no gathering: `loadgen report` and `compare` read it while the run goes on.
@@ -12,7 +12,10 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,24 +26,34 @@ from gevent.lock import RLock
 from numpy.typing import NDArray
 
 from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.stats import DECIMALS, percentile
-from loadgen import calibration, host, prepare
+from loadgen import host, prepare
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
-from loadgen.engine.health import Health
+from loadgen.engine.health import ADDED, Health
 from loadgen.engine.sampler import SamplerProcess
-from loadgen.gather import open_run, whole_lines
-from loadgen.interactive.target import ONE_LOOK_S, LiveTarget
+from loadgen.errors import PlanError
+from loadgen.plan import Plan, access_of
 from loadgen.record import Record, unsent
-from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, stamp_facts
-from servers.kinds.base import Dialect
+from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
+from servers.find import dialect_on, of_version, tokenizer_of
+from servers.kinds.base import Dialect, ServerFacts
+from servers.wire.connection import Target, target_of
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
-from workloads.arrivals import Interactive
+from workloads import workload
+from workloads.arrivals import INTERACTIVE
 from workloads.request import Request
+from workloads.workload import Prompts
 
+TEXTS = 2_000
+"""Prompts built beforehand where the server takes text only; after them the first comes again."""
+SIMULATED_STREAMS = 4_000
+SIMULATED_TOKENS = 32_768
+ONE_LOOK_S = 1e-6
+"""A timer is only looked at after the sockets; a sleep of 0 s is not one."""
 REQUEST_SAMPLES = 1_000_000
 TOKEN_SAMPLES = 4_000_000
 """Newest samples kept of a metric per request, and of one per token: 8 bytes each."""
@@ -54,7 +67,6 @@ SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
 """Users send as soon as they are due, and the page is to be read at a glance; reports have all of them."""
 CHARTED = ("ttft_s", "tpot_s")
-ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order")
 MOST = ("stall_ns_max", "clock_disagreement_ns")
 CACHED_S = 0.9
 LOOKED_AT_BYTES = 8_192
@@ -62,6 +74,86 @@ ROOM_BYTES = 10_000_000
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class LiveTarget:
+    """The server, and the prompts for each of its endpoints, without end. One for all users; the start form changes
+    what is asked."""
+
+    plan: Plan
+    facts: ServerFacts
+    address: Target
+    headers: Mapping[str, str]
+    say: Callable[[str], None]
+    _dialects: dict[str, Dialect] = field(default_factory=dict)
+    _prompts: dict[str, Prompts] = field(default_factory=dict)
+    _draws: dict[str, Iterator[Request]] = field(default_factory=dict)
+    _ids: Iterator[int] = field(default_factory=count)
+
+    def dialect(self, endpoint: str | None) -> Dialect:
+        """The server's dialect on an endpoint, as its version speaks it. Raises EndpointError where it has none,
+        VersionError where it is known to mislead there and nobody forced it."""
+        found = dialect_on(self.plan.server, endpoint or self.plan.endpoint)
+        if found.endpoint not in self._dialects:
+            self._dialects[found.endpoint] = of_version(found, self.facts, self.say, force=self.plan.force)
+        return self._dialects[found.endpoint]
+
+    def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
+        """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
+        if prompt is not None:
+            return Request(0, prompt, 0, output_tokens)
+        if dialect.endpoint not in self._draws:
+            self._draws[dialect.endpoint] = _endless(self.prompts(dialect))
+        return next(self._draws[dialect.endpoint])
+
+    def numbered(self, request: Request) -> Request:
+        """The same Request with an id of its own."""
+        return replace(request, id=next(self._ids))
+
+    def prompts(self, dialect: Dialect) -> Prompts:
+        """Built at first use, which asks the server to count. Raises PlanError, WorkloadError."""
+        if dialect.endpoint not in self._prompts:
+            plan, access = self.plan, access_of(self.plan)
+            if not (dialect.token_ids or self._of_file):
+                plan = plan.model_copy(update={"n": TEXTS})
+            with tokenizer_of(self.facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
+                self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
+        return self._prompts[dialect.endpoint]
+
+    def how(self, dialect: Dialect) -> str:
+        """How the length of prompts is made exact, and whether they come again."""
+        how = self.prompts(dialect).how
+        endless = dialect.token_ids and not self._of_file
+        return how if endless else f"{how}; repeated from the first after the last"
+
+    @property
+    def _of_file(self) -> bool:
+        return isinstance(workload.parse(self.plan.workload), workload.Dataset)
+
+    def changed(self, plan: Plan) -> LiveTarget:
+        """The same server, asked something else."""
+        return replace(self, plan=plan, _prompts={}, _draws={}, _ids=count())
+
+    def restarted(self) -> LiveTarget:
+        """The same server asked the same, from the first prompt and id 0 on."""
+        return replace(self, _draws={}, _ids=count())
+
+
+def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
+    """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`. Raises
+    servers.errors.ServerError."""
+    access = access_of(plan)
+    server = prepare.server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
+    facts = stack.enter_context(server)
+    return LiveTarget(plan, facts, target_of(facts.url, access.tls), access.headers, say)
+
+
+def _endless(prompts: Prompts) -> Iterator[Request]:
+    if next(iter(prompts.requests()), None) is None:
+        raise PlanError("the workload holds no prompt", "Name another file.")
+    while True:
+        yield from prompts.requests()
 
 
 class NewestSamples:
@@ -170,7 +262,7 @@ class LiveRun:
         host.make_folder(folder, ROOM_BYTES)
         dialect = target.dialect(None)
         header = prepare.header_of(target.plan, target.facts, dialect, target.how(dialect))
-        header.telemetry = dict(sampler.facts(target.plan, header.server))
+        header.telemetry = sampler.facts(target.plan, header.server)
         self.folder = folder
         self.figures = LiveFigures()
         self.in_flight: set[Exchange] = set()
@@ -186,9 +278,9 @@ class LiveRun:
         self._making = RLock()
         self.start_ns = time.monotonic_ns()
         header.command = list(command)
-        header.plan |= {"arrivals": str(Interactive()), "duration_s": None}
+        header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
-        header.client["calibration"] = calibration.recall(header.host, lambda _: None)
+        header.client["calibration"] = host.recall(header.host, lambda _: None)
         open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
         self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
@@ -246,7 +338,7 @@ class LiveRun:
         states: Mapping[str, int] = self.figures.states
         counts = {state: states[state] for state in ("complete", "truncated", "failed", "dropped")}
         footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
-        self._part.add(footer)  # type: ignore[arg-type]
+        self._part.add(footer)
         rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
         if rescued is None:
             for path in read:

@@ -1,9 +1,14 @@
-"""What one Locust process shares: the server, the run that goes on, and Locust's events that begin and end it.
+"""What one Locust process shares: the server, the run that goes on, Locust's events that begin and end it, and our part
+of Locust's page: exact figures under its own tables, checks of its form, and the report.
 
 init_command_line_parser    options made from the Plan's fields; some become fields of the start form
 init                        find the server (or start the simulated one), extend the page
 test_start, test_stop       a LiveRun each: one run, one folder
 quitting                    the last run's end; the simulated server goes with the process
+
+Locust's page is served as it is; two lines are put before `</body>`, and what they load fills a section below. Nothing
+comes from the network. Locust answers any origin (CORS *); a page that can start load and read files must not, so
+requests of other origins, and on loopback of other host names (DNS rebinding), are refused here.
 """
 
 from __future__ import annotations
@@ -11,14 +16,18 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gevent
+from flask import Flask, Response, jsonify, request, send_file, send_from_directory
 from gevent.lock import BoundedSemaphore
 from locust import events
 
@@ -26,14 +35,13 @@ from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import interactive_plan, locust_option
-from loadgen.interactive.live_run import LiveRun, warm_up
-from loadgen.interactive.target import ONE_LOOK_S, HubPoller, LiveTarget, find_target
+from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.stamps import PLAIN, StampSource, open_source
-from workloads.prompts import PromptError
+from workloads import workload
 from workloads.syntax import WorkloadError
 
 TICK_S = 0.05
@@ -41,11 +49,26 @@ TICKS_PER_SAMPLE = 20
 CONNECTIONS = 10_000
 YOUNG_ONLY = (10_000, 1_000, 1_000)
 """Collections by themselves are of young objects, below a millisecond."""
-EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, PromptError, WorkloadError)
+EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError)
 """What can go wrong that is meant for the user."""
 DEFAULTS = {"server": "vllm", "label": "ui"}
 """Of plain `locust`, where they are not the Plan's."""
 LOG = logging.getLogger("loadgen")
+INSERTED = (
+    b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen"></section>'
+    b'<script src="./loadgen/live.js"></script></body>'
+)
+REPORT_LIMIT_S = 300
+TABLE = {
+    "key": "latencies",
+    "title": "Latencies",
+    "structure": [
+        {"key": "title", "title": "Exact, of complete requests"},
+        {"key": "n", "title": "Samples"},
+        *({"key": name, "title": f"{name} (ms)"} for name in (*SHARES, "max")),
+    ],
+}
+"""A tab beside Locust's own."""
 
 
 class LocustSession:
@@ -60,20 +83,19 @@ class LocustSession:
         self.command = list(sys.argv)
         """What the Run says it was made with."""
         self.stamps: StampSource = PLAIN
-        self.poller = HubPoller()
         self._environment: Any = None
-        self._extend: Callable[[Any, LocustSession], None] | None = None
+        self._attached = False
         self._turns = BoundedSemaphore(1)
         self._stack = ExitStack()
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
         """Waits for the next run."""
 
-    def attach(self, extend: Callable[[Any, LocustSession], None]) -> None:
-        """Listen to Locust's events; `extend` adds our part to its page. A second call does nothing."""
-        if self._extend is not None:
+    def attach(self) -> None:
+        """Listen to Locust's events. A second call does nothing."""
+        if self._attached:
             return
-        self._extend = extend
+        self._attached = True
         events.init_command_line_parser.add_listener(_add_options)
         events.init.add_listener(self._on_init)
         events.test_start.add_listener(self._on_start)
@@ -106,10 +128,6 @@ class LocustSession:
         settings = {field: given[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
-
-    def same_workload(self, plan: Plan) -> bool:
-        """Whether this plan asks what the running one does."""
-        return all(getattr(plan, name) == getattr(self.plan(), name) for name in _fields("form"))
 
     def choose(self, plan: Plan) -> None:
         """Ask this from the next start on, and build its prompts now. Raises what LiveTarget.prompts raises."""
@@ -151,8 +169,8 @@ class LocustSession:
         environment.host = self.target.facts.url
         self.stamps = open_source(plan.stamps)
         self._stack.callback(self.stamps.close)
-        if environment.web_ui and self._extend is not None:
-            self._extend(environment.web_ui, self)
+        if environment.web_ui:
+            _extend(environment.web_ui, self)
         else:
             self._sampler.ready()  # not in the time of the run
         warm_up()
@@ -166,15 +184,8 @@ class LocustSession:
     def _on_start(self, **_: Any) -> None:
         if self.target is None:
             return
-        self.target = self.target.restarted()
+        target = self.target = self.target.restarted()
         self.failed = None
-        try:
-            self._begin(self.target)
-        except EXPECTED as error:
-            self.run = None
-            self.fail(error)
-
-    def _begin(self, target: LiveTarget) -> None:
         named = self._environment.parsed_options.out
         folder = Path(named) if named else default_folder(target.plan)
         if named and self.folders:
@@ -182,10 +193,13 @@ class LocustSession:
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
             self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
-        except BaseException:
+            self.folders.append(folder)
+        except BaseException as error:
             sampler.close()
-            raise
-        self.folders.append(folder)
+            self.run = None
+            if not isinstance(error, EXPECTED):
+                raise
+            self.fail(error)
 
     def _on_stop(self, **_: Any) -> None:
         if self.run is not None:
@@ -236,6 +250,128 @@ def _add_options(parser: Any, **_: Any) -> None:
         parser.add_argument(locust_option(name), help=text, include_in_web_ui=shown, **how)
     text = "Folder of the first run; the next ones get a number behind it."
     parser.add_argument("--out", help=text, include_in_web_ui=False)
+
+
+# Our part of Locust's page.
+
+
+def _extend(web_ui: Any, session: LocustSession) -> None:
+    """Add our routes, tab and section to Locust's page."""
+    app: Flask = web_ui.app
+    app.debug = False
+    web_ui.template_args["extended_tables"] = [TABLE]
+    web_ui.template_args["extended_tabs"] = [{"key": TABLE["key"], "title": TABLE["title"]}]
+    web_ui.template_args["extended_csv_files"] = [
+        {"href": "./loadgen/report", "title": "Download loadgen report"},
+        {"href": "./loadgen/run", "title": "Download run file"},
+    ]
+    base = web_ui.environment.parsed_options.web_base_path or ""
+    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui, base))
+    # The first of them runs last: after flask_cors has put its header on.
+    app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
+    for rule, answer in (("live", _live), ("<any(report, run):what>", _download)):
+        view = web_ui.auth_required_if_enabled(partial(answer, session))
+        app.add_url_rule(f"{base}/loadgen/{rule}", f"loadgen{answer.__name__}", view)
+    assets = partial(send_from_directory, Path(__file__).parent.resolve())
+    app.add_url_rule(f"{base}/loadgen/<any(live.js, live.css):path>", "loadgen_asset", assets)
+
+
+def _refused(bound: str) -> Response | None:
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        return Response("requests from other pages are refused", 403)
+    name = request.host[1:].partition("]")[0] if request.host.startswith("[") else request.host.partition(":")[0]
+    if host.is_loopback(bound) and not host.is_loopback(name):
+        return Response("this page answers to loopback names only", 403)
+    return None
+
+
+def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
+    """A start form that cannot be run is answered with its mistakes, in the form."""
+    if request.method != "POST" or request.path != f"{base}/swarm":
+        return None
+    try:
+        plan = session.plan(request.form)
+        if session.running:
+            kept = all(getattr(plan, name) == getattr(session.plan(), name) for name in _fields("form"))
+            return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
+        if not host.is_loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
+            loopback = "Files can be named here only while the page is on loopback: name them when starting."
+            return _mistake(loopback, web_ui)
+        given = request.form.get("host", "").rstrip("/")
+        if session.target is not None and given and given != session.target.facts.url:
+            session.move(given)
+        session.choose(session.plan(request.form))
+    except EXPECTED as error:
+        return _mistake(f"{error} {getattr(error, 'hint', '')}".strip(), web_ui)
+    return None
+
+
+def _files(plan: Plan) -> set[str]:
+    """What these words would have this process read."""
+    lengths = (str(plan.input_tokens), str(plan.output_tokens))
+    named = {words for words in lengths if words.startswith("empirical:")}
+    path = getattr(workload.parse(plan.workload), "path", None)
+    return named if path is None else named | {str(path)}
+
+
+def _mistake(text: str, web_ui: Any) -> Response:
+    return jsonify({"success": False, "message": text, "host": web_ui.environment.host})
+
+
+def _completed(answer: Response, session: LocustSession, base: str) -> Response:
+    answer.headers.pop("Access-Control-Allow-Origin", None)
+    if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
+        answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
+    elif request.path == f"{base}/stats/requests" and answer.is_json and session.run is not None:
+        found = answer.get_json()
+        rows = [
+            {"title": row["title"], "n": row["n"]}
+            | {name: "" if row[name] is None else f"{row[name] * 1000:.3f}" for name in (*SHARES, "max")}
+            for row in session.run.latency()
+        ]
+        found["extended_stats"] = [{"key": TABLE["key"], "data": rows}]
+        answer.set_data(jsonify(found).get_data())
+    return answer
+
+
+def _live(session: LocustSession) -> Response:
+    shown = ("name", "version", "model", "url", "simulated", "speed")
+    server = {name: getattr(session.target.facts, name) for name in shown} if session.target else None
+    if (run := session.run) is None:
+        return jsonify({"server": server, "run": None})
+    since, figures = request.args.get("since", 0, type=int), run.figures
+    told = {
+        "folder": str(run.folder),
+        "ended": run.ended,
+        "requests": {"in_flight": len(run.in_flight), "users": session.users, **figures.states},
+        "tokens": figures.tokens,
+        "latency": run.latency(),
+        "failures": [
+            {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
+        ],
+        "client": run.client(),
+        "points": [point for point in figures.points if point["at"] >= since],
+        "point_limit": POINTS,
+    }
+    return jsonify({"server": server, "run": told})
+
+
+def _download(session: LocustSession, what: str) -> Response:
+    """The run file so far, or `loadgen report` on it, in a process of its own, so that this one goes on."""
+    if session.run is None:
+        return Response("nothing has been run yet", 404)
+    folder = session.run.folder.resolve()
+    if what == "run":
+        return send_file(folder / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
+    with tempfile.TemporaryDirectory() as scratch:
+        page = folder / "report.html" if session.run.ended else Path(scratch) / "report.html"
+        command = [sys.executable, "-m", "loadgen", "report", str(folder), "--out", str(page), "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False)  # noqa: S603
+        if done.returncode:
+            return Response(done.stderr, 500, mimetype="text/plain")
+        named = {"Content-Disposition": f'attachment; filename="{folder.name}.html"'}
+        return Response(page.read_bytes(), mimetype="text/html", headers=named)
 
 
 SESSION = LocustSession()

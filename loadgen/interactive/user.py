@@ -11,28 +11,45 @@
 
 Runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`, where it adds its own options, page and Run.
 `loadgen ui` itself takes this file for a locustfile: its users ask the prompts of the start form.
+
+gevent supplies the waiting. Sending, reading and stamps are servers.wire.transport's:
+
+    greenlet of a user ── send ──> socket ──> waits for the Exchange's end
+    hub of gevent      ── readable ──> Exchange: recvmsg, append, "ended?" ── ended ──> wakes the greenlet
+
+Reads run in the hub itself: no switch of greenlets lies between the kernel and a read.
 """
 
 from __future__ import annotations
 
-import logging
-import ssl
-from contextlib import ExitStack
+import contextlib
+import socket
+from collections.abc import Callable
+from functools import partial, partialmethod
 from time import monotonic_ns
-from typing import Any
+from typing import Any, cast
 
+import gevent
+from gevent import get_hub
+from gevent import socket as gevent_socket
+from gevent.event import Event
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
-from loadgen.interactive.live_run import detail_of
-from loadgen.interactive.page import extend
+from loadgen.engine.decode import no_connection
+from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
-from loadgen.interactive.target import UserConnection
 from loadgen.record import Record
 from servers.kinds.base import Dialect
+from servers.wire.connection import READ_BYTES, Connection, Target
 from servers.wire.http1 import post
+from servers.wire.poller import Poller
+from servers.wire.stamps import StampSource
+from servers.wire.transport import Exchange
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
+
+READ, WRITE = 1, 2  # of libev
 
 
 class RequestError(Exception):
@@ -40,10 +57,8 @@ class RequestError(Exception):
 
 
 class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
-    """One user: a connection of its own, and one request at a time.
-
-    Without tasks of its own it asks the prompts of the start form, one after the other.
-    """
+    """One user: a connection of its own, and one request at a time. Without tasks of its own it asks the prompts of the
+    start form, one after the other."""
 
     abstract = True
     wait_time = constant(0)
@@ -51,13 +66,13 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A locustfile that has such a user gets the options, the page and the Run."""
         super().__init_subclass__(**kwargs)
-        SESSION.attach(extend)
+        SESSION.attach()
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
         target = SESSION.target
         assert target is not None
-        self._connection = UserConnection(SESSION.poller, target, SESSION.stamps)
+        self._connection = UserConnection(target, SESSION.stamps)
 
     def on_start(self) -> None:
         """Connect before the first request, as a burst does."""
@@ -76,10 +91,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         self, prompt: str | None = None, *, output_tokens: int | None = None, endpoint: str | None = None
     ) -> Record:
         """Send one request, wait for its end, and report it to Locust and to the Run; what happened is in the Record.
-
         Without a `prompt` the next one of the start form is taken. A prompt of your own is as long as it is: nobody
-        checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise.
-        """
+        checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise."""
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
             raise StopUser  # the run could not begin; what was wrong has been said
@@ -98,7 +111,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         try:
             connection = self._connection.take()
         except OSError as error:
-            record = run.give_up(target.numbered(request), due_ns, _reason(error))
+            record = run.give_up(target.numbered(request), due_ns, no_connection(error))
             self._report(record, dialect)
             return record
         # A user who is stopped while connecting has sent nothing: only from here on is there a request.
@@ -107,7 +120,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         payload = post(target.address.path + dialect.path, target.address.host_field, headers, body)
         exchange = self._connection.send(connection, payload)
         run.in_flight.add(exchange)
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             try:
                 self._connection.wait(exchange)
                 stack.enter_context(SESSION.turn())
@@ -134,10 +147,93 @@ class PromptUser(LoadgenUser):
     """Asks one prompt of the start form after the other, without a pause."""
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    logging.getLogger(__name__).debug("no connection", exc_info=error)
-    return error.strerror or str(error)
+class UserConnection:
+    """One user's connection, and to the Exchanges on it, one after another, their Poller and its event loop at
+    once, in gevent's hub."""
+
+    def __init__(self, target: LiveTarget, stamps: StampSource) -> None:
+        self.loop = self
+        self._watchers: dict[tuple[int, int], Any] = {}
+        self._timeout_s = target.plan.timeout_s
+        self._connect = partial(connect, target.address, self._timeout_s, stamps)
+        self._idle: Connection | None = None
+        self._ended = Event()
+
+    def open(self) -> None:
+        """Have a connection ready before the first request. One that fails is tried again by the request itself."""
+        with contextlib.suppress(OSError):
+            self._idle = self._connect()
+
+    def take(self) -> Connection:
+        """The idle connection, or a new one. Raises OSError, which includes TimeoutError and ssl.SSLError."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            if not idle.gone():
+                return idle
+            idle.close()
+        return self._connect()
+
+    def send(self, connection: Connection, request: bytes) -> Exchange:
+        """Send a request; `wait` follows."""
+        ended = self._ended = Event()
+        exchange = Exchange(cast("Poller", self), lambda _: ended.set())
+        exchange.prepare(connection, connection.seal(request))
+        exchange.send()
+        exchange.listen()
+        return exchange
+
+    def wait(self, exchange: Exchange) -> None:
+        """Wait for the end, the time limit or the end of this greenlet; the Exchange says which it was. A greenlet that
+        is killed here leaves an Exchange that was cancelled, and goes on being killed."""
+        try:
+            if not self._ended.wait(self._timeout_s):
+                exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
+        except gevent.GreenletExit:
+            exchange.fail("cancelled", "cut off, because its user was stopped")
+            raise
+        finally:
+            self._idle, exchange.free = exchange.free, None
+
+    def close(self) -> None:
+        """Close what is idle."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+
+    def _watch(self, event: int, sock: socket.socket, callback: Callable[[], None]) -> None:
+        """Call back in the hub whenever `sock` can be read, which includes that it has been closed, or has room."""
+        watcher = self._watchers[sock.fileno(), event] = get_hub().loop.io(sock.fileno(), event)
+        watcher.start(callback)
+
+    def _forget(self, event: int, sock: socket.socket) -> None:
+        """No more calls, before the socket is closed; one that is not watched is ignored."""
+        watcher = self._watchers.pop((sock.fileno(), event), None)
+        if watcher is not None:
+            watcher.stop()
+            watcher.close()
+
+    add, remove = partialmethod(_watch, READ), partialmethod(_forget, READ)
+    add_writer, remove_writer = partialmethod(_watch, WRITE), partialmethod(_forget, WRITE)
+
+
+def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection:
+    """Open one connection, TLS handshake included, while other greenlets run. Raises OSError."""
+    sock = gevent_socket.socket(target.family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.connect(target.address)
+        connection = Connection(cast("socket.socket", sock), monotonic_ns())
+        if target.tls is not None:
+            connection.begin_tls(target)
+        while connection.shaking:
+            if sealed := connection.shake():
+                sock.sendall(sealed)
+            if connection.shaking:
+                connection.heard(sock.recv(READ_BYTES))
+        sock.setblocking(False)
+        stamps.watch(cast("socket.socket", sock))
+    except BaseException:
+        sock.close()
+        raise
+    return connection

@@ -5,38 +5,55 @@ workload; what is compared with one another are cells. A *start* is one server c
 and going down again; runs that share a start share whatever that process has warmed up.
 
     (here)    what is to be measured: one TOML file, of which all mistakes, also those of the runs it leads to, are told
-              at once; which cells that makes, and in which order they are measured: pure functions of plan and seed
-    state     what has been measured already: the run files themselves, and matrix.jsonl
-    estimate  how long the rest will take
-    run       measures it
+              at once; which cells that makes, and in which order they are measured: pure functions of plan and seed;
+              and what has been measured already
+    run       measures the rest, and says how long that will take
 
 The repeats of each cell are dealt to `starts` rounds. A round visits every server on every host once, in random order,
 and within a start the runs of all workloads are shuffled too. So with two rounds or more whatever drifts over the hours
 falls on all cells alike; with one round it does not, and only what happens within a start is averaged out (randomised
 blocks: Montgomery, "Design and Analysis of Experiments", chapter 4). With equal work the leading server comes first in
 each round, because the others need its output lengths.
+
+The state of a matrix is its files: a repeat is finished when its run file has a footer that does not say interrupted.
+Beside them lies `matrix.jsonl`, append-only, with what no run file holds:
+
+    {"type": "plan", "plan": {...}, ...}                         the first line
+    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server that came up
+    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run; place 0 is the first of its start
+    {"type": "end", "cell": {...}, "repeat": 1, "seconds": 18.4}
+    {"type": "failure", "cell": {...}, "repeat": 1, "kind": "LaunchError", "reason": "...", "hint": "...", "log": "..."}
+    {"type": "down", "start": 3}
+    {"type": "resumed", ...}, {"type": "interrupted", ...}
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from io import FileIO
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from loadgen.errors import PlanError
+from loadgen.errors import OutputError, PlanError
 from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, read_plan
+from loadgen.runfile import Footer
+from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 
-if TYPE_CHECKING:
-    from servers.launch.spec import Host
-
-Launch = Literal["compose", "process", "simulated", "running"]
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""
 OWNED = (
@@ -44,6 +61,12 @@ OWNED = (
     *("server_pid", "dcgm_url"),
 )
 """Settings of a run that the matrix makes itself."""
+JOURNAL, FORMAT = "matrix.jsonl", 1
+TAIL_BYTES = 65_536
+"""A footer is shorter, its notes included."""
+DIFFERENCES_MOST = 20
+
+Line = dict[str, Any]
 
 
 class _Strict(BaseModel):
@@ -60,7 +83,9 @@ class _Named(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+        given = {"name": given} if isinstance(given, str) else given
+        of_kind = "server" in cls.model_fields and isinstance(given, dict) and "name" in given
+        return {"server": given["name"], **given} if of_kind else given
 
 
 class Server(_Named):
@@ -68,15 +93,9 @@ class Server(_Named):
 
     server: ServerName = "openai"
     """Which kind it is; the name by default."""
-    launch: Launch | None = None
+    launch: How | None = None
     """How it is started; as the whole matrix by default."""
     endpoint: EndpointName | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, given: Any) -> Any:
-        given = {"name": given} if isinstance(given, str) else given
-        return {"server": given["name"], **given} if isinstance(given, dict) and "name" in given else given
 
 
 class HostChoice(_Named):
@@ -129,7 +148,7 @@ class MatrixPlan(_Strict):
     """`name`, `catalog` where it starts from a named workload, and settings of a run."""
     cases: list[Case] = []
     references: list[Reference] = []
-    launch: Launch = "compose"
+    launch: How = "compose"
     hosts_file: Path | None = None
     """Relative to the plan's own folder."""
     options: dict[str, Any] = {}
@@ -146,15 +165,15 @@ class MatrixPlan(_Strict):
     @field_validator("servers", "hosts", "models", "workloads")
     @classmethod
     def _different(cls, items: list[Any]) -> list[Any]:
-        names = [item.get("name") if isinstance(item, dict) else item.name for item in items]
-        if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        names = Counter(str(item.get("name") if isinstance(item, dict) else item.name) for item in items)
+        if twice := sorted(name for name, number in names.items() if number > 1):
             raise ValueError(f"{', '.join(twice)} stands there twice")
         return items
 
     @model_validator(mode="after")
     def _whole(self) -> MatrixPlan:
-        if mistakes := list(_mistakes(self)):
-            raise ValueError("\n".join(dict.fromkeys(mistakes)))
+        if mistakes := dict.fromkeys(_mistakes(self)):
+            raise ValueError("\n".join(mistakes))
         return self
 
 
@@ -166,18 +185,14 @@ def read_matrix_plan(path: Path) -> MatrixPlan:
     try:
         return MatrixPlan(**given)
     except ValidationError as error:
-        lines = [f"{path.name}: {line}" for item in error.errors() for line in _said(item)]
+        lines = [f"{path.name}: {line}" for item in error.errors() for line in _lines(item)]
         raise PlanError("\n".join(lines), "Nothing was started. Mend the plan.") from None
 
 
 def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
     """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
-    from dataclasses import replace
-
-    from servers.launch.spec import LOCAL, read_hosts
-
-    known = {} if plan.hosts_file is None else dict(read_hosts(plan.hosts_file))
-    if missing := [each.name for each in plan.hosts if not (each.name in {LOCAL.name, *known} or each.platform)]:
+    known = {LOCAL.name: LOCAL} if plan.hosts_file is None else read_hosts(plan.hosts_file)
+    if missing := [each.name for each in plan.hosts if not (each.name in known or each.platform)]:
         file = plan.hosts_file or "no hosts_file is named"
         raise PlanError(
             f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
@@ -220,8 +235,12 @@ class Repeat(NamedTuple):
     number: int
 
     @property
+    def key(self) -> dict[str, Any]:
+        """As the journal names it."""
+        return {"cell": self.cell._asdict(), "repeat": self.number}
+
+    @property
     def folder(self) -> Path:
-        """Where this run lies, below the matrix's folder."""
         return self.cell.folder / f"repeat-{self.number}"
 
 
@@ -234,7 +253,7 @@ class Start(NamedTuple):
     server: Server
     host: HostChoice
     model: Model
-    launch: Launch
+    launch: How
     options: Mapping[str, Any]
     repeats: tuple[Repeat, ...]
 
@@ -244,16 +263,21 @@ class Start(NamedTuple):
 
 def cells(plan: MatrixPlan) -> list[Cell]:
     """All cells that are measured, in the order of the plan."""
-    return [cell for triple in _triples(plan) for cell in _served(plan, *triple)]
+    return [
+        Cell(server.name, host.name, model.name, str(workload["name"]))
+        for server, host, model, cases in _combinations(plan)
+        if not any(case.skip for case in cases)
+        for workload in plan.workloads
+    ]
 
 
 def skipped(plan: MatrixPlan) -> dict[str, str]:
     """`server on host, model` and why it is not measured."""
-    found = {}
-    for server, host, model in product(plan.servers, plan.hosts, plan.models):
-        if reasons := [case.skip for case in _cases(plan, server, host, model) if case.skip]:
-            found[f"{server.name} on {host.name}, {model.name}"] = "; ".join(reasons)
-    return found
+    return {
+        f"{server.name} on {host.name}, {model.name}": "; ".join(reasons)
+        for server, host, model, cases in _combinations(plan)
+        if (reasons := [case.skip for case in cases if case.skip])
+    }
 
 
 def starts(plan: MatrixPlan) -> list[Start]:
@@ -263,19 +287,126 @@ def starts(plan: MatrixPlan) -> list[Start]:
     found: list[Start] = []
     for turn in range(1, plan.starts + 1):
         share = plan.repeats // plan.starts + (turn <= plan.repeats % plan.starts)  # repeats of a cell in this round
-        triples = list(_triples(plan))
-        random.shuffle(triples)
-        triples.sort(key=lambda triple: triple[0].name != (plan.equal_work or triple[0].name))
-        for server, host, model in triples:
-            order = [cell for cell in _served(plan, server, host, model) for _ in range(share)]
+        measured = [each for each in _combinations(plan) if not any(case.skip for case in each[-1])]
+        random.shuffle(measured)
+        measured.sort(key=lambda each: each[0].name != (plan.equal_work or each[0].name))
+        for server, host, model, cases in measured:
+            order = [str(workload["name"]) for workload in plan.workloads for _ in range(share)]
             random.shuffle(order)
             repeats = []
-            for cell in order:
+            for workload in order:
+                cell = Cell(server.name, host.name, model.name, workload)
                 numbers[cell] += 1
                 repeats.append(Repeat(cell, numbers[cell]))
-            launch, options = server.launch or plan.launch, _options(plan, server, host, model)
+            launch, options = server.launch or plan.launch, _options(plan, server, host, model, cases)
             found.append(Start(len(found) + 1, turn, server, host, model, launch, options, tuple(repeats)))
     return found
+
+
+class Journal:
+    """Appends lines to matrix.jsonl; each is on disk before the next thing happens."""
+
+    def __init__(self, file: FileIO, lines: Sequence[Line]) -> None:
+        self._file = file
+        self.lines = list(lines)
+        """All lines, those of earlier sittings included."""
+
+    def write(self, kind: str, /, **values: Any) -> None:
+        """Append one line. Raises OutputError."""
+        line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        try:
+            self._file.write(json.dumps(line, default=str).encode() + b"\n")
+            os.fsync(self._file)
+        except OSError as error:
+            hint = "Make room, and go on with --resume."
+            raise OutputError(f"cannot write {JOURNAL}: {error.strerror}", hint) from error
+        self.lines.append(line)
+
+
+@contextmanager
+def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
+    """The journal of the matrix in `folder`, held against a second command that would write there too.
+
+    Raises OutputError for a folder that cannot be used, PlanError where `plan` is not the one it was begun with.
+    """
+    path = folder / JOURNAL
+    if path.exists() and not resume:
+        raise OutputError(f"{folder} holds a matrix already.", "Go on with it: --resume. Or name a new folder: --out.")
+    if not path.exists() and folder.exists() and any(folder.iterdir()):
+        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, of whatever
+        except OSError as error:
+            hint = "Wait for it, or name another --out."
+            raise OutputError(f"another loadgen matrix is writing to {folder}.", hint) from error
+        book = Journal(file, read_lines(folder))
+        if book.lines:
+            _check_same(book.lines, plan, folder)
+            if not path.read_bytes().endswith(b"\n"):  # what a kill cut off stays a line of its own
+                file.write(b"\n")
+            book.write("resumed")
+        else:
+            book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
+        yield book
+
+
+def read_lines(folder: Path) -> list[Line]:
+    """What matrix.jsonl holds; a line that was cut off by a kill is left out, the runs themselves tell the rest."""
+    file, lines = folder / JOURNAL, list[Line]()
+    for text in file.read_bytes().splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def finished(folder: Path, repeat: Repeat) -> bool:
+    """Whether this run has been measured: its file ends in a footer that does not say interrupted."""
+    file = folder / repeat.folder / "run.jsonl"
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
+            return not msgspec.json.decode(stream.read().splitlines()[-1], type=Footer).interrupted
+    except (OSError, IndexError, msgspec.DecodeError):
+        return False
+
+
+def newest(lines: Sequence[Line], *kinds: str) -> dict[Repeat, Line]:
+    """Of each run its newest line of these kinds."""
+    return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in kinds}
+
+
+def _check_same(lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:
+    begun = next((line for line in lines if line["type"] == "plan"), None)
+    if begun is None:
+        raise OutputError(f"{folder / JOURNAL} does not say what was planned.", "Begin anew with another --out.")
+    if int(begun.get("format", 0)) > FORMAT:
+        raise OutputError(f"{folder / JOURNAL} was written by a newer loadgen.", "Upgrade to go on with it.")
+    changes = list(differences(begun["plan"], json.loads(json.dumps(plan, default=str))))
+    if changes:
+        more = [f"... and {len(changes) - DIFFERENCES_MOST} more"] if len(changes) > DIFFERENCES_MOST else []
+        raise PlanError(
+            "\n".join(["the plan is not the one this matrix was begun with:", *changes[:DIFFERENCES_MOST], *more]),
+            f"Undo the change to go on in {folder}, or begin anew with another --out.",
+        )
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """One line for each value that changed, named by its place."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from differences(one, other, f"{where}[{index}]")
+    elif before != now:
+        was, is_ = ("nothing" if value is None else json.dumps(value)[:200] for value in (before, now))
+        yield f"{where}: {was} then, {is_} now"
 
 
 def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,10 +418,7 @@ def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mistakes(plan: MatrixPlan) -> Iterator[str]:
     """What no single field shows."""
-    names = {
-        kind: [each.name for each in items]
-        for kind, items in (("server", plan.servers), ("host", plan.hosts), ("model", plan.models))
-    }
+    names = {kind: [each.name for each in getattr(plan, f"{kind}s")] for kind in ("server", "host", "model")}
     for case in plan.cases:
         for kind, known in names.items():
             if (name := getattr(case, kind)) is not None and name not in known:
@@ -301,7 +429,8 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
         yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
     if plan.equal_work is not None and plan.equal_work not in names["server"]:
         yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
-    yield from _owned("run", plan.run)
+    for where, settings in (("run", plan.run), *((f"workload {each.get('name')}", each) for each in plan.workloads)):
+        yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
 
@@ -312,7 +441,6 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield f"workloads: each needs a name such as burst, not {name!r}"
         return
     where = f"workload {name}"
-    yield from _owned(where, workload)
     try:
         settings = plan.run | _settings(workload)
         Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
@@ -322,46 +450,35 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield from (f"{where}: {line}" for line in str(error).splitlines())
 
 
-def _owned(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
-
-
-def _said(item: Any) -> list[str]:
-    """The lines of one mistake that pydantic found."""
-    message = str(item["msg"]).removeprefix("Value error, ")
+def _lines(item: Any) -> list[str]:
+    """Of one mistake that pydantic found."""
     where = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return [f"{where}: there is no such setting"]
-    if item["type"] == "missing":
-        return [f"{where} is missing"]
-    if item["type"] == "literal_error":
-        return [f"{where}: {item['input']!r} is unknown; choose {item['ctx']['expected']}"]
-    return [f"{where}: {line}" if where else line for line in message.splitlines()]
+    match item["type"]:
+        case "extra_forbidden":
+            return [f"{where}: there is no such setting"]
+        case "missing":
+            return [f"{where} is missing"]
+        case "literal_error":
+            return [f"{where}: {item['input']!r} is unknown; choose {item['ctx']['expected']}"]
+    lines = str(item["msg"]).removeprefix("Value error, ").splitlines()
+    return [f"{where}: {line}" if where else line for line in lines]
 
 
-def _triples(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model]]:
-    for triple in product(plan.servers, plan.hosts, plan.models):
-        if not any(case.skip for case in _cases(plan, *triple)):
-            yield triple
+def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model, list[Case]]]:
+    """Every server on every host with every model, in the order of the plan, and the cases that speak of it."""
+    for server, host, model in product(plan.servers, plan.hosts, plan.models):
+        names = {"server": server.name, "host": host.name, "model": model.name}
+        cases = [each for each in plan.cases if all(getattr(each, kind) in (None, names[kind]) for kind in names)]
+        yield server, host, model, cases
 
 
-def _served(plan: MatrixPlan, server: Server, host: HostChoice, model: Model) -> list[Cell]:
-    return [Cell(server.name, host.name, model.name, str(workload["name"])) for workload in plan.workloads]
-
-
-def _cases(plan: MatrixPlan, server: Server, host: HostChoice, model: Model) -> list[Case]:
-    wanted = {"server": server.name, "host": host.name, "model": model.name}
-    return [case for case in plan.cases if all(getattr(case, kind) in (None, name) for kind, name in wanted.items())]
-
-
-def _options(plan: MatrixPlan, server: Server, host: HostChoice, model: Model) -> dict[str, Any]:
+def _options(plan: MatrixPlan, server: Server, host: HostChoice, model: Model, cases: list[Case]) -> dict[str, Any]:
     """The options of this start, the more particular ones winning; before all of them what a simulated server takes
     from the words of the plan."""
     found: dict[str, Any] = {}
     if (server.launch or plan.launch) == "simulated":
         named = {"gpu": host.gpu, "model_shape": model.shape}
         found = {"clock": "batching"} | {name: value for name, value in named.items() if value}
-    cases = [case.options for case in _cases(plan, server, host, model)]
-    for options in (plan.options, server.options, host.options, model.options, *cases):
+    for options in (plan.options, server.options, host.options, model.options, *(case.options for case in cases)):
         found |= options
     return found

@@ -1,5 +1,8 @@
 """Measures a matrix: start after start, run after run. A cell that fails is recorded with its reason, and the matrix
-goes on; what stops it is an interrupt, or a disk that takes no more."""
+goes on; what stops it is an interrupt, or a disk that takes no more.
+
+How long that takes is known from its own finished runs where there are any, else from a model of each server.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,51 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from msgspec import to_builtins
+
+from loadgen import matrix as planned
+from loadgen import prepare
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.matrix import Cell, MatrixPlan, Repeat, Start, estimate, hosts_of, run_settings, starts
-from loadgen.matrix.state import Journal, Line, finished, make_way
+from loadgen.matrix import Cell, Journal, Line, MatrixPlan, Repeat, Start, finished, run_settings
+from loadgen.plan import ANSWERS, Plan
 from loadgen.record import Record
 from loadgen.runfile import scan
+from servers.launch import LaunchSpec, RunningServer, compose, launched, process
+from servers.launch.spec import Host
+from workloads import arrivals, lengths
 
 if TYPE_CHECKING:
-    from loadgen.plan import Plan
-    from loadgen.prepare import OnProgress
-    from servers.launch import LaunchSpec, RunningServer
-    from servers.launch.spec import Host
+    from loadgen.cli.output import Output
 
+AfterRun = Callable[[Path], str]
+"""Summarises a run that has ended; says in one line what came back."""
 LOG_LINES = 40
 """Of a server that did not come up."""
+START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
+"""Until a server answers: loading the weights is most of it."""
+TOKENS_PER_S = 1_000.0
+"""Output tokens per second of a server about which nothing is known."""
+PREPARED_S = 2.0
+"""A run beside its load: prompts, connections, the run file, its summary."""
+JOBS_MOST = 2_000
+"""Of a larger burst so many are modelled, and the rest taken to go on as fast."""
+LENGTH_UNKNOWN = 256
+"""Tokens of an answer whose length is not known without reading a file."""
+HOW = {
+    "measured": "the mean of what this matrix has measured so far",
+    "modelled": f"what the simulated server makes of this server, card and model, and {PREPARED_S:g} s; a run of a "
+    "given duration takes that",
+    "guessed": f"until a server is up {', '.join(f'{seconds:g} s ({launch})' for launch, seconds in START_S.items())}; "
+    f"a run at {TOKENS_PER_S:,.0f} output tokens/s",
+}
 
 
 class EqualWorkError(LoadgenError):
@@ -45,58 +73,37 @@ class Matrix:
 
     @property
     def repeats(self) -> list[Repeat]:
-        """All runs, in order."""
         return [repeat for start in self.starts for repeat in start.repeats]
 
     @property
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
-        hosts = {}
-        for name, host in self.hosts.items():
-            values = ((each.name, getattr(host, each.name)) for each in fields(host))
-            hosts[name] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values}
-        return plan | {"hosts_found": hosts}
+        return plan | {"hosts_found": to_builtins(self.hosts)}
 
     def done(self) -> list[Repeat]:
-        """The runs that are finished."""
         return [repeat for repeat in self.repeats if finished(self.folder, repeat)]
-
-
-@dataclass(frozen=True, slots=True)
-class Watcher:
-    """Who is told what happens."""
-
-    say: Callable[[str], None]
-    progress: Callable[[int | None], AbstractContextManager[OnProgress]]
-    """A display for one run of so many requests."""
-    after_run: Callable[[Path], str]
-    """Summarises a run that has ended; says in one line what came back."""
 
 
 def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     """The matrix of a plan. Raises PlanError or ServerError when a host is not known, or nothing is to be measured."""
-    found = starts(plan)
+    found = planned.starts(plan)
     if not found:
         raise PlanError("every cell is skipped: nothing is left to measure", "Look at cases in the plan.")
-    return Matrix(plan, hosts_of(plan), found, folder, command)
+    return Matrix(plan, planned.hosts_of(plan), found, folder, command)
 
 
-def run(matrix: Matrix, book: Journal, watcher: Watcher) -> bool:
+def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun) -> bool:
     """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
     with _terminated_like_interrupted():
         try:
-            take_down_left(matrix, book, watcher.say)
-            for start in matrix.starts:
-                left = [repeat for repeat in start.repeats if not finished(matrix.folder, repeat)]
-                if left and Serving(matrix, book, watcher, start).serve(left):
-                    break
-            else:
-                return False
+            take_down_left(matrix, book, output.say)
+            interrupted = any(Serving(matrix, book, start, output, after_run).serve() for start in matrix.starts)
         except KeyboardInterrupt:
-            pass
-    book.write("interrupted")
-    return True
+            interrupted = True
+    if interrupted:
+        book.write("interrupted")
+    return interrupted
 
 
 def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
@@ -112,30 +119,28 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     if file.exists():
         return file
     leader = cell._replace(server=str(plan.equal_work))
-    lengths: list[int] = []
+    found: list[int] = []
 
     def take(record: Record) -> None:
         if record.phase == "measured" and record.state == "complete" and record.output_tokens:
-            lengths.append(record.output_tokens)
+            found.append(record.output_tokens)
 
-    for repeat in (Repeat(leader, number) for number in range(1, plan.repeats + 1)):
-        if finished(folder, repeat):
+    for number in range(1, plan.repeats + 1):
+        if finished(folder, repeat := Repeat(leader, number)):
             scan(folder / repeat.folder, take)
-    if not lengths:
+    if not found:
         raise EqualWorkError(
             f"equal work: {leader} has no complete answer to take output lengths from",
             "Mend that cell and go on with --resume, or leave out equal_work.",
         )
     file.parent.mkdir(exist_ok=True)
     unfinished = file.with_suffix(".part")
-    unfinished.write_text("".join(f"{length}\n" for length in sorted(lengths)), encoding="ascii")
+    unfinished.write_text("".join(f"{length}\n" for length in sorted(found)), encoding="ascii")
     return unfinished.rename(file)
 
 
 def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
     """End a server that an earlier sitting was killed beside: it would be in the way, and no longer cold."""
-    from servers.launch import compose, process
-
     left: Line | None = None
     for line in book.lines:
         left = line if line["type"] == "up" else None if line["type"] == "down" else left
@@ -145,36 +150,55 @@ def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) ->
     kept = process.read_left(start.server.server)
     if start.launch == "process" and kept is not None and kept.pid == left["facts"].get("pid"):
         process.down(kept)
-        say(f"{start} was left running: taken down")
     elif start.launch == "compose" and compose.is_there(spec := _spec(matrix, start)):
         compose.down(spec)
-        say(f"{start} was left running: taken down")
+    else:
+        return
+    say(f"{start} was left running: taken down")
 
 
 def _spec(matrix: Matrix, start: Start) -> LaunchSpec:
-    from servers.launch import LaunchSpec
-
     model = start.model.path or start.model.name
     return LaunchSpec(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
+
+
+def make_way(folder: Path) -> Path | None:
+    """Move what an earlier attempt left of a run aside, under the first free name; nothing measured is deleted."""
+    if not folder.exists():
+        return None
+    places = (folder.with_name(f"{folder.name}-unfinished-{number}") for number in range(1, 1_000_000))
+    return folder.rename(next(place for place in places if not place.exists()))
 
 
 class Serving:
     """One start: its server up, its runs, its server down."""
 
-    def __init__(self, matrix: Matrix, book: Journal, watcher: Watcher, start: Start) -> None:
-        self._matrix, self._book, self._watcher, self._start = matrix, book, watcher, start
-        self._say = watcher.say
+    def __init__(self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: AfterRun) -> None:
+        self._matrix, self._book, self._start, self._after_run = matrix, book, start, after_run
+        self._say, self._progress = output.say, output.progress
         self._settled = set[Repeat]()  # finished or failed
 
-    def serve(self, left: Sequence[Repeat]) -> bool:
-        """Bring the server up and measure these runs; whether that was interrupted."""
+    def serve(self) -> bool:
+        """Bring the server up and measure the runs that are not finished; whether that was interrupted."""
         start = self._start
+        left = [repeat for repeat in start.repeats if not finished(self._matrix.folder, repeat)]
+        if not left:
+            return False
         self._say(f"[start {start.number}/{len(self._matrix.starts)}] {start} ({start.launch})")
         runs = {repeat: plan for repeat in left if (plan := self._planned(repeat)) is not None}
         if not runs:
             return False
+        began_s = time.monotonic()
         try:
-            return self._served(runs)
+            with launched(_spec(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
+                seconds = time.monotonic() - began_s
+                named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
+                self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=dict(server.facts))
+                self._say(f"    up after {seconds:.1f} s")
+                for place, (repeat, plan) in enumerate(runs.items()):
+                    if self._measure(repeat, plan, server, place):
+                        return True
+            self._book.write("down", start=start.number)
         except OutputError:
             raise
         except Exception as error:
@@ -184,34 +208,14 @@ class Serving:
             if not unsettled:
                 self._book.write("down", start=start.number, trouble=f"{type(error).__name__}: {error}")
             self._say(f"    failed: {error}")
-            return False
-
-    def _served(self, runs: dict[Repeat, Plan]) -> bool:
-        from servers.launch import launched
-
-        start = self._start
-        began_s = time.monotonic()
-        with launched(_spec(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
-            seconds = time.monotonic() - began_s
-            named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
-            self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=dict(server.facts))
-            self._say(f"    up after {seconds:.1f} s")
-            for place, (repeat, plan) in enumerate(runs.items()):
-                if self._measure(repeat, plan, server, place):
-                    return True
-        self._book.write("down", start=start.number)
         return False
 
     def _planned(self, repeat: Repeat) -> Plan | None:
         """The plan of one run but for the server's URL; None, and a failure, where there can be none."""
         matrix, start = self._matrix, self._start
-        owned: dict[str, Any] = {
-            "server": start.server.server,
-            "platform": matrix.hosts[start.host.name].platform,
-            "seed": matrix.plan.seed + repeat.number - 1,
-            "repeat": repeat.number,
-            "repeats": matrix.plan.repeats,
-        }
+        owned: dict[str, Any] = {"server": start.server.server, "platform": matrix.hosts[start.host.name].platform}
+        owned |= {"repeat": repeat.number, "repeats": matrix.plan.repeats}
+        owned["seed"] = matrix.plan.seed + repeat.number - 1
         optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url}
         owned |= {name: value for name, value in optional.items() if value}
         try:
@@ -225,17 +229,15 @@ class Serving:
 
     def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
         """One run; whether it was interrupted."""
-        from loadgen import prepare
-
-        matrix, key = self._matrix, {"cell": repeat.cell._asdict(), "repeat": repeat.number}
-        folder, name = matrix.folder / repeat.folder, f"{repeat.cell.workload}, repeat {repeat.number}"
+        matrix, name = self._matrix, f"{repeat.cell.workload}, repeat {repeat.number}"
+        folder = matrix.folder / repeat.folder
         # The memory of these processes is read; not where the library for it is missing: nobody asked for it by name.
         pids = server.pids if find_spec("psutil") else ()
-        make_way(matrix.folder, repeat)
-        self._book.write("begin", **key, start=self._start.number, place=place)
+        make_way(folder)
+        self._book.write("begin", **repeat.key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
-            with self._watcher.progress(None if plan.of_sessions else plan.n) as on_progress:
+            with self._progress(None if plan.of_sessions else plan.n, plain=False) as on_progress:
                 footer = prepare.run(
                     plan.model_copy(update={"url": server.url, "server_pid": pids}),
                     folder,
@@ -246,7 +248,7 @@ class Serving:
                 )
             if footer.interrupted:
                 return True
-            said = self._watcher.after_run(folder)
+            said = self._after_run(folder)
         except OutputError:
             raise
         except Exception as error:
@@ -255,31 +257,20 @@ class Serving:
             return False
         seconds = time.monotonic() - began_s
         self._settled.add(repeat)
-        self._book.write("end", **key, seconds=round(seconds, 3))
-        self._say(f"    {name}: {said}; {seconds:.0f} s{self._remaining()}")
-        return False
-
-    def _remaining(self) -> str:
-        matrix = self._matrix
+        self._book.write("end", **repeat.key, seconds=round(seconds, 3))
         done = matrix.done()
-        left_s = estimate.total_s(matrix.plan, matrix.starts, self._book.lines, done)
         left = len(matrix.repeats) - len(done)
-        return f"; {left} {'run' if left == 1 else 'runs'} left, {estimate.in_words(left_s)}" if left else ""
+        to_go = f"; {_count(left, 'run')} left, {in_words(left_s(matrix, self._book.lines, done))}" if left else ""
+        self._say(f"    {name}: {said}; {seconds:.0f} s{to_go}")
+        return False
 
     def _failed(self, repeat: Repeat, error: Exception) -> None:
         self._settled.add(repeat)
         # Not one of ours: where it came from is all there is to go by.
         log = getattr(error, "log_tail", "") if hasattr(error, "hint") else "".join(traceback.format_exception(error))
-        self._book.write(
-            "failure",
-            cell=repeat.cell._asdict(),
-            repeat=repeat.number,
-            start=self._start.number,
-            kind=type(error).__name__,
-            reason=str(error),
-            hint=getattr(error, "hint", ""),
-            log="\n".join(log.splitlines()[-LOG_LINES:]),
-        )
+        said = {"kind": type(error).__name__, "reason": str(error), "hint": getattr(error, "hint", "")}
+        end = "\n".join(log.splitlines()[-LOG_LINES:])
+        self._book.write("failure", **repeat.key, start=self._start.number, **said, log=end)
 
 
 @contextmanager
@@ -299,3 +290,140 @@ def _terminated_like_interrupted() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class Estimate(NamedTuple):
+    """How long one start or one run takes, and how that is known."""
+
+    seconds: float
+    how: Literal["measured", "modelled", "guessed"]
+
+
+def estimated_start(start: Start, lines: Sequence[Line]) -> Estimate:
+    """Until its server answers: the mean of the starts of the same server and model so far."""
+    same = (start.server.name, start.model.name)
+    ups = (line for line in lines if line["type"] == "up")
+    seen = [float(line["seconds"]) for line in ups if (line["server"], line["model"]) == same]
+    return Estimate(fmean(seen), "measured") if seen else Estimate(START_S[start.launch], "guessed")
+
+
+def estimated_runs(matrix: Matrix, lines: Sequence[Line]) -> dict[Cell, Estimate]:
+    """One run of each cell: the mean of its own runs so far, else of the model of its server, else a guess."""
+    seen: dict[Cell, list[float]] = {}
+    for repeat, line in planned.newest(lines, "end").items():
+        seen.setdefault(repeat.cell, []).append(float(line["seconds"]))
+    servers = {repeat.cell: start for start in reversed(matrix.starts) for repeat in start.repeats}
+    known = {cell: Estimate(fmean(each), "measured") for cell, each in seen.items()}
+    return {cell: known.get(cell) or _foreseen(matrix.plan, start, cell) for cell, start in servers.items()}
+
+
+def left_s(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat]) -> float:
+    """Every start that still has a run to serve, and those runs."""
+    runs, seconds = estimated_runs(matrix, lines), 0.0
+    for start in matrix.starts:
+        if left := [repeat for repeat in start.repeats if repeat not in done]:
+            seconds += estimated_start(start, lines).seconds + sum(runs[repeat.cell].seconds for repeat in left)
+    return seconds
+
+
+def in_words(seconds: float) -> str:
+    """`about 40 s`, `about 12 min`, `about 7 h 30 min`."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {minutes // 60} h {minutes % 60 // 10 * 10} min"
+
+
+def heading(matrix: Matrix) -> str:
+    """How much there is to do, in one line."""
+    plan = matrix.plan
+    items = (_count(len(getattr(plan, f"{noun}s")), noun) for noun in ("server", "host", "model", "workload"))
+    return (
+        f"{plan.name}: {' x '.join(items)}: "
+        f"{_count(len(planned.cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
+        f"{_count(len(matrix.repeats), 'run')} in {_count(len(matrix.starts), 'start')}"
+    )
+
+
+def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, width: int = 100) -> str:
+    """The starts in order, what each serves, how long it takes, and how that is known."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    for name in ("start", "server", "host", "model", "runs", "up after", "runs take"):
+        justify: Any = "right" if name in ("start", "up after", "runs take") else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "runs")
+    runs, ups = estimated_runs(matrix, lines), [estimated_start(start, lines) for start in matrix.starts]
+    for start, up in zip(matrix.starts, ups, strict=True):
+        found = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
+        hows = "/".join(dict.fromkeys(each.how for each in found))
+        order = (f"{each.cell.workload}#{each.number}{' done' if each in done else ''}" for each in start.repeats)
+        takes = ("", "done")
+        if found:
+            takes = f"{up.seconds:,.0f} s {up.how}", f"{sum(each.seconds for each in found):,.0f} s {hows}"
+        names = f"{start.server.name} ({start.launch})", start.host.name, start.model.name
+        table.add_row(str(start.number), *names, "  ".join(order), *takes)
+    not_measured = [f"Not measured: {cell}: {reason}." for cell, reason in planned.skipped(matrix.plan).items()]
+    left, are_done = len(matrix.repeats) - len(done), f", {len(done)} are done" if done else ""
+    to_go = f"{_count(left, 'run')} to go{are_done}: {in_words(left_s(matrix, lines, done))}."
+    used = {each.how for each in (*runs.values(), *ups)}
+    hows_said = [f"  {how}: {meaning}." for how, meaning in HOW.items() if how in used]
+    output = StringIO()
+    console = Console(file=output, width=width, highlight=False)
+    for part in (heading(matrix), "", table, *not_measured, "", to_go, *hows_said):
+        console.print(part, markup=False)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
+    run = run_settings(plan, cell.workload, server=start.server.server)
+    if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.get("burst"):
+        return Estimate(run.duration_s + PREPARED_S, "modelled")
+    due_ns, modelled_s = prepare.schedule_of(run).due_ns, _modelled_s(start, run)
+    guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
+    takes_s = max(due_ns[-1] / 1e9 if due_ns else 0.0, guessed_s if modelled_s is None else modelled_s)
+    return Estimate(takes_s + PREPARED_S, "guessed" if modelled_s is None else "modelled")
+
+
+def _modelled_s(start: Start, run: Plan) -> float | None:
+    """The burst on the simulated server's own model of this server and card, without sending anything."""
+    from servers.hardware import roofline
+    from servers.kinds import simulated_kinds
+    from servers.simulated.server import protocol_of
+    from servers.simulated.timing import BatchingClock, Job
+
+    options: Mapping[str, Any] = start.options
+    gpu, shape = start.host.gpu or options.get("gpu"), start.model.shape or options.get("model_shape")
+    if not gpu or not shape or start.server.server not in simulated_kinds():
+        return None
+    policy = protocol_of(start.server.server).policy
+    try:
+        hardware = roofline(str(gpu), str(shape), int(options.get("tensor_parallel", 1)))
+        clock = BatchingClock(policy, hardware.kv_tokens(policy.memory_fraction), hardware.step_ns)
+        jobs = min(run.n or 1, JOBS_MOST)
+        for _ in range(jobs):
+            clock.submit(Job(_mean_length(run.input_tokens), _mean_length(run.output_tokens), 0), 0)
+    except ValueError:
+        return None
+    ended_ns = 0
+    while (ends_ns := clock.next_ns()) is not None:
+        clock.emissions(ended_ns := ends_ns)
+    speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
+    return ended_ns / 1e9 * (run.n or 1) / jobs / speed
+
+
+def _mean_length(tokens: int | str) -> int:
+    """About how long, where that is known without reading a file."""
+    match None if tokens == ANSWERS else lengths.parse(str(tokens)):
+        case lengths.Fixed(length):
+            return length
+        case lengths.Uniform(low, high):
+            return (low + high) // 2
+        case lengths.Lognormal(mean) | lengths.Exponential(mean):
+            return max(1, round(float(mean)))
+    return LENGTH_UNKNOWN
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
 """What a server kind is: one `ServerKind`, with a `Dialect` for each of its endpoints.
 
 All of it is data and pure functions, without I/O: the asyncio driver, the interactive users and the tests call the same
-ones, and `servers.find`, `servers.count`, `servers.launch` and `servers.telemetry` read the same entries.
+ones, and `servers.find`, `servers.launch` and `servers.telemetry` read the same entries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from workloads.request import Request
 
 Told = TypeVar("Told")
-Ask = Callable[[str], tuple[int, Any]]
-"""GET a path: HTTP status, and JSON or None."""
+Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
 
 
 @dataclass(slots=True)
@@ -23,22 +22,14 @@ class Answer:
     """What one event stream said: the Chunks as columns, because building an object per event costs more than decoding
     it, and what followed from them."""
 
-    tokens: list[int]
-    """Generated tokens in event i; 0 for events that hold none (role-only, usage, keep-alive, end marker)."""
-    end_event: int | None = None
-    """Index of the event that is the dialect's end marker; None when none was seen."""
-    prompt_tokens: int | None = None
-    """Prompt length as the server reported it."""
-    output_tokens: int | None = None
-    """Generated tokens; `counted_by` says by whose count."""
-    counted_by: Literal["server", "wire", ""] = ""
-    """`server`: a count the server reported. `wire`: token ids or one-token events, counted here."""
-    finish_reason: str = ""
-    """The server's own word: `length`, `stop`, `eos_token`, ..."""
-    error_kind: Literal["", "in_band_error", "protocol"] = ""
-    """`in_band_error`: the server said so after a 200. `protocol`: not what the dialect allows."""
-    error_detail: str = ""
-    """The server's words or ours, cut to 300 characters."""
+    tokens: list[int]  # Generated in event i; 0 where it holds none (role-only, usage, keep-alive, end marker)
+    end_event: int | None = None  # Index of the event that is the dialect's end marker; None when none was seen
+    prompt_tokens: int | None = None  # Prompt length as the server reported it
+    output_tokens: int | None = None  # Generated tokens; `counted_by` says by whose count
+    counted_by: Literal["server", "wire", ""] = ""  # `wire`: token ids or one-token events, counted here
+    finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
+    error_kind: Literal["", "in_band_error", "protocol"] = ""  # The server said so after a 200; not the dialect's
+    error_detail: str = ""  # The server's words or ours, cut to 300 characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +37,18 @@ class Route(Generic[Told]):
     """One question about a text: where to POST what, and how to read the answer."""
 
     path: str
-    body: Callable[[str, str], dict[str, Any]]
-    """(text, model) to the body of the POST."""
-    read: Callable[[Any], Told]
-    """The answer's JSON to what was asked: how many tokens, or their ids."""
-    generates: bool = False
-    """The server runs the text, for one token, and so keeps it in its prefix cache."""
+    body: Callable[[str, str], dict[str, Any]]  # (text, model) to the body of the POST
+    read: Callable[[Any], Told]  # The answer's JSON to what was asked: how many tokens, or their ids
+    generates: bool = False  # The server runs the text, for one token, and so keeps it in its prefix cache
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRule:
     """What some versions of a server do otherwise on one endpoint, and do not show in the answer itself."""
 
-    holds: Callable[[str], bool]
-    """Of a version as in ServerFacts."""
+    holds: Callable[[str], bool]  # Of a version as in ServerFacts
     decode: Callable[[Sequence[bytes]], Answer] | None = None
-    misleads: str = ""
-    """Why figures taken so would not mean what they say; `{version}` is filled in."""
+    misleads: str = ""  # Why figures taken so would not mean what they say; `{version}` is filled in
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +56,16 @@ class Dialect:
     """One server's protocol on one endpoint, as pure functions."""
 
     server: str
-    endpoint: str
-    """`completions`, `chat` or `generate`."""
+    endpoint: str  # `completions`, `chat` or `generate`
     path: str
-    encode: Callable[[Request, str], bytes]
-    """(request, model) to the JSON body of the POST."""
-    decode: Callable[[Sequence[bytes]], Answer]
-    """The `data` payloads of one response's events, in order, to its Answer. Never raises on server bytes."""
-    text: Callable[[Sequence[bytes]], str]
-    """The `data` payloads of a complete answer to the text that a next turn quotes: no reasoning, no special tokens."""
-    count_by_running: Route[int]
-    """A request for one token whose answer tells the length of the prompt."""
-    count: Route[int] | None = None
-    """The route that counts a prompt without running it."""
-    count_text: Route[int] | None = None
-    """Where there is no such route: the one that counts text alone, without the chat template."""
-    token_ids: bool = False
-    """The prompt may be token ids."""
-    fixed_output: bool = False
-    """The server can be made to generate exactly the length asked. Where it cannot, a shorter answer is complete."""
+    encode: Callable[[Request, str], bytes]  # (request, model) to the JSON body of the POST
+    decode: Callable[[Sequence[bytes]], Answer]  # Of the events' `data` payloads; never raises on server bytes
+    text: Callable[[Sequence[bytes]], str]  # Of the same: what a next turn quotes, no reasoning and no special tokens
+    count_by_running: Route[int]  # A request for one token whose answer tells the length of the prompt
+    count: Route[int] | None = None  # The route that counts a prompt without running it
+    count_text: Route[int] | None = None  # Where there is none: the one that counts without the chat template
+    token_ids: bool = False  # The prompt may be token ids
+    fixed_output: bool = False  # The server can be made to generate all that is asked; else less is complete too
     versions: tuple[VersionRule, ...] = ()
 
     def misleads(self, version: str) -> str | None:
@@ -106,23 +83,19 @@ class Dialect:
 class ServerLimit:
     """A limit that a server states."""
 
-    flag: str
-    """The option that raises it."""
-    bounds: Literal["total", "prompt", "requests", ""] = ""
-    """`total`: prompt and output together, in tokens. Empty: nothing that a single plan can be held against."""
+    flag: str  # The option that raises it
+    bounds: Literal["total", "prompt", "requests", ""] = ""  # Total: prompt and output. Empty: nothing of one plan
 
 
 @dataclass(frozen=True, slots=True)
 class MetricNames:
     """How a server's /metrics name what telemetry reads."""
 
-    prefix: str
-    """All its names begin so."""
+    prefix: str  # All its names begin so
     names: Mapping[str, tuple[str, ...]]
     """Word of servers.telemetry to the names a server has had for it, newest first. `name{label=a|b}` takes only
     samples with such a label."""
-    of: str = ""
-    """Whose names they are, if not the kind's own."""
+    of: str = ""  # Whose names they are, if not the kind's own
     labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
     """A name whose labels tell something, and the words and figures that follow from them."""
     kv_used: tuple[str, Callable[[Any], float]] | None = None
@@ -135,23 +108,18 @@ class ProcessCommand:
     """How a server that is a Python package is started. `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}`
     are filled in."""
 
-    module: tuple[str, ...]
-    """What follows `python -m`."""
+    module: tuple[str, ...]  # What follows `python -m`
     arguments: tuple[str, ...]
-    program: tuple[str, ...] = ()
-    """A program of the environment that does the same, with its first arguments; taken where it is there."""
-    parallel: tuple[str, ...] = ()
-    """More arguments where several GPUs share the model."""
+    program: tuple[str, ...] = ()  # A program that does the same, and its first arguments; taken where it is there
+    parallel: tuple[str, ...] = ()  # More arguments where several GPUs share the model
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class KnownFault(NamedTuple):
     """A failure that is known by what was printed."""
 
-    pattern: str
-    """Regular expression, small and capital letters alike."""
-    what: str
-    """What it means; `{0}`, here and in the hint, is the first group of the pattern that matched."""
+    pattern: str  # Regular expression, small and capital letters alike
+    what: str  # What it means; `{0}`, here and in the hint, is the first group of the pattern that matched
     hint: str
 
 
@@ -159,56 +127,36 @@ class KnownFault(NamedTuple):
 class ServerFacts:
     """What a server says about itself."""
 
-    name: str
-    """A key of servers.kinds.KINDS."""
-    url: str
-    """Base of all its paths: no slash at the end, no `/v1`."""
-    version: str = ""
-    """As the server states it. LightLLM states none: concluded from its routes. Empty when unknown."""
-    model: str = ""
-    """The name to ask for, which is the first one it lists; empty when it does not say."""
-    limits: dict[str, int] = field(default_factory=dict)
-    """Under the server's own names: max_model_len, max_input_tokens, max_total_tokens, max_concurrent_requests, ..."""
-    count_routes: tuple[str, ...] = ()
-    """Its routes that count the tokens of a text without running it."""
+    name: str  # A key of servers.kinds.KINDS
+    url: str  # Base of all its paths: no slash at the end, no `/v1`
+    version: str = ""  # As the server states it. LightLLM states none: concluded from its routes. Empty when unknown.
+    model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
+    limits: dict[str, int] = field(default_factory=dict)  # Under its own names: max_model_len, max_total_tokens, ...
+    count_routes: tuple[str, ...] = ()  # Its routes that count the tokens of a text without running it
     simulated: bool = False
-    speed: float | None = None
-    """How many times faster than life a simulated server's clock runs."""
-    pids: tuple[int, ...] = ()
-    """Its processes on this machine, where we started it."""
+    speed: float | None = None  # How many times faster than life a simulated server's clock runs
+    pids: tuple[int, ...] = ()  # Its processes on this machine, where we started it
     title: str = ""
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """As in ServerKind."""
+    notes: Mapping[str, Any] = field(default_factory=dict)  # As in ServerKind
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
     """All that a kind of server is. `servers.kinds.KINDS` holds them by name; nobody else keeps a table of servers."""
 
-    name: str
-    """`--server NAME`; also its service in docker-compose.yml, and in capitals its variables (LOADGEN_NAME_URL)."""
+    name: str  # `--server NAME`; also its service in docker-compose.yml, and in capitals LOADGEN_NAME_URL
     title: str
-    dialects: Mapping[str, Dialect]
-    """By endpoint."""
-    native: str
-    """The endpoint it is measured on unless another is asked for."""
-    recognise: Callable[[Ask, str], ServerFacts | None]
-    """(ask, url) to what it says about itself, or None when it is another server."""
-    limits: Mapping[str, ServerLimit]
-    """By its own names for them."""
-    port: int | None = None
-    """That docker-compose.yml publishes. None: nothing is started under this name."""
-    ids: Route[list[int]] | None = None
-    """Tells the token ids of a text, without special tokens."""
+    dialects: Mapping[str, Dialect]  # By endpoint
+    native: str  # The endpoint it is measured on unless another is asked for
+    recognise: Callable[[Ask, str], ServerFacts | None]  # (ask, url) to what it says; None when it is another server
+    limits: Mapping[str, ServerLimit]  # By its own names for them
+    port: int | None = None  # That docker-compose.yml publishes. None: nothing is started under this name.
+    ids: Route[list[int]] | None = None  # Tells the token ids of a text, without special tokens
     metrics: MetricNames | None = None
-    process: ProcessCommand | None = None
-    """How it is started without a container, where it can be."""
-    faults: tuple[KnownFault, ...] = ()
-    """What its log says when it does not come up, beside what all servers print (servers/launch/faults.toml)."""
-    simulated: str = ""
-    """`module:attribute` of the simulated one; empty: there is none."""
-    phrase: str = ""
-    """What a sentence calls it where the title alone reads badly."""
+    process: ProcessCommand | None = None  # How it is started without a container, where it can be
+    faults: tuple[KnownFault, ...] = ()  # When it does not come up, beside those of all (servers/launch/faults.toml)
+    simulated: str = ""  # `module:attribute` of the simulated one; empty: there is none
+    phrase: str = ""  # What a sentence calls it where the title alone reads badly
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card
     it takes at its start, and what sets that. `prompt_piece_tokens`: a longer answer is run in pieces, each of which
@@ -225,14 +173,10 @@ class ServerKind:
         return f"LOADGEN_{self.name.upper()}_URL"
 
 
-def at_least(*numbers: int) -> Callable[[str], bool]:
+def at_least(version: str, *numbers: int) -> bool:
     """Whether the first X.Y.Z in a version is this or later; one without numbers is not."""
-
-    def holds(version: str) -> bool:
-        found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
-        return found is not None and tuple(map(int, found.groups())) >= numbers
-
-    return holds
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    return found is not None and tuple(map(int, found.groups())) >= numbers
 
 
 def exists(ask: Ask, path: str) -> bool:

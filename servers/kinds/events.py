@@ -21,8 +21,7 @@ from servers.kinds.base import Answer
 
 Event = TypeVar("Event")
 
-DONE = b"[DONE]"
-"""The end marker of OpenAI streams, the one payload that is not JSON."""
+DONE = b"[DONE]"  # The end marker of OpenAI streams, the one payload that is not JSON
 LIMIT_CHARACTERS = 300
 NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
@@ -34,9 +33,7 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 def decode_events(payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event]) -> tuple[list[Event], str]:
     """One event per payload up to the first that is not one, and what is wrong with that one ("" when none is).
-
-    `[DONE]` becomes an event with nothing in it, so that event i stays payload i.
-    """
+    `[DONE]` becomes an event with nothing in it, so that event i stays payload i."""
     if DONE in payloads:
         payloads = [b"{}" if payload == DONE else payload for payload in payloads]
     events: list[Event] = []

@@ -12,24 +12,10 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds.base import (
-    Answer,
-    Ask,
-    Dialect,
-    MetricNames,
-    ProcessCommand,
-    Route,
-    ServerFacts,
-    ServerKind,
-    ServerLimit,
-    VersionRule,
-    as_dict,
-    exists,
-    first_card,
-    stated,
-)
+from servers.kinds import base
 from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
+from servers.kinds.tgi import generate_body
 from workloads.request import Request
 
 
@@ -38,19 +24,8 @@ class LightllmToken(msgspec.Struct, gc=False):
 
     count_output_tokens: int | None = None
     prompt_tokens: int | None = None
-
-
-class Said(msgspec.Struct, gc=False):
-    """A token's text; `special` tokens are none of it."""
-
     text: str | None = None
-    special: bool = False
-
-
-class SaidEvent(msgspec.Struct, gc=False):
-    """One event of `/generate_stream` again, read for its text."""
-
-    token: Said | None = None
+    special: bool | None = None  # None of what was said
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
@@ -62,19 +37,11 @@ class LightllmEvent(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(LightllmEvent)
-_SAID = msgspec.json.Decoder(SaidEvent)
 
 
-def _encode_generate(request: Request, _model: str) -> bytes:
-    # `parameters` is mandatory and, in 0.0.1, strict; `ignore_eos` there is all that a fixed length takes.
-    sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
-    parameters = {"max_new_tokens": request.output_tokens, "ignore_eos": True, **sampling}
-    return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters})
-
-
-def _decode_generate(payloads: Sequence[bytes]) -> Answer:
+def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
     events, broken = decode_events(payloads, _EVENTS)
-    answer = Answer([0] * len(payloads))
+    answer = base.Answer([0] * len(payloads))
     count = 0
     for index, event in enumerate(events):
         if event.token is None:
@@ -92,7 +59,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    events, _ = decode_events(payloads, _SAID)
+    events, _ = decode_events(payloads, _EVENTS)
     return "".join(event.token.text or "" for event in events if event.token and not event.token.special)
 
 
@@ -107,20 +74,20 @@ def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -
     return every_role or unless_marker(choices, index, missing)
 
 
-def _recognise(ask: Ask, url: str) -> ServerFacts | None:
-    name = as_dict(ask("/get_model_name")[1])
-    if "model_name" not in name and "logical_max_load" not in as_dict(ask("/token_load")[1]):
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+    name = base.as_dict(ask("/get_model_name")[1])
+    if "model_name" not in name and "logical_max_load" not in base.as_dict(ask("/token_load")[1]):
         return None
-    card = first_card(ask("/v1/models")[1])
+    card = base.first_card(ask("/v1/models")[1])
     # Both came with 1.0. Asking /tokens itself, without a text, would count as a failed request in its metrics.
     routes = ("/tokens",) if "model_name" in name else ()
     model = str(card.get("id") or name.get("model_name", ""))
-    limits = stated(LIGHTLLM.limits, as_dict(ask("/get_server_info")[1]) | card)
+    limits = base.stated(LIGHTLLM.limits, base.as_dict(ask("/get_server_info")[1]) | card)
     # It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models.
-    version = "1.2.0 or later" if card else "1.1.0" if exists(ask, "/v1/completions") else "1.0"
+    version = "1.2.0 or later" if card else "1.1.0" if base.exists(ask, "/v1/completions") else "1.0"
     if version == "1.0" and not routes:
         version = "before 1.0"
-    return ServerFacts("lightllm", url, version, model, limits, routes)
+    return base.ServerFacts("lightllm", url, version, model, limits, routes)
 
 
 def _token_load(answer: Any) -> float:
@@ -132,7 +99,7 @@ def _token_load(answer: Any) -> float:
     return float(sum(each) / len(each))
 
 
-_WITHOUT_DONE = VersionRule(
+_WITHOUT_DONE = base.VersionRule(
     lambda version: version in ("before 1.0", "1.0", "1.1.0"),
     decode=partial(decode, empty_is_token=always, always_done=False),
     misleads="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that one cut "
@@ -141,26 +108,28 @@ _WITHOUT_DONE = VersionRule(
 
 
 # Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
-def _count(parameters: dict[str, Any]) -> Route[int]:
-    return Route(
+def _count(parameters: dict[str, Any]) -> base.Route[int]:
+    return base.Route(
         "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: int(answer["ntokens"])
     )
 
 
 _COUNT_TEXT = _count({"add_special_tokens": False})
+_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True)
 
-LIGHTLLM = ServerKind(
+LIGHTLLM = base.ServerKind(
     name="lightllm",
     title="LightLLM",
     native="generate",
     dialects={
-        "generate": Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
+        "generate": base.Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
             *("lightllm", "generate", "/generate_stream"),
-            encode=_encode_generate,
+            # `parameters` is mandatory and, in 0.0.1, strict; `ignore_eos` there is all that a fixed length takes.
+            encode=lambda request, _: generate_body(request, ignore_eos=True),
             decode=_decode_generate,
             text=_text,
             count=_count({}),
-            count_by_running=Route(  # before 1.0 only the details of a token tell the length of the prompt
+            count_by_running=base.Route(  # before 1.0 only the details of a token tell the length of the prompt
                 "/generate",
                 lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},
                 lambda answer: int(answer["tokens"][0]["prompt_tokens"]),
@@ -168,32 +137,19 @@ LIGHTLLM = ServerKind(
             ),
             fixed_output=True,
         ),
-        "completions": dialect(
-            *("lightllm", "completions", _exact),
-            rule=always,
-            always_done=True,
-            count=_COUNT_TEXT,
-            token_ids=True,
-            fixed_output=True,
-        ),
-        "chat": dialect(
-            *("lightllm", "chat", _exact),
-            rule=_chat_empty_is_token,
-            always_done=False,  # 1.1.0 never sends [DONE]
-            count_text=_COUNT_TEXT,
-            fixed_output=True,
-            versions=(_WITHOUT_DONE,),
-        ),
+        "completions": _dialect("completions", rule=always, always_done=True, count=_COUNT_TEXT, token_ids=True),
+        # 1.1.0 never sends [DONE].
+        "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
     recognise=_recognise,
     limits={
-        "max_model_len": ServerLimit("--max_req_total_len", "total"),
-        "max_total_token_num": ServerLimit("--max_total_token_num"),  # KV cache in tokens
-        "max_req_total_len": ServerLimit("--max_req_total_len"),
-        "running_max_req_size": ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
+        "max_model_len": base.ServerLimit("--max_req_total_len", "total"),
+        "max_total_token_num": base.ServerLimit("--max_total_token_num"),  # KV cache in tokens
+        "max_req_total_len": base.ServerLimit("--max_req_total_len"),
+        "running_max_req_size": base.ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
     },
     port=8003,
-    metrics=MetricNames(
+    metrics=base.MetricNames(
         prefix="lightllm_",
         names={
             "running": ("lightllm_batch_current_size", "lightllm_num_running_reqs"),
@@ -207,7 +163,7 @@ LIGHTLLM = ServerKind(
         kv_used=("/token_load", _token_load),
     ),
     # The limit admits a burst of 1000.
-    process=ProcessCommand(
+    process=base.ProcessCommand(
         module=("lightllm.server.api_server",),
         arguments=(
             *("--model_dir", "{model}", "--model_name", "{name}", "--host", "{host}", "--port", "{port}"),

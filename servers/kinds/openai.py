@@ -14,19 +14,7 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds.base import (
-    Answer,
-    Ask,
-    Dialect,
-    MetricNames,
-    Route,
-    ServerFacts,
-    ServerKind,
-    ServerLimit,
-    as_dict,
-    first_card,
-    stated,
-)
+from servers.kinds import base
 from servers.kinds.events import DONE, decode_events, note_error, note_finish, settle
 from workloads.request import Request
 
@@ -66,8 +54,8 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
-"""(choices, index, missing): does choice `index` of the answer, which has no text, stand for a generated token?
-`missing` is true when the server's total is larger than what the other choices hold."""
+"""(choices, index, missing): does choice `index` of the answer, which has no text, stand for a generated token? Without
+a rule none does. `missing` is true when the server's total is larger than what the other choices hold."""
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
@@ -75,14 +63,12 @@ INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
 
-def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done: bool) -> Answer:
+def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> base.Answer:
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
-    running usage total, else one for a chunk with text.
-
-    With `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came.
-    """
+    running usage total, else one for a chunk with text. With `always_done` nothing but `[DONE]` proves the end;
+    without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
-    answer = Answer([0] * len(payloads))
+    answer = base.Answer([0] * len(payloads))
     for index, chunk in enumerate(chunks):
         if not chunk.choices and payloads[index] != DONE:
             note_error(answer, payloads[index])
@@ -95,7 +81,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule, always_done:
     usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
     last = usages[max(usages)] if usages else Usage()
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
-    if not _read_running_totals(held, usages, answer.tokens):
+    if not _read_running_totals(held, usages, answer.tokens) and empty_is_token:
         choices = [choice for _, choice in held] if without_text else []
         known = sum(answer.tokens)
         for place in without_text:
@@ -117,25 +103,24 @@ def dialect(
     endpoint: str,
     more: Callable[[Request], dict[str, Any]],
     *,
-    rule: EmptyRule,
-    always_done: bool,
+    rule: EmptyRule | None,
+    always_done: bool = False,
     **others: Any,
-) -> Dialect:
+) -> base.Dialect:
     """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place."""
-    fields = chat_fields if endpoint == "chat" else completions_fields
 
     def one_token(text: str, model: str) -> dict[str, Any]:
         asked = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
         return {"model": model, **asked, "max_tokens": 1, "temperature": 0}
 
-    return Dialect(
+    return base.Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: msgspec.json.encode(fields(request, model) | more(request)),
+        encode=lambda request, model: msgspec.json.encode(_fields(endpoint, request, model) | more(request)),
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
-        count_by_running=Route(
+        count_by_running=base.Route(
             PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
         ),
         **others,
@@ -147,30 +132,16 @@ def messages(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def completions_fields(request: Request, model: str) -> dict[str, Any]:
-    """The standard body of a streamed completion of fixed maximum length."""
-    return {
-        "model": model,
-        "prompt": request.prompt,
-        "max_tokens": request.output_tokens,
-        "temperature": request.temperature,
-        "stream": True,
-    }
-
-
-def chat_fields(request: Request, model: str) -> dict[str, Any]:
-    """The same as a chat, of one user message if nothing was said before. `max_tokens`, as servers before 2024-10 know
-    no other limit."""
-    assert isinstance(request.prompt, str), "chat takes text"
-    fields = completions_fields(request, model)
-    del fields["prompt"]
-    messages = request.messages or (("user", request.prompt),)
-    return {"messages": [{"role": role, "content": content} for role, content in messages], **fields}
-
-
-def never(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
-    """An EmptyRule: no chunk without text is a token."""
-    return False
+def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
+    """The standard body of a streamed answer of fixed maximum length. A chat is one user message if nothing was said
+    before, and has `max_tokens` too, as servers before 2024-10 know no other limit."""
+    asked: dict[str, Any] = {"model": model, "prompt": request.prompt}
+    if endpoint == "chat":
+        assert isinstance(request.prompt, str), "chat takes text"
+        said = request.messages or (("user", request.prompt),)
+        asked = {"messages": [{"role": role, "content": content} for role, content in said], "model": model}
+    limits = {"max_tokens": request.output_tokens, "temperature": request.temperature}
+    return {**asked, **limits, "stream": True}
 
 
 def always(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
@@ -189,7 +160,7 @@ def has_role(choice: Choice) -> bool:
     return choice.delta is not None and bool(choice.delta.role)
 
 
-def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: Answer) -> list[int]:
+def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: base.Answer) -> list[int]:
     """Take tokens and finish reason from the choices, each with its event's index. Returns the places in `held` of
     those without text or token ids, which only the dialect can read."""
     without_text = []
@@ -222,27 +193,27 @@ def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int
     return True
 
 
-def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     status, models = ask("/v1/models")
-    if status != 200 or not isinstance(as_dict(models).get("data"), list):
+    if status != 200 or not isinstance(base.as_dict(models).get("data"), list):
         return None
-    card = first_card(models)
-    return ServerFacts("openai", url, "", str(card.get("id", "")), stated(OPENAI.limits, card))
+    card = base.first_card(models)
+    return base.ServerFacts("openai", url, "", str(card.get("id", "")), base.stated(OPENAI.limits, card))
 
 
-OPENAI = ServerKind(
+OPENAI = base.ServerKind(
     name="openai",
     title="OpenAI-style",
     phrase="an OpenAI-style server",
     native="completions",
     dialects={
-        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=never, always_done=False)
+        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None)
         for endpoint in ("completions", "chat")
     },
     recognise=_recognise,
-    limits={"max_model_len": ServerLimit("--max-model-len", "total")},
+    limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
-    metrics=MetricNames(
+    metrics=base.MetricNames(
         prefix="sglang:",
         of="sglang",
         names={

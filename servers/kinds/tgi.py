@@ -11,21 +11,7 @@ from functools import partial
 
 import msgspec
 
-from servers.kinds.base import (
-    Answer,
-    Ask,
-    Dialect,
-    MetricNames,
-    Route,
-    ServerFacts,
-    ServerKind,
-    ServerLimit,
-    VersionRule,
-    as_dict,
-    at_least,
-    exists,
-    stated,
-)
+from servers.kinds import base
 from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
 from workloads.request import Request
@@ -54,17 +40,22 @@ class TgiEvent(msgspec.Struct, gc=False):
 _EVENTS = msgspec.json.Decoder(TgiEvent)
 
 
-def _encode_generate(request: Request, _model: str) -> bytes:
-    assert isinstance(request.prompt, str), "TGI takes text"
+def generate_body(request: Request, **more: bool) -> bytes:
+    """The body of `/generate_stream`, which LightLLM took over, with `more` parameters."""
     # Any temperature but 1.0 switches sampling on, and 0 is refused: greedy means sending none.
     sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
-    parameters = {"max_new_tokens": request.output_tokens, "details": True, **sampling}
+    parameters = {"max_new_tokens": request.output_tokens, **more, **sampling}
     return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters})
 
 
-def _decode_generate(payloads: Sequence[bytes]) -> Answer:
+def _encode_generate(request: Request, _model: str) -> bytes:
+    assert isinstance(request.prompt, str), "TGI takes text"
+    return generate_body(request, details=True)
+
+
+def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
     events, broken = decode_events(payloads, _EVENTS)
-    answer = Answer([0] * len(payloads))
+    answer = base.Answer([0] * len(payloads))
     answer.tokens[: len(events)] = [0 if event.token is None else 1 for event in events]
     total = None
     for index, event in enumerate(events):
@@ -84,46 +75,49 @@ def _text(payloads: Sequence[bytes]) -> str:
     return "".join(event.generated_text or "" for event in events)
 
 
-def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     status, answer = ask("/info")
-    info = as_dict(answer)
+    info = base.as_dict(answer)
     if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
         return None
     # The version of a release can read like a development one (3.3.7 says 3.3.6-dev0); the label tells the build.
     label = info.get("docker_label")
     version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
     renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
-    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if exists(ask, path))
-    return ServerFacts("tgi", url, version, str(info["model_id"]), stated(TGI.limits, renamed | info), routes)
+    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.exists(ask, path))
+    return base.ServerFacts("tgi", url, version, str(info["model_id"]), base.stated(TGI.limits, renamed | info), routes)
 
 
-_BASE_MODEL = {"model": "tgi"}
-"""Any other name in `model` is taken for a LoRA adapter's."""
+_BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA adapter's
 
 # From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
 # OpenAI routes ended without it.
-_DONE_CAME = VersionRule(at_least(2, 2, 0), decode=partial(decode, empty_is_token=always, always_done=True))
+_DONE_CAME = base.VersionRule(
+    lambda version: base.at_least(version, 2, 2, 0), decode=partial(decode, empty_is_token=always, always_done=True)
+)
 
 # Tokenised just as for generation, special tokens included (router/src/validation.rs).
-_COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
-_COUNT_CHAT = Route(
+_COUNT_TEXT: base.Route[int] = base.Route("/tokenize", lambda text, _: {"inputs": text}, len)
+_COUNT_CHAT = base.Route(
     "/chat_tokenize",
     lambda text, model: {"model": model, "messages": messages(text)},
     lambda answer: len(answer["tokenize_response"]),
 )
 
-TGI = ServerKind(
+_dialect = partial(dialect, "tgi", rule=always, versions=(_DONE_CAME,))
+
+TGI = base.ServerKind(
     name="tgi",
     title="TGI",
     native="generate",
     dialects={
-        "generate": Dialect(
+        "generate": base.Dialect(
             *("tgi", "generate", "/generate_stream"),
             encode=_encode_generate,
             decode=_decode_generate,
             text=_text,
             count=_COUNT_TEXT,
-            count_by_running=Route(  # before 1.4.0; one entry per prompt token
+            count_by_running=base.Route(  # before 1.4.0; one entry per prompt token
                 "/generate",
                 lambda text, _: {
                     "inputs": text,
@@ -133,30 +127,18 @@ TGI = ServerKind(
                 generates=True,
             ),
         ),
-        "completions": dialect(
-            *("tgi", "completions", lambda _: _BASE_MODEL),
-            rule=always,
-            always_done=False,
-            count=_COUNT_TEXT,
-            versions=(_DONE_CAME,),
-        ),
-        "chat": dialect(
-            *("tgi", "chat", lambda _: _BASE_MODEL | INCLUDE_USAGE),
-            rule=always,
-            always_done=False,
-            count=_COUNT_CHAT,
-            versions=(_DONE_CAME,),
-        ),
+        "completions": _dialect("completions", more=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
+        "chat": _dialect("chat", more=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
     },
     recognise=_recognise,
     limits={
-        "max_input_tokens": ServerLimit("--max-input-tokens", "prompt"),
-        "max_total_tokens": ServerLimit("--max-total-tokens", "total"),
-        "max_concurrent_requests": ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
-        "max_batch_total_tokens": ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
+        "max_input_tokens": base.ServerLimit("--max-input-tokens", "prompt"),
+        "max_total_tokens": base.ServerLimit("--max-total-tokens", "total"),
+        "max_concurrent_requests": base.ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
+        "max_batch_total_tokens": base.ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
     },
     port=8002,
-    metrics=MetricNames(
+    metrics=base.MetricNames(
         prefix="tgi_",
         names={
             "running": ("tgi_batch_current_size",),
@@ -170,9 +152,5 @@ TGI = ServerKind(
     ),
     simulated="servers.simulated.tgi:PROTOCOL",
     # The pieces: router/src/infer, DEFAULT_GENERATION_LENGTH.
-    notes={
-        "memory_option": "--cuda-memory-fraction",
-        "memory_taken": "all that is left",
-        "prompt_piece_tokens": 1024,
-    },
+    notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "prompt_piece_tokens": 1024},
 )

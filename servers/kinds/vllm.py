@@ -7,24 +7,12 @@ Stop strings are never sent: they make the server hold text back. `[DONE]` ends 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from servers.kinds.base import (
-    Ask,
-    KnownFault,
-    MetricNames,
-    ProcessCommand,
-    Route,
-    ServerFacts,
-    ServerKind,
-    ServerLimit,
-    VersionRule,
-    as_dict,
-    exists,
-    first_card,
-    stated,
-)
+from servers.kinds import base
 from servers.kinds.openai import INCLUDE_USAGE, dialect, messages, unless_marker
 from workloads.request import Request
 
@@ -33,84 +21,64 @@ def _exact(request: Request) -> dict[str, Any]:
     return {"min_tokens": request.output_tokens, "ignore_eos": True, **INCLUDE_USAGE, "return_token_ids": True}
 
 
-def _recognise(ask: Ask, url: str) -> ServerFacts | None:
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     # 0.2.0 has no /version, but names itself as the owner of its models.
     status, models = ask("/v1/models")
-    card = first_card(models)
+    card = base.first_card(models)
     if status != 200 or card.get("owned_by") != "vllm":
         return None
-    version = str(as_dict(ask("/version")[1]).get("version", ""))
-    routes = ("/tokenize",) if exists(ask, "/tokenize") else ()
-    return ServerFacts("vllm", url, version, str(card.get("id", "")), stated(VLLM.limits, card), routes)
+    version = str(base.as_dict(ask("/version")[1]).get("version", ""))
+    routes = ("/tokenize",) if base.exists(ask, "/tokenize") else ()
+    return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.stated(VLLM.limits, card), routes)
 
 
 def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
     """The tokens that fit into the KV cache, over all engines, and the share of each card taken at the start."""
     found: dict[str, float] = {}
     for labels in samples:
-        size = _number(labels, "kv_cache_size_tokens")
-        blocks, block = _number(labels, "num_gpu_blocks"), _number(labels, "block_size")
-        if size is None and blocks is not None and block is not None:
-            size = blocks * block
-        if size is not None:
-            found["kv_tokens"] = found.get("kv_tokens", 0.0) + size
-        if (share := _number(labels, "gpu_memory_utilization")) is not None:
-            found["taken_share"] = share
+        # vLLM writes Python's words into labels: `16384`, `0.92` or `None`.
+        told = {name: float(word) for name, word in labels.items() if re.fullmatch(r"\d+(\.\d+)?", word)}
+        if "num_gpu_blocks" in told and "block_size" in told:
+            told.setdefault("kv_cache_size_tokens", told["num_gpu_blocks"] * told["block_size"])
+        if "kv_cache_size_tokens" in told:
+            found["kv_tokens"] = found.get("kv_tokens", 0.0) + told["kv_cache_size_tokens"]
+        if "gpu_memory_utilization" in told:
+            found["taken_share"] = told["gpu_memory_utilization"]
     return found
 
 
-def _number(labels: Mapping[str, str], name: str) -> float | None:
-    """vLLM writes Python's words into labels: `16384`, `0.92` or `None`."""
-    try:
-        return float(labels[name])
-    except (KeyError, ValueError):
-        return None
-
-
 # A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
-_COUNT_TEXT = Route(
+_COUNT_TEXT = base.Route(
     "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
 )
-_COUNT_CHAT = Route(
+_COUNT_CHAT = base.Route(
     "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
 )
-_OPENING_EVENT = VersionRule(
+_OPENING_EVENT = base.VersionRule(
     lambda version: not version,
     misleads="it states no version, as vLLM before 0.6 does, whose chat streams open with an event that is sent before "
     "the engine has begun, and give no token counts",
 )
 
-VLLM = ServerKind(
+_dialect = partial(dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
+
+VLLM = base.ServerKind(
     name="vllm",
     title="vLLM",
     native="completions",
     dialects={
-        "completions": dialect(
-            *("vllm", "completions", _exact),
-            rule=unless_marker,
-            always_done=True,
-            count=_COUNT_TEXT,
-            token_ids=True,
-            fixed_output=True,
-        ),
-        "chat": dialect(
-            *("vllm", "chat", _exact),
-            rule=unless_marker,
-            always_done=True,
-            count=_COUNT_CHAT,
-            fixed_output=True,
-            versions=(_OPENING_EVENT,),
-        ),
+        "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
+        "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_OPENING_EVENT,)),
     },
     recognise=_recognise,
-    limits={"max_model_len": ServerLimit("--max-model-len", "total")},
+    limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     port=8001,
-    ids=Route(
+    ids=base.Route(
         "/tokenize",
         lambda text, model: {"model": model, "prompt": text, "add_special_tokens": False},
         lambda answer: [int(number) for number in answer["tokens"]],
     ),
-    metrics=MetricNames(
+    metrics=base.MetricNames(
         prefix="vllm:",
         names={
             "running": ("vllm:num_requests_running",),
@@ -131,7 +99,7 @@ VLLM = ServerKind(
         labels=("vllm:cache_config_info", _cache_config),
     ),
     # The limits admit a burst of 1000. Every version has the module; the program came with 0.5.
-    process=ProcessCommand(
+    process=base.ProcessCommand(
         program=("vllm", "serve", "{model}"),
         module=("vllm.entrypoints.openai.api_server", "--model", "{model}"),
         arguments=(
@@ -143,7 +111,7 @@ VLLM = ServerKind(
         env={"VLLM_NO_USAGE_STATS": "1"},
     ),
     faults=(
-        KnownFault(
+        base.KnownFault(
             r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",
             "the host has not enough free memory for vLLM on its CPU: {0}",
             "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",

@@ -19,19 +19,15 @@ __all__ = ["LAUNCHERS", "How", "LaunchSpec", "RunningServer", "Say", "launched"]
 
 
 def launched(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
-    """The server of `spec`: up and ready on entry, down on exit. `say` gets lines of progress.
-
-    Raises LaunchError when it does not come up, and what `servers.find.probe` raises.
-    """
+    """The server of `spec`: up and ready on entry, down on exit. `say` gets lines of progress. Raises LaunchError when
+    it does not come up, and what `servers.find.probe` raises."""
     return LAUNCHERS[spec.how](spec, say)
 
 
 @contextmanager
 def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """A simulated server in a process of its own; options are fields of SimulatedConfig.
-
-    Raises ConfigError for options that no simulated server can work with.
-    """
+    """A simulated server in a process of its own; options are fields of SimulatedConfig. Raises ConfigError for options
+    that no simulated server can work with."""
     from servers.simulated import ConfigError, StartError
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.server import spawn_process

@@ -6,43 +6,41 @@ own health route from here, because a port that is published on the wrong addres
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
-from servers.launch.docker import container_facts, docker
+from servers.launch import spec as common
 from servers.launch.process import log_file
-from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
+from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, tail
 
-PULL_TIMEOUT_S = 7200.0
-"""Images of these servers are 10 to 30 GB."""
-STOP_TIMEOUT_S = 180.0
-"""More than the stop_grace_period of docker-compose.yml."""
-UNREACHABLE_AFTER_S = 60.0
-"""A container that is healthy for so long, and does not answer from here, never will."""
-OPTIONS = frozenset(
-    ("file", "env", "tensor_parallel", "gpus", "timeout_s", "poll_s", "unreachable_s", "api_key_env"),
-)
+CALL_TIMEOUT_S = 60.0  # For every call but those that may pull an image or stop a server
+PULL_TIMEOUT_S = 7200.0  # Images of these servers are 10 to 30 GB
+STOP_TIMEOUT_S = 180.0  # More than the stop_grace_period of docker-compose.yml
+UNREACHABLE_AFTER_S = 60.0  # A container that is healthy for so long, and does not answer from here, never will
+OPTIONS = frozenset(("file", "env", "tensor_parallel", "gpus", "timeout_s", "poll_s", "unreachable_s", "api_key_env"))
 _POLL_S = 3.0
 
 
 @contextmanager
 def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """The server in a container of the host.
-
-    Options: `file` (another docker-compose.yml), `env` (more for it), `timeout_s`, `poll_s`, `unreachable_s`,
-    `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread, and `gpus`, which ones (LaunchSpec.gpus).
-    Raises LaunchError with the end of the container's log, and what `probe` raises.
-    """
+    """The server in a container of the host. Options: `file` (another docker-compose.yml), `env` (more for it),
+    `timeout_s`, `poll_s`, `unreachable_s`, `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread,
+    and `gpus`, which ones (LaunchSpec.gpus). Raises LaunchError with the end of the container's log, and what `probe`
+    raises."""
     there = up(spec, say)
     try:
         yield there
@@ -62,21 +60,13 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
     say(f"starting {server} on {host.name}: docker {' '.join(_words(spec))} up")
     try:
         _compose(spec, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
-        url = url_of(server, host)
-        poll_s = float(spec.options.get("poll_s") or _POLL_S)
-        ready_s = wait_until_ready(
-            _where(spec),
-            url,
-            _watch(spec, url),
-            partial(logs, spec, lines=25),
-            say,
-            timeout_s=spec.timeout_s,
-            poll_s=poll_s,
-        )
+        url, log = url_of(server, host), partial(logs, spec, lines=25)
+        limits = {"timeout_s": spec.timeout_s, "poll_s": float(spec.options.get("poll_s") or _POLL_S)}
+        ready_s = common.wait_until_ready(_where(spec), url, _watch(spec, url), log, say, **limits)
         facts = probe(url, server, api_key=spec.api_key)
         kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
         known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
-        return RunningServer(facts.url, kept | known | container_facts(host, status(spec).get("ID", "")))
+        return RunningServer(facts.url, kept | known | _container_facts(host, status(spec).get("ID", "")))
     except BaseException as problem:
         with suppress(LaunchError, OSError):  # the whole log is kept before the container goes
             if text := logs(spec, lines=0):
@@ -127,10 +117,8 @@ def url_of(server: str, host: Host) -> str:
 
 
 def compose_file(named: str | Path | None = None) -> Path:
-    """The docker-compose.yml named, or the one that came with loadgen. Raises LaunchError.
-
-    Never one that merely lies in the working folder: it may be somebody else's.
-    """
+    """The docker-compose.yml named, or the one that came with loadgen. Raises LaunchError. Never one that merely lies
+    in the working folder: it may be somebody else's."""
     package = Path(__file__).resolve().parent
     came_with_it = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]
     places = [Path(named)] if named else came_with_it  # of a checkout, of an installed wheel
@@ -140,7 +128,7 @@ def compose_file(named: str | Path | None = None) -> Path:
     return found.absolute()
 
 
-def _compose(spec: LaunchSpec, *arguments: str, timeout_s: float = 60.0, say: Say | None = None) -> str:
+def _compose(spec: LaunchSpec, *arguments: str, timeout_s: float = CALL_TIMEOUT_S, say: Say | None = None) -> str:
     return docker(spec.host, *_words(spec), *arguments, env=_env(spec), timeout_s=timeout_s, say=say)
 
 
@@ -201,11 +189,8 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
         if row.get("State", "gone") in ("exited", "dead", "gone"):
             raise _ended(spec, row)
         if health == "unhealthy":
-            raise LaunchError(
-                f"{_where(spec)} runs, but its health check fails",
-                f"{LOOK}; it may be stuck",
-                log_tail=tail(logs(spec, lines=25)),
-            )
+            what = f"{_where(spec)} runs, but its health check fails"
+            raise LaunchError(what, f"{LOOK}; it may be stuck", log_tail=tail(logs(spec, lines=25)))
         if health == "healthy":
             healthy_s.append(time.monotonic())
             if healthy_s[-1] - healthy_s[0] > float(spec.options.get("unreachable_s", UNREACHABLE_AFTER_S)):
@@ -223,10 +208,94 @@ def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
     code = f", with exit code {row['ExitCode']}" if "ExitCode" in row else ""
     otherwise = f"it ended while it started{code}", LOOK
     with suppress(LaunchError):
-        if (
-            row
-            and docker(spec.host, "inspect", "--format", "{{.State.OOMKilled}}", row.get("ID", "")).strip() == "true"
-        ):
+        killed = row and docker(spec.host, "inspect", "--format", "{{.State.OOMKilled}}", row.get("ID", "")).strip()
+        if killed == "true":
             otherwise = "it was killed for using too much memory of the host", "free some, or choose a smaller model"
     log = logs(spec, lines=200) if row else ""
-    return why_ended(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
+    return common.why_ended(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
+
+
+def docker(
+    host: Host,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+    say: Say | None = None,
+) -> str:
+    """Run `docker` against the host's engine; its standard output. `env` is for this call alone. `say` gets the last
+    line that Docker has printed, every ten seconds. Raises LaunchError with a message of its own for each known
+    failure."""
+    program = shutil.which("docker")
+    if program is None:
+        raise LaunchError(
+            "docker is not installed on this machine",
+            "install Docker's command line with the Compose plugin, or start without Docker: --launch process",
+        )
+    context: list[str] = []
+    environment = dict(os.environ)
+    if host.docker:  # a host that names its engine must not be led elsewhere
+        environment.pop("DOCKER_HOST", None)
+        environment.pop("DOCKER_CONTEXT", None)
+    if host.docker.startswith("ssh://"):
+        environment["DOCKER_HOST"] = host.docker
+    elif host.docker:
+        context = ["--context", host.docker]
+    code, out, err = _run([program, *context, *arguments], environment | dict(env or {}), timeout_s, say)
+    if code:
+        printed = err or out
+        if known := common.known_fault(printed, "docker"):
+            raise LaunchError(*known, log_tail=tail(printed, 6))
+        what = f"docker {' '.join(arguments)} on {host.name} ended with {code}"
+        raise LaunchError(what, "Docker's own words are above", log_tail=tail(printed))
+    return out
+
+
+def _container_facts(host: Host, name: str) -> dict[str, Any]:
+    """What is kept of a container with a run: image, digest, command and limits, and the driver and GPU that it sees.
+    What cannot be had is left out. Its environment is not kept: it may hold tokens."""
+    facts: dict[str, Any] = {}
+    with suppress(LaunchError, msgspec.DecodeError, LookupError):
+        said = msgspec.json.decode(docker(host, "inspect", name))[0]
+        config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
+        facts |= {"image": config.get("Image"), "image_id": said.get("Image"), "command": config.get("Cmd")}
+        facts |= {"started": (said.get("State") or {}).get("StartedAt")}
+        kept = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
+        facts["limits"] = {key: limits.get(key) for key in kept}
+        text = docker(host, "image", "inspect", "--format", "{{json .RepoDigests}}", str(said.get("Image")))
+        facts["image_digest"] = next(iter(msgspec.json.decode(text) or ()), "")
+    query = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+    with suppress(LaunchError, ValueError, LookupError):
+        seen = docker(host, "exec", name, *query).strip().splitlines()[0]
+        facts["driver_version"], facts["gpu"] = seen.split(", ", 1)
+    return {key: value for key, value in facts.items() if value}
+
+
+def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: Say | None) -> tuple[int, str, str]:
+    """Through files, so that a child which outlives the call (ssh's connection sharing) holds up no pipe."""
+    with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
+        child = subprocess.Popen(  # noqa: S603 - docker, with arguments of ours
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        )
+        began_s = time.monotonic()
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return child.wait(min(common.SAY_EVERY_S, timeout_s)), _text(out), _text(err)
+                passed_s = time.monotonic() - began_s
+                if passed_s > timeout_s:
+                    raise LaunchError(
+                        f"{' '.join(command[1:4])} ... did not end within {timeout_s:.0f} s",
+                        "is the host reachable, and its Docker engine well?",
+                        log_tail=tail(_text(err)),
+                    )
+                if say:
+                    say(f"{passed_s:.0f} s: {tail(_text(err), 1).strip()}")
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait()
+
+
+def _text(file: IO[bytes]) -> str:
+    # Without moving the position in it, which the child shares and may be writing at.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

@@ -29,12 +29,10 @@ from servers.kinds.base import ProcessCommand
 from servers.launch.spec import READY_TIMEOUT_S, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
 
 OPTIONS = frozenset(
-    ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env"),
+    ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env")
 )
-END_TIMEOUT_S = 15.0
-"""After SIGTERM; engines that hold streams open wait for them, and a test must not."""
-HELPERS_TIMEOUT_S = 5.0
-"""For what is left of its group, such as Python's resource tracker, which removes shared memory."""
+END_TIMEOUT_S = 15.0  # After SIGTERM; engines that hold streams open wait for them, and a test must not
+HELPERS_TIMEOUT_S = 5.0  # For what is left of its group, such as Python's resource tracker, which removes shared memory
 _READY_POLL_S = 0.25
 _END_POLL_S = 0.05
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
@@ -44,8 +42,7 @@ class Command(NamedTuple):
     """What to start."""
 
     words: tuple[str, ...]
-    env: Mapping[str, str]
-    """What is added to the environment."""
+    env: Mapping[str, str]  # What is added to the environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +51,10 @@ class LeftServer:
 
     server: str
     url: str
-    pid: int
-    """Leader of a process group of its own."""
-    ticks: int
-    """When the kernel started it, so that another process with the same id is not taken for it."""
+    pid: int  # Leader of a process group of its own
+    ticks: int  # When the kernel started it, so that another process with the same id is not taken for it
     log: str
-    since: str
-    """ISO 8601, local time with offset."""
+    since: str  # ISO 8601, local time with offset
     facts: dict[str, Any]
 
     @property
@@ -72,11 +66,9 @@ class LeftServer:
 @contextmanager
 def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """The server as a process of this machine. It is found by `loadgen servers` too, should this process be killed.
-
     Options: `python` (interpreter that has it), `port` (0 or none: any free one), `name` (of the model), `arguments`
     (added to the command), `env` (added to its environment), `tensor_parallel` and `gpus` (see LaunchSpec.gpus), `log`
-    (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and what `probe` raises.
-    """
+    (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and what `probe` raises."""
     left = up(spec, say)
     try:
         yield RunningServer(left.url, left.facts, group(left.pid))
@@ -133,9 +125,7 @@ def logs(left: LeftServer, *, lines: int) -> str:
 
 def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
     """How to start the server on this machine, listening at `host` and `port`; a simulated one as `loadgen sim` does.
-
-    Raises LaunchError when it is not installed, or is no Python package.
-    """
+    Raises LaunchError when it is not installed, or is no Python package."""
     name = str(spec.options.get("name") or spec.model.rstrip("/").rpartition("/")[2])
     more = tuple(map(str, spec.options.get("arguments", ())))
     if spec.how == "simulated":
@@ -167,12 +157,11 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 
 def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, object]) -> list[str]:
     """The first words: the kind's own program where the environment has it, else its module."""
-    python: str | None = None
-    if named := spec.options.get("python"):
-        path = Path(named).expanduser().absolute()  # not resolved: that of a virtual environment is a link
-        if not path.is_file():
-            raise LaunchError(f"{path} does not exist", "--python names an interpreter, such as .venv/bin/python")
-        python = str(path)
+    named = spec.options.get("python")
+    # Not resolved: that of a virtual environment is a link.
+    python = str(Path(named).expanduser().absolute()) if named else None
+    if python and not Path(python).is_file():
+        raise LaunchError(f"{python} does not exist", "--python names an interpreter, such as .venv/bin/python")
     if command.program:
         name, *first = command.program
         if beside := shutil.which(name, path=str(Path(python).parent) if python else None):
@@ -191,10 +180,8 @@ def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, obj
 def start_and_wait(
     server: str, command: Command, url: str, log: Path, say: Say, *, timeout_s: float = READY_TIMEOUT_S
 ) -> tuple[int, float]:
-    """Start `command` and wait until it answers at `url`: the process, and how many seconds that took.
-
-    Raises LaunchError with the end of the log, once the process has been ended.
-    """
+    """Start `command` and wait until it answers at `url`: the process, and how many seconds that took. Raises
+    LaunchError with the end of the log, once the process has been ended."""
     try:
         pid = start(command.words, command.env, log)
     except OSError as problem:
@@ -265,18 +252,16 @@ def write_left(left: LeftServer) -> None:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
-    """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id.
-
-    `env` is added to this process's environment. Raises OSError when the program or the folder of the log is missing.
-    """
-    write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id. `env`
+    is added to this process's environment. Raises OSError when the program or the folder of the log is missing."""
+    write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     return os.posix_spawnp(
         command[0],
         [*command],
         os.environ | dict(env),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), write | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), write, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
@@ -286,10 +271,8 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
 
 
 def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
-    """SIGTERM to the process, then to what it leaves behind, and SIGKILL for whatever of its group will not end.
-
-    `pid` leads a group of its own, as `start` makes them. Ending what has ended already is no error.
-    """
+    """SIGTERM to the process, then to what it leaves behind, and SIGKILL for whatever of its group will not end. `pid`
+    leads a group of its own, as `start` makes them. Ending what has ended already is no error."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if _wait(lambda: started_ticks(pid) is None, timeout_s):
@@ -319,8 +302,7 @@ def group(pid: int) -> tuple[int, ...]:
 def free_port(address: str = "127.0.0.1") -> int:
     """A port that nobody listens on at the moment."""
     with socket.create_server((address, 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+        return int(probe.getsockname()[1])
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -333,7 +315,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether it is done within that time."""
     deadline_s = time.monotonic() + timeout_s
     while not (ended := done()) and time.monotonic() < deadline_s:
         time.sleep(_END_POLL_S)

@@ -18,11 +18,9 @@ from servers.kinds import KINDS, any_of, launchable
 from servers.kinds.base import KnownFault
 
 How = Literal["compose", "process", "simulated", "running"]
-Say = Callable[[str], None]
-"""Takes one line of progress for people."""
+Say = Callable[[str], None]  # Takes one line of progress for people
 
-READY_TIMEOUT_S = 1800.0
-"""Half an hour: large weights come from slow disks."""
+READY_TIMEOUT_S = 1800.0  # Half an hour: large weights come from slow disks
 SAY_EVERY_S = 10.0
 LOOK = "look at the end of its log"
 
@@ -35,39 +33,29 @@ class Host:
     """One machine with GPUs, and how its container engine and its servers are reached."""
 
     name: str
-    platform: str = ""
-    """What reports call it, such as `A800`; empty: nothing is said."""
-    docker: str = ""
-    """A Docker context's name, or `ssh://user@host`; empty: the engine of this machine."""
-    address: str = "127.0.0.1"
-    """Name or address under which this machine reaches it. Servers listen there only."""
-    gpus: Mapping[str, str] = field(default_factory=dict)
-    """GPU of each server, by index or UUID, or several with commas between; others keep docker-compose.yml's."""
-    model_dir: str = ""
-    """Folder of that machine that holds the models; empty: the volume as it is there."""
-    model_volume: str = "llm-models"
-    """Name of the volume that its containers read the models from."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What docker-compose.yml is told beside, such as VLLM_TAG. No secrets: they come from the environment."""
+    platform: str = ""  # What reports call it, such as `A800`; empty: nothing is said
+    docker: str = ""  # A Docker context's name, or `ssh://user@host`; empty: the engine of this machine
+    address: str = "127.0.0.1"  # Name or address under which this machine reaches it. Servers listen there only.
+    gpus: Mapping[str, str] = field(default_factory=dict)  # Of each server: indices or UUIDs, commas between
+    model_dir: str = ""  # Folder of that machine that holds the models; empty: the volume as it is there
+    model_volume: str = "llm-models"  # Name of the volume that its containers read the models from
+    env: Mapping[str, str] = field(default_factory=dict)  # For docker-compose.yml, such as VLLM_TAG; no secrets
 
 
-LOCAL = Host("local")
-"""This machine: its own container engine, and servers on loopback."""
+LOCAL = Host("local")  # This machine: its own container engine, and servers on loopback
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """A server that should be up."""
 
-    server: str
-    """A kind that can be started: servers.kinds.launchable."""
+    server: str  # A kind that can be started: servers.kinds.launchable
     host: Host
     model: str
     """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
     on the Hub; simulated: any name."""
     how: How
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """What only this way of starting takes; each launcher's docstring lists it."""
+    options: Mapping[str, Any] = field(default_factory=dict)  # Of this way alone: its launcher's docstring lists them
 
     @property
     def tensor_parallel(self) -> int:
@@ -77,9 +65,7 @@ class LaunchSpec:
     @property
     def gpus(self) -> str:
         """The GPUs to use, with commas between, as Docker's engine and CUDA both take them; empty: whatever is usual.
-
-        options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first.
-        """
+        options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count, named = self.tensor_parallel, self.host.gpus.get(self.server, "").split(",")
@@ -110,15 +96,12 @@ class RunningServer:
     url: str
     facts: Mapping[str, Any]
     """What to keep with a run: `launch`, `ready_s` (start-up, where we started it) and image, digest, command, ..."""
-    pids: tuple[int, ...] = ()
-    """Its processes on this machine; empty where it runs in containers or elsewhere."""
+    pids: tuple[int, ...] = ()  # Its processes on this machine; empty where it runs in containers or elsewhere
 
 
 def read_hosts(path: Path) -> Mapping[str, Host]:
     """The hosts of a TOML file, a table `[NAME]` each, and `local`, which is this machine unless the file has one.
-
-    Raises HostsError that lists every mistake, unknown keys included.
-    """
+    Raises HostsError that lists every mistake, unknown keys included."""
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as problem:
@@ -132,7 +115,6 @@ def read_hosts(path: Path) -> Mapping[str, Host]:
 
 
 def _problems(name: str, table: object) -> Iterator[str]:
-    """What is wrong with one table of the file."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         yield f"{name!r} is no name for a host: small letters, digits, - and _ only"
     if not isinstance(table, dict):
@@ -183,10 +165,8 @@ def wait_until_ready(
     poll_s: float,
 ) -> float:
     """Seconds until `url` answers its health route. Raises LaunchError with the end of its `log` after `timeout_s`.
-
     `watch` is called before each look, every `poll_s`: it raises LaunchError once the server has ended, and returns
-    what there is to say, which goes to `say` every ten seconds.
-    """
+    what there is to say, which goes to `say` every ten seconds."""
     began_s = said_s = time.monotonic()
     while True:
         state = watch()

@@ -1,8 +1,8 @@
 """Servers without a model that speak vLLM's, TGI's and LightLLM's protocols: docs/simulated.md.
 
-config ──> faults ──> stream ──> protocol, timing          what one is told, and how its answers leave
-vllm, tgi, lightllm ──> http ──> state, stream, faults     one file per server kind; requests to bytes
-server                                                     starts one, here or in a process of its own
+config ──> stream ──> protocol, timing          what one is told, and how its answers leave
+vllm, tgi, lightllm ──> state ──> stream        one file per server kind; requests to bytes
+server                                          HTTP; starts one, here or in a process of its own
 """
 
 

@@ -1,10 +1,21 @@
 """What a simulated server is told: one frozen value, checked as a whole. `loadgen sim` has an option for each field
-that says what it is."""
+that says what it is. Faults are written as `NAME`, `NAME@K`, and in a rule followed by which requests it is for:
+
+    reset@12:3,17     requests number 3 and 17, counted from 0 in order of arrival
+    stall=0.01        each request with probability 0.01, drawn from the server's seed and the request's number
+    merged@4          every request
+
+K counts tokens sent before the fault happens; half of the answer where it is left out. A client asks for a fault of its
+own with the header `X-Simulated-Fault: NAME@K`, which wins over the rules.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import msgspec
@@ -12,17 +23,59 @@ import msgspec
 from servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
 from servers.kinds import any_of, simulated_kinds
 from servers.simulated import ConfigError
-from servers.simulated.faults import FaultRule, problem_of
+from servers.simulated.stream import FAULTS
 
-CLOCKS = ("script", "batching")
+_RULE = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)*)|=(?P<probability>\d*\.?\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRule:
+    """A fault, K, and the requests it is for."""
+
+    name: str
+    at: int | None = None
+    requests: frozenset[int] = frozenset()
+    probability: float = 0.0
+
+    def problem(self) -> str:
+        """What is wrong with it; empty for nothing."""
+        if self.name not in FAULTS:
+            return f"there is no fault {self.name!r}; there are {', '.join(FAULTS)}"
+        return "" if 0 <= self.probability <= 1 else f"a probability is between 0 and 1, not {self.probability}"
+
+
+def parse_rule(text: str) -> FaultRule:
+    """A rule as the command line has it. Raises ConfigError."""
+    match = _RULE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a fault: write NAME, NAME@K, NAME:3,17 or NAME=0.01")
+    requests = frozenset(map(int, match["requests"].split(","))) if match["requests"] else frozenset()
+    probability = 0.0 if requests else float(match["probability"] or 1)
+    rule = FaultRule(match["name"], int(match["at"]) if match["at"] else None, requests, probability)
+    if problem := rule.problem():
+        raise ConfigError(problem)
+    return rule
+
+
+def parse_fault(text: str) -> FaultRule:
+    """A fault as the header has it, for the one request. Raises ConfigError."""
+    if ":" in text or "=" in text:
+        raise ConfigError(f"{text!r}: a request's own fault is NAME or NAME@K")
+    return parse_rule(text)
+
+
+def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | None:
+    """The fault of request number `index`: the first rule that is for it. The same seed gives the same faults."""
+    random = Random(f"fault/{seed}/{index}") if rules else None  # noqa: S311 - not secret
+    for rule in rules:
+        if index in rule.requests or (random and random.random() < rule.probability):
+            return rule
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """Everything that decides what a simulated server does. The same config and requests give the same answers.
-
-    Raises ConfigError, which lists every mistake at once.
-    """
+    """All that decides what a simulated server does to requests. Raises ConfigError, which lists every mistake."""
 
     server: Annotated[str, f"Which server to be: {any_of(simulated_kinds())}."]
     host: Annotated[str, "Address to listen on; other machines reach only what is not loopback."] = "127.0.0.1"
@@ -42,36 +95,32 @@ class SimulatedConfig:
         None
     )
     tensor_parallel: Annotated[int, "batching: so many of these cards hold the model together."] = 1
-    max_concurrent_requests: Annotated[
+    max_concurrent_requests: Annotated[  # vLLM's `max_num_queued_reqs`
         int | None, "Requests at a time. TGI (128) and vLLM (none) reject past it, LightLLM (256) lets wait."
     ] = None
-    """vLLM's `max_num_queued_reqs`."""
     max_model_len: Annotated[int, "Longest prompt plus output, in tokens."] = 4096
     eos_mean_tokens: Annotated[float | None, "tgi: answers end by themselves after so many tokens in the mean."] = None
-    """None: they go the whole length asked."""
     api_key: str = field(default="", repr=False)
     faults: tuple[FaultRule, ...] = ()
     seed: Annotated[int, "The same seed gives the same words, jitter and faults."] = 0
     log: Annotated[Path | None, "JSON Lines: every request with the instants of its sends."] = None
 
     def __post_init__(self) -> None:
-        limit, kinds = self.max_concurrent_requests, simulated_kinds()
+        limit, kinds, clocks = self.max_concurrent_requests, simulated_kinds(), ("script", "batching")
+        mean = self.eos_mean_tokens
         checks = (
             (f"server must be one of {', '.join(kinds)}, not {self.server!r}", self.server in kinds),
-            (f"clock must be one of {', '.join(CLOCKS)}, not {self.clock!r}", self.clock in CLOCKS),
+            (f"clock must be one of {', '.join(clocks)}, not {self.clock!r}", self.clock in clocks),
             (f"port must be 0 to 65535, not {self.port}", 0 <= self.port <= 65535),
             ("times must not be negative", min(self.ttft_s, self.itl_s, self.jitter_s) >= 0),
             (f"tokens per event must be at least 1, not {self.tokens_per_event}", self.tokens_per_event >= 1),
             (f"speed must be positive, not {self.speed}", self.speed > 0),
             (f"the limit on concurrent requests must be at least 1, not {limit}", limit is None or limit >= 1),
             (f"max_model_len must be at least 2, not {self.max_model_len}", self.max_model_len >= 2),
-            (
-                f"eos_mean_tokens must be at least 1, not {self.eos_mean_tokens}",
-                self.eos_mean_tokens is None or self.eos_mean_tokens >= 1,
-            ),
+            (f"eos_mean_tokens must be at least 1, not {mean}", mean is None or mean >= 1),
         )
         problems = [text for text, holds in checks if not holds]
-        problems += [problem for rule in self.faults if (problem := problem_of(rule))]
+        problems += filter(None, (rule.problem() for rule in self.faults))
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -7,64 +7,46 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from servers.simulated import tokenizer
-from servers.simulated.http import Page, ServerProtocol, fixed
-from servers.simulated.protocol import (
-    DONE,
-    EVENT_STREAM_TYPE,
-    TEXT,
-    Completion,
-    CompletionRequest,
-    Encoding,
-    ErrorReply,
-    Reply,
-    chat_text,
-    dumps,
-    events_reply,
-    integer,
-    json_event,
-    number,
-    ok,
-    openai_error,
-    text_events,
-)
-from servers.simulated.state import ServerState, exposition, metric_rows, models_reply, steps_of_half
+from servers.simulated import protocol, tokenizer
+from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
+from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
 from servers.simulated.timing import Policy
 
-_NATIVE_TOKENS = 65_535
-_OPENAI_TOKENS = 65_536
-"""Output length where nothing is asked (core/objs/sampling_params.py, api_models.py)."""
+_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
+# Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
+_NATIVE_TOKENS, _OPENAI_TOKENS = 65_535, 65_536
+# A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`).
 _TOKEN_CHARACTERS = 8
-"""A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`)."""
-_FAILURE = (json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),)
-"""An error after the stream has begun, and the last there is (api_openai.py, `_safe_stream_wrapper`)."""
+# An error after the stream has begun, and the last there is (api_openai.py, `_safe_stream_wrapper`).
+_FAILURE = (
+    protocol.json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),
+)
 
 
-def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
-    """POST /generate, /generate_stream, and / where the body says whether to stream.
-
-    Events have no blank after `data:`, and there is no [DONE]. A whole answer has no content type, and its text is a
-    list.
-    """
+def native(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST on NATIVE: no blank after `data:`, no [DONE]; a whole answer has no content type, and its text is a list."""
     body = request.body
     if missing := [name for name in ("inputs", "parameters") if name not in body]:
-        raise ErrorReply(error_reply(417, f"'{missing[0]}'"))
+        raise _bad(f"'{missing[0]}'", 417)
     parameters = body["parameters"]
     if not isinstance(parameters, Mapping):
-        raise ErrorReply(error_reply(417, "'parameters' must be an object"))
+        raise _bad("'parameters' must be an object", 417)
     _check_values(parameters)
     asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
-    streamed = bool(body.get("stream")) if streamed is None else streamed
-    completion = _completion(state, request, body["inputs"], asked, streamed=streamed, add_bos=add_bos)
-    ids, texts, prompt_tokens = completion.ids, completion.texts, completion.prompt_tokens
+    completion = _completion(state, request, body["inputs"], asked, add_bos=add_bos)
+    ids, texts, prompt_tokens, reason = (
+        completion.ids,
+        completion.texts,
+        completion.prompt_tokens,
+        completion.finish_reason,
+    )
     used = {"input_text_tokens": prompt_tokens, "input_audio_tokens": 0, "input_image_tokens": 0}
-    reason = completion.finish_reason
     counts = b'"prompt_tokens":%d,"logprobs":{}},"generated_text":null,' % prompt_tokens
-    usage = b'"details":null,"input_usage":%b}\n\n' % dumps(used)
+    usage = b'"details":null,"input_usage":%b}\n\n' % protocol.dumps(used)
     inner = b'%b"finished":false,"finish_reason":null,%b' % (counts, usage)
     final = b'%b"finished":true,"finish_reason":"%b",%b' % (counts, reason.encode(), usage)
 
-    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+    def encode(first: int, _tokens: int, last: bool) -> bytes:
         begin = b'data:{"token":{"id":%d,"text":"%b","logprob":-1.5,"special":false,"count_output_tokens":%d,'
         return begin % (ids[first], texts[first], first + 1) + (final if last else inner)
 
@@ -73,12 +55,12 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
         whole: dict[str, Any] = {"generated_text": [completion.text], "count_output_tokens": output}
         whole |= {"finish_reason": reason, "prompt_tokens": prompt_tokens}
         if parameters.get("return_details"):
-            fixed_part = {"logprob": -1.5, "special": False}
+            same = {"logprob": -1.5, "special": False, "count_output_tokens": 0, "prompt_tokens": prompt_tokens}
             whole["tokens"] = [
-                {"id": token, **fixed_part, "count_output_tokens": place, "prompt_tokens": prompt_tokens, "text": text}
-                for place, (token, text) in enumerate(zip(ids, map(bytes.decode, texts), strict=True), 1)
+                {"id": token, **same, "count_output_tokens": place, "text": texts[place - 1].decode()}
+                for place, token in enumerate(ids, 1)
             ]
-        return ok(whole | {"logprobs": [{} for _ in range(output)], "input_usage": used}, headers=())
+        return protocol.ok(whole | {"logprobs": [{}] * output, "input_usage": used}, headers=())
 
     return Encoding(completion, encode, answer, _FAILURE)
 
@@ -89,34 +71,26 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     if not isinstance(body.get("messages"), list):
         raise _schema_error(body, "messages")
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    completion = _openai(state, request, chat_text(body["messages"]), asked, add_bos=True)
-    identity = _identity(state, request, f"chatcmpl-{_request_number(request):032x}", "chat.completion.chunk")
-    reason = completion.finish_reason
+    completion = _openai(state, request, tokenizer.chat_text(body["messages"]), asked, add_bos=True)
+    identity = _identity(state, request, "chatcmpl-{:032x}", "chat.completion.chunk")
+    reason, usage = completion.finish_reason, {**completion.usage, **_CACHED}
 
-    def chunk(delta: Mapping[str, Any], more: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
-        return {**identity, "choices": [{"index": 0, "delta": delta, **more}], **rest}
+    def chunk(delta: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
+        return {**identity, "choices": [{"index": 0, "delta": delta, **rest}]}
 
     def answer(_: float) -> Reply:
         message = {"role": "assistant", "content": completion.text, "reasoning": "", "reasoning_content": None}
         choice = {"index": 0, "message": message | {"tool_calls": None}, "finish_reason": reason}
-        made = _identity(state, request, str(_request_number(request)), "chat.completion")
-        return ok({**made, "choices": [choice], "usage": _usage(completion)})
+        made = _identity(state, request, "{}", "chat.completion")
+        return protocol.ok({**made, "choices": [choice], "usage": usage})
 
-    text, nothing = {"content": TEXT}, {"logprobs": None, "token_ids": None}
-    inner = chunk(text, {**nothing, "finish_reason": None})
-    final = chunk(text, {"finish_reason": reason, **nothing, "stop_reason": None})
-    role = {"role": "assistant", "content": ""}
-    opening = json_event(chunk(role, {"logprobs": None, "finish_reason": None}, prompt_token_ids=None))
-    usage = json_event({**identity, "choices": [], "usage": _usage(completion)})
-    return Encoding(
-        completion,
-        text_events(completion.texts, inner, final),
-        answer,
-        _FAILURE,
-        opening=(opening,),
-        closing=(usage, DONE),
-        role_only=(opening,),
-    )
+    text = {"content": protocol.TEXT}
+    inner = chunk(text, logprobs=None, token_ids=None, finish_reason=None)
+    final = chunk(text, finish_reason=reason, logprobs=None, token_ids=None, stop_reason=None)
+    role = chunk({"role": "assistant", "content": ""}, logprobs=None, finish_reason=None) | {"prompt_token_ids": None}
+    closing = (protocol.json_event({**identity, "choices": [], "usage": usage}), protocol.DONE)
+    opening, encode = (protocol.json_event(role),), protocol.text_events(completion.texts, inner, final)
+    return Encoding(completion, encode, answer, _FAILURE, opening=opening, closing=closing)
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -132,20 +106,22 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
             raise _bad("The simulated server takes one prompt per request")
         prompt = prompt[0]
     completion = _openai(state, request, prompt, body.get("max_tokens"), add_bos=False)
-    identity = _identity(state, request, str(_request_number(request)), "text_completion")
+    identity = _identity(state, request, "{}", "text_completion")
 
     def chunk(text: str, reason: str | None, usage: object = None) -> dict[str, Any]:
         choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
         return {**identity, "choices": [choice], "usage": usage}
 
-    reason, usage = completion.finish_reason, _usage(completion)
-    name = f"cmpl-{_request_number(request):08x}"
+    reason, usage = completion.finish_reason, {**completion.usage, **_CACHED}
+    named = _identity(state, request, "cmpl-{:08x}", "text_completion")
+    closing = (protocol.json_event({**identity, "choices": [], "usage": usage}), protocol.DONE)
+    encode = protocol.text_events(completion.texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, reason))
     return Encoding(
         completion,
-        text_events(completion.texts, chunk(TEXT, None), chunk(TEXT, reason)),
-        lambda _: ok(chunk(completion.text, reason, usage) | {"id": name}),
+        encode,
+        lambda _: protocol.ok(chunk(completion.text, reason, usage) | named),
         _FAILURE,
-        closing=(json_event({**identity, "choices": [], "usage": usage}), DONE),
+        closing=closing,
     )
 
 
@@ -155,37 +131,34 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: Any, asked: 
     names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
     values = {name: body[name] for name in (*names, "best_of") if body.get(name) is not None}
     _check_values(values if asked is None else values | {"max_new_tokens": asked})
-    return _completion(state, request, prompt, asked, streamed=bool(body.get("stream")), add_bos=add_bos)
+    return _completion(state, request, prompt, asked, add_bos=add_bos)
 
 
 def _completion(
-    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, streamed: bool, add_bos: bool
+    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, add_bos: bool
 ) -> Completion:
     """Length checks happen when the body is first read: a stream has its 200 by then, and gets an event."""
     try:
         prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)
-        wanted = integer(asked) or _OPENAI_TOKENS
+        wanted = protocol.integer(asked) or _OPENAI_TOKENS
         room = state.longest - prompt_tokens
         if room <= 0:
             raise ValueError(f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {state.longest}")
     except ValueError as problem:
-        if not streamed:
+        if not request.streamed:
             raise _bad(str(problem)) from None
         # A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`).
-        said = dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
-        raise ErrorReply(events_reply(said)) from None
-    return state.complete(request, prompt_tokens, min(wanted, room), streamed=streamed)
+        said = protocol.dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
+        raise ErrorReply(protocol.events_reply(said)) from None
+    return state.complete(request, prompt_tokens, min(wanted, room), "stop")
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
     """Raises ValueError with LightLLM's words."""
     if isinstance(prompt, str):
-        most = state.longest * _TOKEN_CHARACTERS
+        most, why = state.longest * _TOKEN_CHARACTERS, "the request is rejected before tokenization."
         if len(prompt) > most:
-            raise ValueError(
-                f"prompt text length {len(prompt)} exceeds the character limit {most}, "
-                "the request is rejected before tokenization."
-            )
+            raise ValueError(f"prompt text length {len(prompt)} exceeds the character limit {most}, {why}")
         tokens = add_bos + tokenizer.count(prompt)
     elif isinstance(prompt, Sequence) and all(type(token) is int for token in prompt):
         if any(token >= tokenizer.VOCABULARY_SIZE for token in prompt):
@@ -215,7 +188,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 def _check_values(parameters: Mapping[str, Any]) -> None:
     for name, allows, message in _RULES:
-        value = number(parameters.get(name))
+        value = protocol.number(parameters.get(name))
         if value is not None and not allows(value):
             raise _bad(message.format(parameters[name]))
 
@@ -224,112 +197,75 @@ def error_reply(status: int, message: str) -> Reply:
     """`create_error_response` (api_errors.py)."""
     kinds = {404: "NotFoundError", 429: "RateLimitError"}
     kind = "InternalServerError" if status >= 500 else kinds.get(status, "BadRequestError")
-    return Reply(openai_error(message, kind, status), status)
+    return protocol.openai_error(message, kind, status)
 
 
-def _bad(message: str) -> ErrorReply:
-    return ErrorReply(error_reply(400, message))
+def _bad(message: str, status: int = 400) -> ErrorReply:
+    return ErrorReply(error_reply(status, message))
 
 
 def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
     """FastAPI's words for a body that does not fit the schema."""
     detail = [{"type": "missing", "loc": ["body", name], "msg": "Field required", "input": dict(body)}]
-    return ErrorReply(Reply(dumps({"detail": detail}), 422))
-
-
-def _usage(completion: Completion) -> dict[str, Any]:
-    return {**completion.usage, "prompt_tokens_details": {"cached_tokens": 0}}
+    return ErrorReply(Reply(protocol.dumps({"detail": detail}), 422))
 
 
 def _identity(state: ServerState, request: CompletionRequest, name: str, kind: str) -> dict[str, Any]:
+    """With a request id in the name: they count up in steps of eight (`req_id_generator.py`)."""
     model = request.body.get("model", state.config.model)
-    return {"id": name, "object": kind, "created": request.created_s, "model": model}
-
-
-def _request_number(request: CompletionRequest) -> int:
-    """Request ids count up in steps of eight (`req_id_generator.py`)."""
-    return 8 * (request.index + 1)
+    return {"id": name.format(8 * (request.index + 1)), "object": kind, "created": request.created_s, "model": model}
 
 
 def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
-    limit = config.max_concurrent_requests
     names = {"run_mode": "normal", "host": config.host, "port": config.port, "model_name": config.model}
-    return ok(names | {"max_req_total_len": state.longest, "running_max_req_size": limit, "tp": 1, "dp": 1})
-
-
-def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    return models_reply(state, "lightllm", max_model_len=state.longest)
+    limits = {"max_req_total_len": state.longest, "running_max_req_size": config.max_concurrent_requests}
+    return protocol.ok({**names, **limits, "tp": 1, "dp": 1})
 
 
 def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("text"), str):
-        raise ErrorReply(error_reply(417, "error: 'text'"))
+        raise _bad("error: 'text'", 417)
     parameters = fields.get("parameters") or {}
-    return ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
+    return protocol.ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
 
 
-def _token_load(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    return ok(dict.fromkeys(("current_load", "logical_max_load", "dynamic_max_load"), state.gauges().kv_usage))
-
-
-def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """server/metrics/metrics.py. What we do not know is left out."""
-    labels = {"model_name": state.config.model}
-    return Reply(exposition("lightllm_", labels, metric_rows("lightllm"), state.figures()).encode(), headers=())
-
-
-# running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
-# of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
-# lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
-# reach; here the whole output is reserved, which admits somewhat less and never has to pause.
-_POLICY = Policy(
-    running_limit=256, step_tokens=8192, prefill="mixed", reserve_output=True, block_tokens=1, memory_fraction=0.8
-)
-
-
-_STATUS_OK = fixed(ok({"status": "ok"}))
-_HEALTHY = fixed(ok({"message": "Ok"}))
-_PAGES: dict[str, Page] = {
-    "/liveness": _STATUS_OK,
-    "/readiness": _STATUS_OK,
-    "/get_model_name": lambda state, _: ok({"model_name": state.config.model}),
+_LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
+_HEALTHY = protocol.ok({"message": "Ok"})
+_PAGES: dict[str, Page | Reply] = {  # by GET and by POST
+    "/liveness": protocol.ok({"status": "ok"}),
+    "/readiness": protocol.ok({"status": "ok"}),
+    "/get_model_name": lambda state, _: protocol.ok({"model_name": state.config.model}),
     "/get_server_info": _server_info,
     "/tokens": _tokens,
 }
-"""By GET and by POST."""
 
 PROTOCOL = ServerProtocol(
-    before="",
     after="date: {date}\r\nserver: hypercorn-h11\r\n",
-    stream_headers=EVENT_STREAM_TYPE,
     keep_alive_s=10,
     body_limit=64 << 20,
-    generate={
-        "/": native,
-        "/generate": partial(native, streamed=False),
-        "/generate_stream": partial(native, streamed=True),
-        "/v1/chat/completions": chat,
-        "/v1/completions": completions,
-    },
+    generate={"/v1/chat/completions": chat, "/v1/completions": completions} | dict.fromkeys(protocol.NATIVE, native),
     pages={
         **{(method, path): page for path, page in _PAGES.items() for method in ("GET", "POST")},
         ("GET", "/health"): _HEALTHY,
         ("HEAD", "/health"): _HEALTHY,
         ("GET", "/healthz"): _HEALTHY,
-        ("GET", "/v1/models"): _models,
-        ("GET", "/token_load"): _token_load,
-        ("GET", "/metrics"): _metrics,
+        ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.longest),
+        ("GET", "/token_load"): lambda state, _: protocol.ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
+        # server/metrics/metrics.py; what we do not know is left out.
+        ("GET", "/metrics"): lambda state, _: Reply(state.metrics("lightllm_", state.served), headers=()),
     },
-    bad_type=None,
     bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),
     too_large=error_reply(400, "body too large"),
     failure=lambda status: error_reply(status, HTTPStatus(status).phrase),
-    overloaded=None,
     guarded=lambda _path: False,
     unauthorized=Reply(status=401),
     default_limit=256,
     limits_batch=True,  # `--running_max_req_size` is both
-    policy=_POLICY,
+    # running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
+    # of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
+    # lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
+    # reach; here the whole output is reserved, which admits somewhat less and never has to pause.
+    policy=Policy(running_limit=256, step_tokens=8192, prefill="mixed", reserve_output=True, memory_fraction=0.8),
     buckets=partial(steps_of_half, 0.001),
 )

@@ -14,13 +14,13 @@ import msgspec
 from servers.simulated import tokenizer
 
 Headers = tuple[tuple[str, str], ...]
-Events = tuple[bytes, ...]
-"""Server-sent events, each complete with its blank line."""
+Events = tuple[bytes, ...]  # server-sent events, each complete with its blank line
 
 JSON_TYPE: Headers = (("content-type", "application/json"),)
-EVENT_STREAM_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
+EVENTS_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
 TEXT_TYPE: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
+NATIVE = ("/", "/generate", "/generate_stream")  # TGI's and LightLLM's own routes
 dumps = msgspec.json.encode
 
 
@@ -31,8 +31,7 @@ class Reply:
     body: bytes = b""
     status: int = 200
     headers: Headers = JSON_TYPE
-    chunked: bool = False
-    """The body is sent with the chunked transfer coding, as every event stream is."""
+    chunked: bool = False  # sent with the chunked transfer coding, as every event stream is
 
 
 class ErrorReply(Exception):  # noqa: N818 - not a mistake of ours: the server's answer to a request it does not take
@@ -47,12 +46,16 @@ class ErrorReply(Exception):  # noqa: N818 - not a mistake of ours: the server's
 class CompletionRequest:
     """One request for tokens, as it came in."""
 
-    index: int
-    """Its place among all requests for tokens."""
+    index: int  # its place among all requests for tokens
+    path: str
     body: Mapping[str, Any]
     created_s: int
-    stop_after: int | None
-    """The model ends its answer by itself after so many tokens; None: it does not."""
+    stop_after: int | None = None  # the model ends its answer by itself after so many tokens; None: it does not
+
+    @property
+    def streamed(self) -> bool:
+        """Two of the native routes say so themselves; elsewhere the body does."""
+        return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,10 @@ class Completion:
 
     streamed: bool
     prompt_tokens: int
-    asked_tokens: int
-    """The limit on new tokens, after the server's clamping."""
-    ids: Sequence[int]
-    texts: Sequence[bytes]
-    """Of each token, as it can stand inside a JSON string."""
-    finish_reason: str
-    """The server's own word."""
+    asked_tokens: int  # the limit on new tokens, after the server's clamping
+    ids: Sequence[int]  # at least one
+    texts: Sequence[bytes]  # of each token, as it can stand inside a JSON string
+    finish_reason: str  # the server's own word
 
     @property
     def output_tokens(self) -> int:
@@ -96,20 +96,13 @@ class Encoding:
 
     completion: Completion
     event: EventEncoder
-    answer: Callable[[float], Reply]
-    """The whole answer of a request that is not streamed, from the seconds that it took."""
-    failure: Events
-    """The server's own words for an error after the stream has begun, up to the end of the stream."""
-    merges: bool = False
-    """Several tokens can share one event. Otherwise each has its own, and the events leave in one send."""
-    opening: Events = ()
-    """Sent together with the first token."""
-    closing: Events = ()
-    """Sent together with the last token."""
-    role_only: Events = ()
-    """Chat: what a server sends that announces the role before it has generated anything."""
-    head: Headers = ()
-    """Headers of the stream that depend on the request."""
+    answer: Callable[[float], Reply]  # where it is not streamed: all of it, from the seconds that it took
+    failure: Events  # an error after the stream has begun, in the server's words, up to the end of the stream
+    merges: bool = False  # several tokens can share one event; else each has its own, and they leave in one send
+    opening: Events = ()  # sent together with the first token
+    closing: Events = ()  # sent together with the last token
+    role_only: Events = ()  # chat: what announces the role before a token, where it is not `opening`
+    head: Headers = ()  # headers of the stream that depend on the request
 
 
 def event(payload: bytes) -> bytes:
@@ -118,10 +111,7 @@ def event(payload: bytes) -> bytes:
 
 
 DONE = event(b"[DONE]")
-
-
-TEXT = "\0text"
-"""Stands for the text of an event's tokens in `text_events`."""
+TEXT = "\0text"  # stands for the text of an event's tokens in `text_events`
 
 
 def json_event(value: Any) -> bytes:
@@ -135,13 +125,13 @@ def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping
     begin, _, end = json_event(inner).rpartition(mark)
     final_begin, _, final_end = json_event(final).rpartition(mark)
 
-    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+    def encode(first: int, _tokens: int, last: bool) -> bytes:
         return final_begin + texts[first] + final_end if last else begin + texts[first] + end
 
     return encode
 
 
-def events_reply(*payloads: bytes, headers: Headers = EVENT_STREAM_TYPE) -> Reply:
+def events_reply(*payloads: bytes, headers: Headers = EVENTS_TYPE) -> Reply:
     """An event stream that is known as a whole, as a refusal after status 200 is."""
     return Reply(b"".join(map(event, payloads)), headers=headers, chunked=True)
 
@@ -151,9 +141,9 @@ def ok(value: Any, headers: Headers = JSON_TYPE) -> Reply:
     return Reply(dumps(value), headers=headers)
 
 
-def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> bytes:
-    """The body of an error as vLLM and LightLLM have it."""
-    return dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}})
+def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> Reply:
+    """An error as vLLM and LightLLM say it."""
+    return Reply(dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}}), code)
 
 
 def integer(value: Any) -> int | None:
@@ -169,21 +159,3 @@ def integer(value: Any) -> int | None:
 def number(value: Any) -> float | None:
     """A number, or None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def chat_text(messages: Any) -> str:
-    """Messages as the simulated model's chat template renders them.
-
-    Every role and content stands on lines of its own, so that a message's tokens do not depend on its neighbours.
-    """
-    found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
-    rendered = [f"{_message_text(each, 'role')}:\n{_message_text(each, 'content')}\n" for each in found]
-    return "".join(rendered) + "assistant:\n"
-
-
-def _message_text(message: Mapping[str, Any], name: str) -> str:
-    """Text, or the texts of a list of parts."""
-    value = message.get(name)
-    if isinstance(value, list):
-        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
-    return value if isinstance(value, str) else ""

@@ -1,47 +1,58 @@
-"""Starting and stopping a simulated server: in this event loop, in this process, or in one of its own."""
+"""A simulated server as a whole: its side of HTTP, and how one is started, here or in a process of its own.
+
+aiohttp parses requests and keeps connections; answers are written here, byte by byte as the real server's, because the
+head of a response, its order and its spelling are part of a protocol too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
+import hmac
 import importlib
+import json
 import select
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any
+from email.utils import formatdate
+from functools import partial
+from http import HTTPStatus
+from itertools import count
+from typing import Any
 
+import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.web_request import BaseRequest
 
-from servers.hardware import HardwareError
-from servers.hardware.roofline import roofline
+from servers.hardware import HardwareError, roofline
 from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError, StartError
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.http import HttpServer, ServerProtocol, status
-from servers.simulated.state import ServerState
-from servers.simulated.stream import Pump
+from servers.simulated.config import SimulatedConfig, fault_of, parse_fault
+from servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
+from servers.simulated.state import ServerProtocol, ServerState
+from servers.simulated.stream import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
 from servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
 
-READY = "ready "
-"""First line of a child's standard output, followed by its URL."""
+STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
+READY = "ready "  # first line of a child's standard output, followed by its URL
+CHILD = (
+    "from servers.simulated.server import child; child()"  # in a process whose standard input begins with the config
+)
 
+_FIRST_WAIT_S, _WAIT_GROWS, _LONGEST_WAIT_S = 0.1, 1.1, 1.0  # LightLLM polls for a free slot (httpserver/manager.py)
+_HEAD_PIECES, _SLOW_HEAD_MS = 20, 1000
+_LIE_BYTES = 1 << 20  # so many bytes more than come are promised by the fault `content-length`
 _BACKLOG = 4096
-_LEAVE_LIMIT_S = 0.05
-"""Answers still on their way when the server stops are given so long. (Zero would mean for ever, to aiohttp.)"""
-_YOUNG_ONLY = (10_000, 1_000, 1_000)
-"""Collections by themselves are of young objects, below a millisecond; state.py has the full ones."""
-_START_LIMIT_S = 30
-_STOP_LIMIT_S = 5
-CHILD = "from servers.simulated.server import child; child()"
-"""The program of a server in a process of its own; its standard input begins with the config, as `to_json`."""
-
-Ready = Callable[[str], None]
-"""Takes the URL once connections are accepted."""
+_LEAVE_LIMIT_S = 0.05  # for answers on their way when the server stops (zero would mean for ever, to aiohttp)
+_YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a millisecond; state.py has the full ones
+_START_LIMIT_S, _STOP_LIMIT_S = 30, 5
 
 
 def protocol_of(server: str) -> ServerProtocol:
@@ -51,22 +62,31 @@ def protocol_of(server: str) -> ServerProtocol:
     return protocol
 
 
-async def serve(config: SimulatedConfig, *, ready: Ready, stop: asyncio.Event) -> dict[str, Any]:
+async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: asyncio.Event) -> dict[str, Any]:
     """Serves until `stop` is set; returns the last status.
 
-    Raises OSError when the port is taken, ConfigError for a card or model that is not known.
+    `ready` takes the URL once connections are accepted. Raises OSError when the port is taken, ConfigError for a card
+    or model that is not known.
     """
-    protocol = protocol_of(config.server)
+    protocol, loop = protocol_of(config.server), asyncio.get_running_loop()
     limit = config.max_concurrent_requests or protocol.default_limit
     clock, longest = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
-    pump = Pump(clock, asyncio.get_running_loop())
-    state = ServerState(config, protocol.buckets, clock.gauges)
+    pump, state = Pump(clock, loop), ServerState(config, protocol.buckets, clock.gauges)
+    http, kept_s = HttpServer(state, protocol, pump), protocol.keep_alive_s
+    handler = web.Server(http.answer, handler_cancellation=True, keepalive_timeout=kept_s, access_log=None)
     try:
-        await _accept(HttpServer(state, protocol, pump), ready, stop)
+        listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
+        try:
+            host, port = listening.sockets[0].getsockname()[:2]
+            ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            await stop.wait()
+        finally:
+            listening.close()
+            await handler.shutdown(_LEAVE_LIMIT_S)
     finally:
-        pump.close()
-        summary = status(state, pump)
+        pump.timer.close()
+        summary = http.status()
         state.close(summary)
     return summary
 
@@ -125,7 +145,16 @@ def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
                 process.stdin.write(config.to_json())
-            yield _url_of(process, complaints), process.pid
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
+            line = process.stdout.readline().decode() if ready else ""
+            if not line.startswith(READY):
+                process.kill()
+                process.wait()  # its last words are written by then
+                complaints.seek(0)
+                said = complaints.read()[-1000:].decode(errors="replace").strip()
+                raise StartError(f"the simulated server did not start: {said or 'no answer'}")
+            yield line.removeprefix(READY).strip(), process.pid
         finally:
             process.terminate()
             try:
@@ -134,28 +163,12 @@ def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
                 process.kill()
 
 
-async def _accept(http: HttpServer, ready: Ready, stop: asyncio.Event) -> None:
-    """Takes connections from `ready` to `stop`."""
-    config, kept_s = http.state.config, http.protocol.keep_alive_s
-    handler = web.Server(http.answer, handler_cancellation=True, keepalive_timeout=kept_s, access_log=None)
-    loop = asyncio.get_running_loop()
-    listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
-    try:
-        host, port = listening.sockets[0].getsockname()[:2]
-        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await stop.wait()
-    finally:
-        listening.close()
-        await handler.shutdown(_LEAVE_LIMIT_S)
-
-
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
     """The clock, and the longest prompt plus output that it can hold. Raises ConfigError."""
     if config.clock == "script":
         times_s = (config.ttft_s, config.itl_s, config.jitter_s)
         ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
-        script = ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed)
-        return script, config.max_model_len
+        return ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed), config.max_model_len
     policy = protocol.policy
     if protocol.limits_batch and limit is not None:
         policy = replace(policy, running_limit=limit)
@@ -168,15 +181,254 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
     return BatchingClock(policy, kv_tokens, hardware.step_ns, config.speed), longest
 
 
-def _url_of(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> str:
-    """Waits for the child's first line."""
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
-    line = process.stdout.readline().decode() if ready else ""
-    if line.startswith(READY):
-        return line.removeprefix(READY).strip()
-    process.kill()
-    process.wait()  # its last words are written by then
-    complaints.seek(0)
-    said = complaints.read()[-1000:].decode(errors="replace").strip()
-    raise StartError(f"the simulated server did not start: {said or 'no answer'}")
+class HttpServer:
+    """Answers requests in the manner of one server."""
+
+    def __init__(self, state: ServerState, protocol: ServerProtocol, pump: Pump) -> None:
+        self.state, self.protocol, self.pump = state, protocol, pump
+        self.numbers = count()  # of the requests for tokens
+        self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
+        self._dated_s = 0
+        self._before = self._after = b""
+
+    async def answer(self, request: BaseRequest) -> web.StreamResponse:
+        """The handler of aiohttp's low-level server."""
+        received_ns = time.monotonic_ns()
+        makes_tokens = request.method == "POST" and request.path in self.protocol.generate
+        try:
+            body = await self._body(request)
+            fields = self._fields(request, body, strict=request.method == "POST" and bool(body or makes_tokens))
+            if makes_tokens:
+                ended = await CompletionHandler(self, request, received_ns).run(fields)
+            else:
+                ended = self._page(request, fields)
+        except ErrorReply as refused:
+            ended = refused.reply
+        if isinstance(ended, Reply):
+            data = ended.body if request.method != "HEAD" else b""
+            if ended.chunked:
+                data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+            transport_of(request).write(self.head(request, ended, len(ended.body)) + data)
+        return self._keep if ended and request.keep_alive else self._close
+
+    def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
+        """Status line and headers, in the server's own order. A chunked answer has no length."""
+        if (now_s := int(time.time())) != self._dated_s:  # the lines that every answer has are remade once a second
+            date, self._dated_s = formatdate(now_s, usegmt=True), now_s
+            self._before = self.protocol.before.format(date=date).encode()
+            self._after = self.protocol.after.format(date=date).encode()
+        headers = [f"{name}: {value}\r\n".encode("latin-1") for name, value in reply.headers]
+        if not reply.chunked:  # ahead of the content type, where there is one
+            names = [name for name, _ in reply.headers]
+            place = names.index("content-type") if "content-type" in names else len(names)
+            headers.insert(place, b"content-length: %d\r\n" % length)
+        first = b"HTTP/1.1 %d %b\r\n" % (reply.status, HTTPStatus(reply.status).phrase.encode())
+        coding = b"transfer-encoding: chunked\r\n" if reply.chunked else b""
+        closing = b"" if request.keep_alive else b"connection: close\r\n"
+        return b"".join([first, self._before, *headers, self._after, coding, closing, b"\r\n"])
+
+    async def _body(self, request: BaseRequest) -> bytearray:
+        """The request's body, after all that is checked before reading it. Raises ErrorReply."""
+        protocol, key = self.protocol, self.state.config.api_key
+        if key and protocol.guarded(request.path):
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
+                raise ErrorReply(protocol.unauthorized)
+        if (request.content_length or 0) > protocol.body_limit:
+            raise ErrorReply(protocol.too_large)
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            transport_of(request).write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = bytearray()
+        while piece := await request.content.readany():
+            body += piece
+            if len(body) > protocol.body_limit:
+                raise ErrorReply(protocol.too_large)
+        return body
+
+    def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
+        """The JSON object in a body; empty where it is something else. `strict`: a broken body raises ErrorReply."""
+        bad_type = self.protocol.bad_type
+        if strict and bad_type is not None and not request.content_type.endswith("json"):
+            raise ErrorReply(bad_type)
+        try:
+            found = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if not strict:
+                return {}
+            message, place = "not JSON", 0
+            try:
+                json.loads(body)  # for its words, and the place
+            except ValueError as problem:
+                message, place = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
+            raise ErrorReply(self.protocol.bad_json(message, place)) from None
+        return found if isinstance(found, dict) else {}
+
+    def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
+        method, path, pages = request.method, request.path, self.protocol.pages
+        self.state.settle()
+        if (method, path) == ("GET", STATUS_PATH):
+            return ok(self.status())
+        if page := pages.get((method, path)):
+            return page if isinstance(page, Reply) else page(self.state, fields)
+        others = {known for known, known_path in pages if known_path == path}
+        others |= {"POST"} if path in self.protocol.generate else set()
+        return self.protocol.not_allowed(", ".join(sorted(others))) if others else self.protocol.not_found
+
+    def status(self) -> dict[str, Any]:
+        """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
+        told = {name: getattr(self.state.config, name) for name in ("server", "model", "clock", "speed")}
+        counts = {"requests": self.state.requests, "active": len(self.state.streams)}
+        return told | counts | self.pump.lateness.figures()
+
+
+class CompletionHandler:
+    """One request for tokens, from its body, which has been read, to the line in the log."""
+
+    def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int) -> None:
+        self._server, self._request = server, request
+        self._state, self._protocol = server.state, server.protocol
+        self._index = next(server.numbers)
+        self._transport = transport_of(request)
+        request_id = request.headers.get("X-Request-Id", "").encode("utf-8", "replace").decode()
+        self._line = LogLine(request_id, received_ns)
+        self._at: int | None = None  # K of the fault
+
+    async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
+        """The whole exchange. Returns an answer that is still to be written, or whether the connection can go on."""
+        wish, config = self._request.headers.get("X-Simulated-Fault"), self._state.config
+        try:
+            rule = parse_fault(wish) if wish is not None else fault_of(config.faults, config.seed, self._index)
+        except ConfigError as problem:
+            raise ErrorReply(Reply(str(problem).encode(), 400, TEXT_TYPE)) from None
+        if rule is not None:
+            self._line.fault, self._at = rule.name, rule.at
+        fault = self._line.fault
+        if fault == "refuse":
+            self._refuse("refused")
+            reset(self._transport)
+            return False
+        if fault.isdigit():
+            self._refuse("failed")
+            return self._protocol.failure(int(fault))
+        encoding = self._encoding(fields)
+        stream = Stream(encoding, self._transport, self._line, await self._admission(encoding))
+        if fault and (detour := FAULTS[fault].detour):
+            stream.detour = partial(detour, stream.total // 2 if self._at is None else self._at)
+        return await self._answer(stream)
+
+    def _encoding(self, fields: Mapping[str, Any]) -> Encoding:
+        """Raises ErrorReply with the server's own words when the request is not one it would take."""
+        make, fault = self._protocol.generate[self._request.path], self._line.fault
+        request = CompletionRequest(self._index, self._request.path, fields, int(time.time()))
+        try:
+            encoding = make(self._state, request)
+        except ErrorReply:
+            self._refuse("validation")
+            raise
+        if fault == "early-stop":
+            at = self._at or max(1, encoding.completion.asked_tokens // 2)
+            return make(self._state, replace(request, stop_after=at))
+        if fault == "role-first":
+            return replace(encoding, opening=(), role_only=encoding.role_only or encoding.opening)
+        return encoding
+
+    async def _admission(self, encoding: Encoding) -> int:
+        """Waits for a place or raises ErrorReply, as the server does. Returns the instant from which tokens count."""
+        limit = self._state.config.max_concurrent_requests
+        arrived_ns, wait_s = self._line.received_ns, _FIRST_WAIT_S
+        while limit is not None and len(self._state.streams) >= limit:
+            if self._protocol.overloaded is not None:
+                self._refuse("overloaded")
+                raise ErrorReply(self._protocol.overloaded(encoding))
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * _WAIT_GROWS, _LONGEST_WAIT_S)
+            arrived_ns = time.monotonic_ns()
+        return arrived_ns
+
+    async def _answer(self, stream: Stream) -> Reply | bool:
+        state, streamed, lies = self._state, stream.completion.streamed, self._line.fault == "content-length"
+        state.requests += 1
+        state.streams.add(stream)
+        try:
+            if streamed:  # real servers send the head at once, long before the first token
+                stream.chunked = not lies
+                headers = self._protocol.stream_headers + stream.encoding.head
+                await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
+                if self._line.fault == "role-first" and stream.encoding.role_only:
+                    stream.send(stream.framed(list(stream.encoding.role_only)))
+            self._server.pump.submit(stream)
+            ending = await stream.finished
+            if not streamed:
+                return await self._whole(stream, ending)
+            if lies:
+                self._transport.close()
+            return not lies and ending in WHOLE
+        except OSError:  # the client has gone before its answer began
+            return False
+        finally:
+            state.streams.discard(stream)
+            self._server.pump.cancel(stream)
+            state.end(self._line, stream)
+
+    async def _send_head(self, stream: Stream, reply: Reply, length: int) -> None:
+        head = self._server.head(self._request, reply, length)
+        if self._line.fault != "slow-headers":
+            stream.send(head)
+            return
+        whole_ms = _SLOW_HEAD_MS if self._at is None else self._at
+        step = -(-len(head) // _HEAD_PIECES)
+        for start in range(0, len(head), step):
+            stream.send(head[start : start + step])
+            await asyncio.sleep(whole_ms / 1e3 / _HEAD_PIECES)
+        stream.job.arrived_ns = time.monotonic_ns()
+
+    async def _whole(self, stream: Stream, ending: Ending) -> Reply | bool:
+        """The answer of a request that is not streamed, once its last token is due."""
+        if ending == "failed":
+            return self._protocol.failure(500)
+        if ending not in WHOLE:
+            return False
+        reply = stream.encoding.answer((time.monotonic_ns() - self._line.received_ns) / 1e9)
+        length, body = len(reply.body), reply.body
+        if self._line.fault == "malformed":
+            length, body = length // 2, body[: length // 2]
+        elif self._line.fault == "content-length":
+            length += _LIE_BYTES
+        elif ending == "truncated":
+            body = body[: length // 2]
+        await self._send_head(stream, reply, length)
+        self._server.pump.send(stream, body, stream.count, stream.held_due_ns)
+        if len(body) < length:
+            self._transport.close()
+            return False
+        return True
+
+    def _refuse(self, kind: str) -> None:
+        self._state.requests += 1
+        self._state.refused[kind] += 1
+        self._state.end(self._line)
+
+
+class Written(web.StreamResponse):
+    """Tells aiohttp that the answer has been written, and whether the connection can take another request."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        super().__init__()
+        self._alive = keep_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._alive
+
+    async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:  # noqa: ARG002 - the base class's shape
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        pass
+
+
+def transport_of(request: BaseRequest) -> asyncio.Transport:
+    """The request's connection. Raises ConnectionResetError when it is gone."""
+    if request.transport is None:
+        raise ConnectionResetError
+    return request.transport

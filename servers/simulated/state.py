@@ -1,4 +1,4 @@
-"""What a running simulated server knows and has counted: its log, its metrics, and the text in which it says them."""
+"""What makes a simulated server its kind, and what a running one knows: its log, its metrics, the text of both."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,49 @@ from typing import Any
 import msgspec
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.protocol import Completion, CompletionRequest, Reply, ok
+from servers.simulated.protocol import EVENTS_TYPE, JSON_TYPE, Completion, CompletionRequest, Encoding, Headers, Reply
 from servers.simulated.stream import LogLine, Stream
-from servers.simulated.timing import Gauges
+from servers.simulated.timing import Gauges, Policy
 from servers.simulated.tokenizer import Vocabulary
 
-_LONGEST = 10_000
-"""Requests that may wait to be settled. A server that is never idle settles one when it gets another."""
+_LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another
 _COLLECT_PAUSE_S = 1.0
 
 SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
+Buckets = Callable[[int], Mapping[str, Sequence[float]]]
+"""The longest prompt plus output to the bucket bounds of every histogram, by the names in SECONDS and TOKENS."""
+Generate = Callable[["ServerState", CompletionRequest], Encoding]  # raises ErrorReply
+Page = Callable[["ServerState", Mapping[str, Any]], Reply]
+"""From the fields of the body; they are empty where it is no JSON object. Raises ErrorReply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProtocol:
+    """One server kind's side of HTTP, and how its engine batches: all that makes a simulated server that kind."""
+
+    before: str = ""  # head lines of every answer, ahead of its own headers; `{date}` is filled in
+    after: str  # the same, behind them
+    stream_headers: Headers = EVENTS_TYPE
+    keep_alive_s: float
+    body_limit: int  # in bytes; a larger body gets `too_large`
+    generate: Mapping[str, Generate]  # POST routes that make tokens
+    pages: Mapping[tuple[str, str], Page | Reply]  # (method, path) to everything else
+    bad_type: Reply | None = None  # answer to a POST whose content type is not JSON; None: the server does not mind
+    bad_json: Callable[[str, int], Reply]  # (message, position) of what Python's json module says about a body
+    too_large: Reply
+    failure: Callable[[int], Reply]  # an answer with status 429, 500 or 503 in the server's own words
+    overloaded: Callable[[Encoding], Reply] | None = None  # past the limit on concurrent requests; None: they wait
+    guarded: Callable[[str], bool]  # paths that want the API key
+    unauthorized: Reply
+    default_limit: int | None  # of concurrent requests
+    limits_batch: bool = False  # the limit is the engine's running limit too: one option of the real server is both
+    not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))  # FastAPI's, as the next
+    not_allowed: Callable[[str], Reply] = lambda methods: Reply(
+        b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
+    )  # the methods that the path has, to an answer for one that it has not
+    policy: Policy
+    buckets: Buckets
 
 
 class Histogram:
@@ -47,61 +78,37 @@ class Histogram:
 class ServerState:
     """What the pages and the answers of one running server know; `config` has the limits that are in force."""
 
-    def __init__(
-        self,
-        config: SimulatedConfig,
-        buckets: Callable[[int], Mapping[str, Sequence[float]]],
-        gauges: Callable[[], Gauges],
-    ) -> None:
+    def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
         self.config = config
+        self.served = {"model_name": config.model}  # a label of metrics
         self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
         self.requests = 0
-        self.by_reason: Counter[str] = Counter()
-        """Requests that were taken and have ended, by the server's own word, or `abort` for those cut short."""
-        self.refused: Counter[str] = Counter()
-        """Requests that were not taken: `overloaded`, `validation`, ..."""
+        self.by_reason: Counter[str] = Counter()  # requests that have ended: the server's word, or `abort`: cut short
+        self.refused: Counter[str] = Counter()  # requests that were not taken: `overloaded`, `validation`, ...
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.histograms = {name: Histogram(bounds) for name, bounds in buckets(longest).items()}
-        """By the names in SECONDS and TOKENS, as `buckets` has their bounds."""
         self.gauges = gauges
         self.started_s = int(time.time())
-        self.streams: set[Stream] = set()
-        """Accepted requests that are not finished."""
+        self.streams: set[Stream] = set()  # accepted requests that are not finished
+        with Path(__file__).with_name(f"{config.server}.csv").open(encoding="utf-8", newline="") as file:
+            self._metric_rows = list(csv.DictReader(file))
         self._log = config.log.open("wb", buffering=1 << 20) if config.log else None
         self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
         self._collected_s = time.monotonic()
 
-    def complete(
-        self,
-        request: CompletionRequest,
-        prompt_tokens: int,
-        asked_tokens: int,
-        *,
-        streamed: bool,
-        ends_after: int | None = None,
-        ended: str = "stop",
-    ) -> Completion:
+    def complete(self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, ended: str) -> Completion:
         """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that."""
-        ends = [limit for limit in (request.stop_after, ends_after) if limit is not None]
-        output = min([asked_tokens, *ends])
-        start = self.vocabulary.start(request.index)
-        return Completion(
-            streamed=streamed,
-            prompt_tokens=prompt_tokens,
-            asked_tokens=asked_tokens,
-            ids=self.vocabulary.ids[start : start + output],
-            texts=self.vocabulary.texts[start : start + output],
-            finish_reason="length" if output == asked_tokens else ended,
-        )
+        output = min(asked_tokens, request.stop_after or asked_tokens)
+        words, start = self.vocabulary, self.vocabulary.start(request.index)
+        ids, texts = words.ids[start : start + output], words.texts[start : start + output]
+        reason = "length" if output == asked_tokens else ended
+        return Completion(request.streamed, prompt_tokens, asked_tokens, ids, texts, reason)
 
     def end(self, line: LogLine, stream: Stream | None = None) -> None:
-        """A request for tokens has ended, or was refused, which has no stream.
-
-        It is accounted for when no stream is left that could be made late: a burst's streams all end within a moment,
-        and what counting one costs would be what the last tokens of the others are late.
-        """
+        """A request for tokens has ended, or was refused, which has no stream. Counted when no stream is left that
+        could be made late: a burst's streams all end within a moment, and counting one would delay the others."""
         ended_ns = time.monotonic_ns()
         # One offset between the clocks for the line, as streams last seconds.
         self._ended.append((line, stream, ended_ns, time.time_ns() - ended_ns))
@@ -127,6 +134,15 @@ class ServerState:
             "nothing": 0,
         }
 
+    def metrics(self, prefix: str, labels: Labels, rows: slice = slice(None), **more: Figure) -> bytes:
+        """Rows of the server's page of metrics, from `figures` and what else the server has."""
+        return exposition(prefix, labels, self._metric_rows[rows], {**self.figures(), **more}).encode()
+
+    def models(self, owner: str, **more: Any) -> Reply:
+        """The list of models, which has one."""
+        card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner, **more}
+        return Reply(msgspec.json.encode({"object": "list", "data": [card]}))
+
     def settle(self) -> None:
         """Accounts for every request that has ended, for somebody who wants to read the totals."""
         while self._ended:
@@ -147,8 +163,7 @@ class ServerState:
             self._count(stream, ended_ns)
             line.prompt_tokens = stream.completion.prompt_tokens
         line.received_ns += offset_ns
-        line.due_ns = [instant + offset_ns for instant in line.due_ns]
-        line.sent_ns = [instant + offset_ns for instant in line.sent_ns]
+        line.due_ns, line.sent_ns = ([at_ns + offset_ns for at_ns in each] for each in (line.due_ns, line.sent_ns))
         line.output_tokens = sum(line.tokens)
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
             self._log.write(msgspec.json.encode(line) + b"\n")
@@ -162,26 +177,21 @@ class ServerState:
         self.output_tokens += stream.count  # generated, also when the client had gone
         if not complete:
             return
-        first_ns, last_ns, gaps = line.sent_ns[0], line.sent_ns[-1], stream.count - 1
+        first_ns, received_ns, gaps = line.sent_ns[0], line.received_ns, stream.count - 1
+        decode_s = (line.sent_ns[-1] - first_ns) / 1e9
         values = {
             "prompt_tokens": completion.prompt_tokens,
             "output_tokens": stream.count,
             "asked_tokens": completion.asked_tokens,
-            "ttft_s": (first_ns - line.received_ns) / 1e9,
-            "e2e_s": (ended_ns - line.received_ns) / 1e9,
-            "decode_s": (last_ns - first_ns) / 1e9,
-            "tpot_s": (last_ns - first_ns) / 1e9 / gaps if gaps else 0.0,
+            "ttft_s": (first_ns - received_ns) / 1e9,
+            "e2e_s": (ended_ns - received_ns) / 1e9,
+            "decode_s": decode_s,
+            "tpot_s": decode_s / gaps if gaps else 0.0,
         }
         for name, value in values.items():
             self.histograms[name].observe(value)
         for before_ns, after_ns in pairwise(line.sent_ns):
             self.histograms["itl_s"].observe((after_ns - before_ns) / 1e9)
-
-
-def models_reply(state: ServerState, owner: str, **more: Any) -> Reply:
-    """The list of models, which has one."""
-    card = {"id": state.config.model, "object": "model", "created": state.started_s, "owned_by": owner, **more}
-    return ok({"object": "list", "data": [card]})
 
 
 # The Prometheus text format, version 0.0.4.
@@ -191,16 +201,8 @@ Figure = float | Mapping[tuple[str, str], float] | Histogram
 """A value, values by one further label and its value, or a histogram."""
 
 
-@cache
-def metric_rows(server: str) -> list[dict[str, str]]:
-    """The metrics of one server's page, in its order and words: exported name without the server's prefix, kind, which
-    figure it is, and HELP text. A counter's name has its suffix already."""
-    with Path(__file__).with_name(f"{server}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def exposition(prefix: str, labels: Labels, rows: Sequence[Mapping[str, str]], figures: Mapping[str, Figure]) -> str:
-    """A page of metrics, all with these labels."""
+    """A page of metrics in its order and words, all with these labels; a counter's name has its suffix already."""
     page = []
     for row in rows:
         name, value = prefix + row["name"], figures[row["figure"]]
@@ -219,11 +221,9 @@ def exposition(prefix: str, labels: Labels, rows: Sequence[Mapping[str, str]], f
 
 def _sample(name: str, labels: Labels, value: float) -> str:
     """Labels in alphabetical order, with the three escapes that the format has."""
-    if not labels:
-        return f"{name} {float(value)}\n"
     escaped = {key: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for key, text in labels.items()}
     shown = ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped))
-    return f"{name}{{{shown}}} {float(value)}\n"
+    return f"{name}{{{shown}}} {float(value)}\n" if labels else f"{name} {float(value)}\n"
 
 
 def steps_of_half(shortest_s: float, longest: int) -> dict[str, Sequence[float]]:

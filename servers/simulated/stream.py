@@ -1,11 +1,11 @@
 """The sending path: one pump for all streams, one wake-up per due instant, one `write` per emission.
 
-aiohttp has parsed the request and started nothing else; frames go straight to the connection's file descriptor, because
-a write through the event loop's transport leaves at the end of the loop's turn, behind every other callback.
+Frames go straight to the connection's file descriptor, because a write through the event loop's transport leaves at the
+end of the loop's turn, behind every other callback.
 
     clock ──emissions(now)──> pump ──events──> chunk coding ──write(fd)──> kernel
                                 │                              └─ would block: transport.write, order kept
-                                └─ detour of a fault, see faults.py
+                                └─ detour of a fault: FAULTS
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import struct
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -24,50 +26,30 @@ import msgspec
 
 from servers.simulated.protocol import Encoding
 from servers.simulated.timing import Job, TokenClock
-from servers.wire.timer import timer
+from servers.wire.poller import Timer
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
 the connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
-
-TERMINATOR = b"0\r\n\r\n"
+WHOLE = ("complete", "truncated", "failed")
 
 
 class LogLine(msgspec.Struct):
-    """The account of one request for tokens, filled while it lasts: a line of the log, and what the metrics count.
+    """The account of one request for tokens: a line of the log, and what the metrics count. Instants are of
+    CLOCK_MONOTONIC until it is settled, and from then on of CLOCK_REALTIME, as the kernel's receive stamps are."""
 
-    Instants are in nanoseconds, of CLOCK_MONOTONIC until the request is settled and of CLOCK_REALTIME, as the kernel's
-    receive stamps are, from then on.
-    """
-
-    request_id: str
-    """The client's X-Request-Id; empty when it sent none."""
-    received_ns: int
-    """When the request's head had been read."""
-    due_ns: list[int] = []
-    """When the clock wanted each send to happen."""
-    sent_ns: list[int] = []
-    """Read immediately before the call that sent it."""
-    tokens: list[int] = []
-    """How many tokens left with it."""
+    request_id: str  # the client's X-Request-Id; empty when it sent none
+    received_ns: int  # when the request's head had been read
+    due_ns: list[int] = []  # when the clock wanted each send to happen
+    sent_ns: list[int] = []  # read immediately before the call that sent it
+    tokens: list[int] = []  # how many tokens left with it
     prompt_tokens: int = 0
-    output_tokens: int = 0
-    """Tokens that left."""
-    fault: str = ""
-    """The fault this request was given; empty for none."""
+    output_tokens: int = 0  # tokens that left
+    fault: str = ""  # the fault this request was given; empty for none
 
 
 class Stream:
-    """One answer on its way, with the instants at which its pieces were due and left. Mutable: it is the hot path's.
-
-    `detour`, where set, takes the place of `events`: (stream, tokens sent before, tokens due) to the events to send
-    and how many tokens they hold. It may set `ending`.
-    """
-
-    __slots__ = (
-        *("backlogged", "chunked", "completion", "count", "detour", "encoding", "ending", "event", "fd", "finished"),
-        *("held", "held_due_ns", "job", "line", "total", "transport"),
-    )
+    """One answer on its way. Mutable: it is the hot path's."""
 
     def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:
         self.encoding = encoding
@@ -107,10 +89,7 @@ class Stream:
         return b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events])
 
     def send(self, data: bytes) -> None:
-        """Hands `data` to the kernel now, or to the transport when the socket's buffer is full.
-
-        Raises OSError when the client has gone.
-        """
+        """Hands `data` to the kernel, or to the transport when its buffer is full. Raises OSError: nobody is there."""
         transport = self.transport
         if transport.is_closing():
             raise ConnectionResetError
@@ -129,25 +108,88 @@ class Stream:
 
 
 Detour = Callable[[Stream, int, int], tuple[list[bytes], int]]
+"""In place of `Stream.events`: (stream, tokens sent before, tokens due) to the events to send and how many tokens they
+hold. It may set `ending`."""
 
 
-def collect(stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:  # noqa: ARG001
+def collect(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
     """Detour of an answer that is not streamed: nothing leaves before the last token is there."""
     return [], 0
 
 
-LATE_NS = 5_000_000
-"""The server falls behind when more than one send in a hundred is later than this: a quarter of the 20 ms between two
-tokens of a stream at 50 tokens/s, so that no stream's pace is what was asked any more."""
+def _ends(ending: Ending, at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Ends the stream after K tokens."""
+    shown = max(0, min(tokens, at - first))
+    if first + tokens >= at:
+        stream.ending = ending
+    events = stream.events(first, shown) if shown else []
+    if stream.ending == "failed" and stream.completion.streamed:
+        events += stream.encoding.failure
+    return events, shown
 
-_BIN_NS = 1_000
-_BINS = 100_000
+
+def _malformed(at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Breaks the event that holds token K (the first, where K is 0); its second half is missing."""
+    events = stream.events(first, tokens)
+    if events and first < max(1, at) <= first + tokens:
+        place = 0 if first else len(stream.encoding.opening)
+        events[place] = events[place][: len(events[place]) // 2] + b"\n\n"
+    return events, tokens
+
+
+def _held_back(merges: bool, at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Holds tokens back until there are K, then sends them at once; with `merges` they share an event where the
+    protocol can."""
+    held = stream.held
+    held.append((first, tokens))
+    shown = sum(number for _, number in held)
+    if shown < at and first + tokens < stream.total:
+        return [], 0
+    groups = [(held[0][0], shown)] if merges else held
+    events = [event for group in groups for event in stream.events(*group)]
+    held.clear()
+    return events, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """A fault in the documentation's words, and its detour, which gets K first; what has none is done in server.py."""
+
+    says: str
+    detour: Callable[..., tuple[list[bytes], int]] | None = None
+
+
+FAULTS: dict[str, Behaviour] = {
+    "refuse": Behaviour("the connection is reset before a byte of an answer"),
+    "429": Behaviour("HTTP 429 with the server's own body"),
+    "500": Behaviour("HTTP 500 with the server's own body"),
+    "503": Behaviour("HTTP 503 with the server's own body"),
+    "slow-headers": Behaviour("the response head trickles in over K milliseconds (1000)"),
+    "content-length": Behaviour("the head promises more bytes than come before the connection ends"),
+    "reset": Behaviour("RST after K tokens", partial(_ends, "reset")),
+    "cut": Behaviour("the connection is closed after K tokens, without the terminating chunk", partial(_ends, "cut")),
+    "truncate": Behaviour(
+        "the body ends after K tokens as HTTP wants it, without the end marker", partial(_ends, "truncated")
+    ),
+    "stall": Behaviour("nothing more is sent after K tokens; the connection stays open", partial(_ends, "stall")),
+    "error": Behaviour("the server's own error event after K tokens, under status 200", partial(_ends, "failed")),
+    "malformed": Behaviour("the event with token K is half its JSON", _malformed),
+    "role-first": Behaviour("chat: the role-only event is sent at once, before any token"),
+    "merged": Behaviour(
+        "K tokens per event where the protocol can, else K events in one send", partial(_held_back, True)
+    ),
+    "coalesced": Behaviour("the events of K tokens in one send", partial(_held_back, False)),
+    "early-stop": Behaviour("the model ends its answer after K tokens"),
+}
+
+
+LATE_NS = 5_000_000
+"""The server falls behind when over 1 send in 100 is later than this: a quarter of the gap at 50 tokens/s."""
+_BIN_NS, _BINS = 1_000, 100_000
 
 
 class Lateness:
     """Sends counted by their delay, in bins of a microsecond; those above 100 ms share the last bin."""
-
-    __slots__ = ("bins", "max_ns")
 
     def __init__(self) -> None:
         self.bins = [0] * (_BINS + 1)
@@ -164,18 +206,18 @@ class Lateness:
         counts = list(accumulate(self.bins))
         events = counts[-1]
         late_events = events - counts[LATE_NS // _BIN_NS - 1]
-        late_ns = {name: self._percentile_ns(counts, percent) for name, percent in (("p50", 50), ("p99", 99))}
+
+        def percentile_ns(percent: int) -> int:
+            """The upper edge of the bin that holds it, at most the maximum; 0 when nothing was sent."""
+            place = bisect_left(counts, events * percent / 100)
+            return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
+
         return {
             "events": events,
-            "late_ns": late_ns | {"max": self.max_ns},
+            "late_ns": {"p50": percentile_ns(50), "p99": percentile_ns(99), "max": self.max_ns},
             "late_events": late_events,
             "falling_behind": late_events > events / 100,
         }
-
-    def _percentile_ns(self, counts: list[int], percent: float) -> int:
-        """The upper edge of the bin that holds this percentile, at most the maximum; 0 when nothing was sent."""
-        place = bisect_left(counts, counts[-1] * percent / 100)
-        return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
 
 
 class Pump:
@@ -183,8 +225,8 @@ class Pump:
 
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
         self.lateness = Lateness()
+        self.timer = Timer(loop, self._run)
         self._clock = clock
-        self._timer = timer(loop, self._run)
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:
@@ -209,13 +251,9 @@ class Pump:
         line.tokens.append(tokens)
         self.lateness.add(sent_ns - due_ns)
 
-    def close(self) -> None:
-        """Nothing more is sent."""
-        self._timer.close()
-
     def _arm(self, at_ns: int | None) -> None:
         self._armed_ns = at_ns
-        self._timer.arm(at_ns)
+        self.timer.arm(at_ns)
 
     def _run(self) -> None:
         """Sends everything due by now. What comes due meanwhile waits for the next wake-up, so that reading goes on."""
@@ -244,23 +282,22 @@ class Pump:
         """The bytes of one emission, where it is a stream's first or last, or goes by a detour."""
         first = stream.count
         stream.count = first + tokens
-        if stream.detour is not None:
-            events, shown = stream.detour(stream, first, tokens)
-        else:
-            events, shown = stream.events(first, tokens), tokens
+        if stream.finished.done():  # it ended with an emission of this very wake-up
+            return b"", 0
+        events, shown = (
+            stream.detour(stream, first, tokens) if stream.detour else (stream.events(first, tokens), tokens)
+        )
         if stream.count == stream.total and not stream.ending:
             stream.ending = "complete"
         data = stream.framed(events)
-        if stream.chunked and stream.completion.streamed and stream.ending in ("complete", "truncated", "failed"):
-            data += TERMINATOR
+        if stream.chunked and stream.completion.streamed and stream.ending in WHOLE:
+            data += b"0\r\n\r\n"
         return data, shown
 
     def _end(self, stream: Stream) -> None:
-        if stream.finished.done():
-            return
         if stream.ending != "complete":
             self.cancel(stream)
-        if stream.ending == "stall":
+        if stream.ending == "stall" or stream.finished.done():
             return
         if stream.ending == "reset":
             reset(stream.transport)

@@ -9,73 +9,41 @@ from math import ceil, log
 from random import Random
 from typing import Any
 
-from servers.simulated import tokenizer
-from servers.simulated.http import ServerProtocol, fixed
-from servers.simulated.protocol import (
-    DONE,
-    JSON_TYPE,
-    TEXT,
-    TEXT_TYPE,
-    Completion,
-    CompletionRequest,
-    Encoding,
-    ErrorReply,
-    EventEncoder,
-    Events,
-    Headers,
-    Reply,
-    chat_text,
-    dumps,
-    event,
-    events_reply,
-    json_event,
-    number,
-    ok,
-    text_events,
-)
-from servers.simulated.state import ServerState, exposition, metric_rows, steps_of_half
+from servers.simulated import protocol, tokenizer
+from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
+from servers.simulated.state import ServerProtocol, ServerState, steps_of_half
 from servers.simulated.timing import UNLIMITED, Policy
 
-VERSION = "3.3.6-dev0"
-"""What the tag v3.3.7 calls itself."""
-DOCKER_LABEL = "sha-dfb3fbe"
-FINGERPRINT = f"{VERSION}-{DOCKER_LABEL}"
-
-_MOST_STOPS = 4
-_MOST_PROMPTS = 4
-_STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
+VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
+_MOST_STOPS = _MOST_PROMPTS = 4
+_STREAM_TYPE: protocol.Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _OVERLOADED = ("Model is overloaded", "overloaded")
 _FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
+_OPENAI_REASONS = {"eos_token": "stop", "length": "length"}
+Whole = Callable[[], Any]
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 
-Refuse = Callable[[str], ErrorReply]
 
-
-def native(state: ServerState, request: CompletionRequest, *, streamed: bool | None = None) -> Encoding:
-    """POST /generate, /generate_stream, and / where the body says whether to stream and a whole answer is a list of
-    one."""
-    body, listed = request.body, streamed is None
-    streamed = bool(body.get("stream")) if streamed is None else streamed
+def native(state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST on NATIVE; on / a whole answer is a list of one."""
+    body = request.body
     if not isinstance(body.get("inputs"), str):
         raise _untyped("missing field `inputs`" if "inputs" not in body else "inputs: invalid type, expected a string")
     parameters = body.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise _untyped("parameters: invalid type, expected struct GenerateParameters")
-    if streamed and parameters.get("decoder_input_details"):
-        raise _refusal(True, False, "`decoder_input_details` == true is not supported when streaming tokens")
+    if request.streamed and parameters.get("decoder_input_details"):
+        raise _refusal(request, "`decoder_input_details` == true is not supported when streaming tokens")
     prompt = body["inputs"]
-    completion = _completion(state, request, prompt, parameters, streamed=streamed, openai=False)
+    completion = _completion(state, request, prompt, parameters)
     full = f"{prompt}{completion.text}" if parameters.get("return_full_text") else completion.text
-    details = {
-        "finish_reason": completion.finish_reason,
-        "generated_tokens": completion.output_tokens,
-        "seed": parameters.get("seed") if parameters.get("do_sample") else None,
-    }
+    seed = parameters.get("seed") if parameters.get("do_sample") else None
+    details = {"finish_reason": completion.finish_reason, "generated_tokens": completion.output_tokens, "seed": seed}
     shown = {**details, "input_length": completion.prompt_tokens} if parameters.get("details") else None
-    final = dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
+    final = protocol.dumps({"generated_text": full, "details": shown})[1:] + b"\n\n"
     ids, texts = completion.ids, completion.texts
 
-    def encode(first: int, tokens: int, last: bool) -> bytes:  # noqa: ARG001 - one token per event
+    def encode(first: int, _tokens: int, last: bool) -> bytes:
         token = ids[first]
         special = b"true" if token == tokenizer.EOS_ID else b"false"
         begin = b'data: {"index":%d,"token":{"id":%d,"text":"%b","logprob":-1.5,"special":%b},'
@@ -90,9 +58,9 @@ def native(state: ServerState, request: CompletionRequest, *, streamed: bool | N
                 for token, text in zip(ids, texts, strict=True)
             ]
             answer["details"] = {**details, "prefill": [], "tokens": tokens}
-        return [answer] if listed else answer
+        return [answer] if request.path == "/" else answer
 
-    return _encoding(completion, prompt, encode, whole, failure=(event(flat_error(*_FAILED)),))
+    return _encoding(completion, prompt, encode, whole)
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -102,30 +70,27 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         raise _untyped("missing field `messages`")
     if not isinstance(body.get("stream_options", {}), Mapping):  # null is refused too, since v3.2.0
         raise _untyped("stream_options: invalid type, expected struct StreamOptions")
-    prompt = chat_text(body["messages"])
+    prompt = tokenizer.chat_text(body["messages"])
     completion = _openai(state, request, prompt, body.get("max_tokens", body.get("max_completion_tokens")))
-    identity, ended = _identity(state, request, "chat.completion.chunk"), _ended(completion)
-    usage = json_event({**identity, "choices": [], "usage": completion.usage})
+    identity, ended = _identity(state, request, "chat.completion.chunk"), _OPENAI_REASONS[completion.finish_reason]
+
+    def said(text: str, reason: str | None, key: str) -> dict[str, Any]:
+        message = {key: {"role": "assistant", "content": text}}
+        return {"choices": [{"index": 0, **message, "logprobs": None, "finish_reason": reason}]}
 
     def chunk(text: str, reason: str | None) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": text}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return {**identity, "choices": [choice], "usage": None}
+        return {**identity, **said(text, reason, "delta"), "usage": None}
 
     def whole() -> dict[str, Any]:
-        message = {"role": "assistant", "content": completion.text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended}
-        return {**identity, "object": "chat.completion", "choices": [choice], "usage": completion.usage}
+        shown = said(completion.text, ended, "message")
+        return {**identity, "object": "chat.completion", **shown, "usage": completion.usage}
 
+    usage = protocol.json_event({**identity, "choices": [], "usage": completion.usage})
+    closing = (usage, protocol.DONE) if body.get("stream_options", {}).get("include_usage") else (protocol.DONE,)
     texts = [b"" if text == _EOS_TEXT else text for text in completion.texts]
-    return _encoding(
-        completion,
-        prompt,
-        text_events(texts, chunk(TEXT, None), chunk(TEXT, ended)),
-        whole,
-        closing=(usage, DONE) if body.get("stream_options", {}).get("include_usage") else (DONE,),
-        role_only=(json_event(chunk("", None)),),
-    )
+    encode = protocol.text_events(texts, chunk(protocol.TEXT, None), chunk(protocol.TEXT, ended))
+    role_only = (protocol.json_event(chunk("", None)),)
+    return replace(_encoding(completion, prompt, encode, whole, closing), role_only=role_only)
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -133,7 +98,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     if body.get("suffix") is not None:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
-        raise ErrorReply(Reply(flat_error(message, "suffix not supported"), 422))
+        raise ErrorReply(flat_error(message, "suffix not supported", 422))
     prompt = body.get("prompt")
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
@@ -141,9 +106,9 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     if len(prompts) > 1:
         most = 1 if len(prompts) <= _MOST_PROMPTS else _MOST_PROMPTS  # one is our limit, not TGI's
         message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
-        raise ErrorReply(Reply(flat_error(message, "batch size exceeded"), 422))
+        raise ErrorReply(flat_error(message, "batch size exceeded", 422))
     completion = _openai(state, request, prompts[0], body.get("max_tokens"))
-    identity, ended = _identity(state, request, "text_completion"), _ended(completion)
+    identity, ended = _identity(state, request, "text_completion"), _OPENAI_REASONS[completion.finish_reason]
 
     def choices(text: str, reason: str) -> dict[str, Any]:
         return {"choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]}
@@ -151,22 +116,15 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     def whole() -> dict[str, Any]:
         return identity | choices(completion.text, ended) | {"usage": completion.usage}
 
-    inner = {name: identity[name] for name in ("object", "id", "created")} | choices(TEXT, "") | identity
-    final = identity | choices(TEXT, completion.finish_reason) | {"usage": completion.usage}
-    return _encoding(completion, prompts[0], text_events(completion.texts, inner, final), whole, closing=(DONE,))
+    inner = {name: identity[name] for name in ("object", "id", "created")} | choices(protocol.TEXT, "") | identity
+    final = identity | choices(protocol.TEXT, completion.finish_reason) | {"usage": completion.usage}
+    encode = protocol.text_events(completion.texts, inner, final)
+    return _encoding(completion, prompts[0], encode, whole, (protocol.DONE,))
 
 
-def _completion(
-    state: ServerState,
-    request: CompletionRequest,
-    text: str,
-    values: Mapping[str, Any],
-    *,
-    streamed: bool,
-    openai: bool,
-) -> Completion:
+def _completion(state: ServerState, request: CompletionRequest, text: str, values: Mapping[str, Any]) -> Completion:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
-    refuse = partial(_refusal, streamed, openai)
+    refuse = partial(_refusal, request)
     _check_values(values, refuse)
     if not text:
         raise refuse("`inputs` cannot be empty")
@@ -184,20 +142,15 @@ def _completion(
     if prompt_tokens > longest - 1:
         raise refuse(f"`inputs` must have less than {longest - 1} tokens. Given: {prompt_tokens}")
     asked = min(asked, longest - prompt_tokens)
-    ends = _end_of_sequence(state, request.index)
-    said = state.complete(request, prompt_tokens, asked, streamed=streamed, ends_after=ends, ended="eos_token")
+    if (mean := state.config.eos_mean_tokens) is not None:
+        # Where the model ends by itself: geometric, as if each token were the last with the same probability.
+        uniform = Random(f"eos/{state.config.seed}/{request.index}").random()  # noqa: S311 - not secret
+        ends = 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
+        request = replace(request, stop_after=min(ends, request.stop_after or ends))
+    said = state.complete(request, prompt_tokens, asked, "eos_token")
     if said.finish_reason == "length":
         return said
     return replace(said, ids=[*said.ids[:-1], tokenizer.EOS_ID], texts=[*said.texts[:-1], _EOS_TEXT])
-
-
-def _end_of_sequence(state: ServerState, index: int) -> int | None:
-    """Where the model ends by itself: geometric, as if each token were the last with the same probability."""
-    mean = state.config.eos_mean_tokens
-    if mean is None:
-        return None
-    uniform = Random(f"eos/{state.config.seed}/{index}").random()  # noqa: S311 - not secret
-    return 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
 
 
 # Name, what is allowed, and validation.rs's words for the rest.
@@ -214,9 +167,9 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 
 
-def _check_values(parameters: Mapping[str, Any], refuse: Refuse) -> None:
+def _check_values(parameters: Mapping[str, Any], refuse: Callable[[str], ErrorReply]) -> None:
     for name, allows, message in _RULES:
-        value = number(parameters.get(name))
+        value = protocol.number(parameters.get(name))
         if value is None and parameters.get(name) is not None:
             raise _untyped(f"{name}: invalid type, expected a number")
         if value is not None and not allows(value):
@@ -233,134 +186,91 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: str, asked: 
     body = request.body
     names = ("top_p", "frequency_penalty", "stop", "seed", "repetition_penalty")
     parameters = {name: body[name] for name in names if body.get(name) is not None} | {"max_new_tokens": asked}
-    if number(body.get("temperature")):
+    if protocol.number(body.get("temperature")):
         parameters["temperature"] = body["temperature"]
-    return _completion(state, request, prompt, parameters, streamed=bool(body.get("stream")), openai=True)
+    return _completion(state, request, prompt, parameters)
 
 
 def _untyped(message: str) -> ErrorReply:
     """What axum says about JSON that does not fit: plain text."""
     said = f"Failed to deserialize the JSON body into the target type: {message}"
-    return ErrorReply(Reply(said.encode(), 422, TEXT_TYPE))
+    return ErrorReply(Reply(said.encode(), 422, protocol.TEXT_TYPE))
 
 
-def flat_error(message: str, kind: str) -> bytes:
-    """The body of every error, and the error event of the native routes."""
-    return dumps({"error": message, "error_type": kind})
+def flat_error(message: str, kind: str, status: int = 500) -> Reply:
+    """Every error, and as an event that of the native routes."""
+    return Reply(protocol.dumps({"error": message, "error_type": kind}), status)
 
 
-def openai_error(message: str) -> bytes:
-    """The error event of the OpenAI routes: the code is 422 whatever happened."""
-    return dumps({"error": {"message": message, "http_status_code": 422}})
+def _error_payloads(message: str, kind: str, openai: bool) -> tuple[bytes, ...]:
+    """An error as events; on the OpenAI routes the code is 422 whatever happened."""
+    if openai:
+        return protocol.dumps({"error": {"message": message, "http_status_code": 422}}), b"[DONE]"
+    return (flat_error(message, kind).body,)
 
 
-def _refusal(streamed: bool, openai: bool, message: str) -> ErrorReply:
-    said = f"Input validation error: {message}"
-    return ErrorReply(_refused(said, "validation", 422, streamed=streamed, openai=openai))
+def _refusal(request: CompletionRequest, message: str) -> ErrorReply:
+    said, openai = f"Input validation error: {message}", request.path.startswith("/v1/")
+    return ErrorReply(_refused(said, "validation", 422, request.streamed, openai))
 
 
-def _refused(message: str, kind: str, status: int, *, streamed: bool, openai: bool) -> Reply:
+def _refused(message: str, kind: str, status: int, streamed: bool, openai: bool) -> Reply:
     """With that status, but as an event under status 200 once the answer is a stream."""
-    if not streamed:
-        return Reply(flat_error(message, kind), status)
-    payloads = (openai_error(message), b"[DONE]") if openai else (flat_error(message, kind),)
-    return events_reply(*payloads, headers=_STREAM_TYPE)
-
-
-def _overloaded(refused: Encoding) -> Reply:
-    return _refused(*_OVERLOADED, 429, streamed=refused.completion.streamed, openai=bool(refused.closing))
+    if streamed:
+        return protocol.events_reply(*_error_payloads(message, kind, openai), headers=_STREAM_TYPE)
+    return flat_error(message, kind, status)
 
 
 def _failure(status: int) -> Reply:
-    said = {
-        429: _OVERLOADED,
-        500: ("Incomplete generation", "incomplete_generation"),
-        503: ("unhealthy", "healthcheck"),
-    }
-    return Reply(flat_error(*said[status]), status)
-
-
-_OPENAI_FAILURE = (event(openai_error(_FAILED[0])), DONE)
+    said = {500: ("Incomplete generation", "incomplete_generation"), 503: ("unhealthy", "healthcheck")}
+    return flat_error(*said.get(status, _OVERLOADED), status)
 
 
 def _encoding(
-    completion: Completion,
-    prompt: str,
-    encode: EventEncoder,
-    whole: Callable[[], Any],
-    *,
-    failure: Events = _OPENAI_FAILURE,
-    closing: Events = (),
-    role_only: Events = (),
+    completion: Completion, prompt: str, encode: protocol.EventEncoder, whole: Whole, closing: protocol.Events = ()
 ) -> Encoding:
-    computed: Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
+    computed: protocol.Headers = (("x-compute-type", "1-a800-80gb"), ("x-compute-characters", str(len(prompt))))
+    failure = tuple(map(protocol.event, _error_payloads(*_FAILED, bool(closing))))
 
     def answer(total_s: float) -> Reply:
         """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
-        total_ms = int(total_s * 1e3)
-        timed = (
-            ("x-compute-time", f"{total_s:.9f}"),
-            ("x-total-time", str(total_ms)),
-            ("x-validation-time", "0"),
-            ("x-queue-time", "0"),
-            ("x-inference-time", str(total_ms)),
-            ("x-time-per-token", str(total_ms // completion.output_tokens)),
-            ("x-prompt-tokens", str(completion.prompt_tokens)),
-            ("x-generated-tokens", str(completion.output_tokens)),
-        )
-        return ok(whole(), computed + timed + JSON_TYPE)
+        total_ms, output = int(total_s * 1e3), completion.output_tokens
+        spent = {"compute-time": f"{total_s:.9f}", "total-time": total_ms, "validation-time": 0, "queue-time": 0}
+        spent |= {"inference-time": total_ms, "time-per-token": total_ms // output}
+        spent |= {"prompt-tokens": completion.prompt_tokens, "generated-tokens": output}
+        timed = tuple((f"x-{name}", str(value)) for name, value in spent.items())
+        return protocol.ok(whole(), computed + timed + protocol.JSON_TYPE)
 
     head = (*computed, ("x-accel-buffering", "no"))
-    return Encoding(completion, encode, answer, failure, closing=closing, role_only=role_only, head=head)
+    return Encoding(completion, encode, answer, failure, closing=closing, head=head)
 
 
 def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict[str, Any]:
     made = {"object": kind, "id": "", "created": request.created_s, "model": state.config.model}
-    return made | {"system_fingerprint": FINGERPRINT}
-
-
-def _ended(completion: Completion) -> str:
-    """The finish reason as OpenAI has it."""
-    return "stop" if completion.finish_reason == "eos_token" else completion.finish_reason
+    return made | {"system_fingerprint": f"{VERSION}-{DOCKER_LABEL}"}
 
 
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    return ok(
-        {
-            "model_id": state.config.model,
-            "model_sha": None,
-            "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": state.config.max_concurrent_requests,
-            "max_best_of": 2,
-            "max_stop_sequences": _MOST_STOPS,
-            "max_input_tokens": state.longest - 1,  # one must be left for the output (launcher/src/main.rs)
-            "max_total_tokens": state.longest,
-            "validation_workers": 2,
-            "max_client_batch_size": _MOST_PROMPTS,
-            "router": "text-generation-router",
-            "version": VERSION,
-            "sha": "dfb3fbe7",
-            "docker_label": DOCKER_LABEL,
-        }
-    )
-
-
-def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    model = state.config.model
-    return ok({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": model}]})
+    config = state.config
+    names = {"model_id": config.model, "model_sha": None, "model_pipeline_tag": "text-generation"}
+    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": 2}
+    limits |= {"max_stop_sequences": _MOST_STOPS, "max_input_tokens": state.longest - 1}  # launcher/src/main.rs
+    limits |= {"max_total_tokens": state.longest, "validation_workers": 2, "max_client_batch_size": _MOST_PROMPTS}
+    version = {"version": VERSION, "sha": "dfb3fbe7", "docker_label": DOCKER_LABEL}
+    return protocol.ok({**names, **limits, "router": "text-generation-router", **version})
 
 
 def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("inputs"), str):
         raise _untyped("missing field `inputs`")
-    return ok(_token_list(fields["inputs"]))
+    return protocol.ok(_token_list(fields["inputs"]))
 
 
 def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("messages"), list):
         raise _untyped("missing field `messages`")
-    text = chat_text(fields["messages"])
-    return ok({"tokenize_response": _token_list(text), "templated_text": text})
+    text = tokenizer.chat_text(fields["messages"])
+    return protocol.ok({"tokenize_response": _token_list(text), "templated_text": text})
 
 
 def _token_list(text: str) -> list[dict[str, Any]]:
@@ -373,22 +283,13 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
     failures = {**state.refused, "dropped": state.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
-    figures = state.figures() | {"failed_by_kind": failed}
-    return Reply(exposition("tgi_", {}, metric_rows("tgi"), figures).encode(), headers=TEXT_TYPE)
+    return Reply(state.metrics("tgi_", {}, failed_by_kind=failed), headers=protocol.TEXT_TYPE)
 
 
-# Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
-# a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
-# size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
-# (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
-_POLICY = Policy(
-    running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, block_tokens=1, memory_fraction=0.9
-)
-
-_EMPTY = fixed(Reply(headers=()))
+_NOT_JSON = "Failed to parse the request body as JSON: {} at line 1 column {}"
+_EMPTY = Reply(headers=())
 
 PROTOCOL = ServerProtocol(
-    before="",
     after=(
         "access-control-allow-origin: *\r\n"
         "vary: origin, access-control-request-method, access-control-request-headers\r\n"
@@ -397,35 +298,31 @@ PROTOCOL = ServerProtocol(
     stream_headers=_STREAM_TYPE,
     keep_alive_s=3600,
     body_limit=2_000_000,
-    generate={
-        "/": native,
-        "/generate": partial(native, streamed=False),
-        "/generate_stream": partial(native, streamed=True),
-        "/v1/chat/completions": chat,
-        "/v1/completions": completions,
-    },
+    generate={"/v1/chat/completions": chat, "/v1/completions": completions} | dict.fromkeys(protocol.NATIVE, native),
     pages={
         ("GET", "/"): _EMPTY,
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("GET", "/info"): _info,
-        ("GET", "/v1/models"): _models,
+        ("GET", "/v1/models"): lambda state, _: state.models(state.config.model, created=0),
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/chat_tokenize"): _chat_tokenize,
     },
-    bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, TEXT_TYPE),
-    bad_json=lambda message, position: Reply(
-        f"Failed to parse the request body as JSON: {message} at line 1 column {position + 1}".encode(), 400, TEXT_TYPE
-    ),
-    too_large=Reply(b"length limit exceeded", 413, TEXT_TYPE),
+    bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
+    bad_json=lambda message, place: Reply(_NOT_JSON.format(message, place + 1).encode(), 400, protocol.TEXT_TYPE),
+    too_large=Reply(b"length limit exceeded", 413, protocol.TEXT_TYPE),
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods),)),
     failure=_failure,
-    overloaded=_overloaded,
+    overloaded=lambda refused: _refused(*_OVERLOADED, 429, refused.completion.streamed, bool(refused.closing)),
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
     default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)
-    policy=_POLICY,
+    # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
+    # a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
+    # size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
+    # (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
+    policy=Policy(running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, memory_fraction=0.9),
     buckets=partial(steps_of_half, 0.0001),
 )

@@ -1,8 +1,7 @@
 """When a simulated server's tokens leave: a clock that follows a script, and one that batches like an engine.
 
-Both have the same methods, and instants passed in must not go backwards. A clock never reads the time: every instant is
-in nanoseconds on the caller's monotonic clock and is given by the caller, so tests drive a clock through hours in
-microseconds.
+Both have the same methods and never read the time: every instant is in nanoseconds of the caller's monotonic clock and
+is given by the caller, never backwards, so tests drive a clock through hours in microseconds.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from itertools import count
 from random import Random
 from typing import Any, Literal
 
-from servers.hardware.roofline import Work
+from servers.hardware import Work
 
 UNLIMITED = sys.maxsize
 
@@ -25,21 +25,15 @@ class Job:
     """One request inside the simulated server. Compared by identity; finished when `emitted == output_tokens`."""
 
     prompt_tokens: int
-    output_tokens: int
-    """At least 1."""
+    output_tokens: int  # at least 1
     arrived_ns: int
-    emitted: int = 0
-    """Tokens that the clock has handed out so far. Only the clock writes it, and the next two."""
-    held: int = 0
-    """KV cache taken, in tokens."""
-    computed: int = 0
-    """Tokens of the known sequence, prompt and what was emitted, that prefill has been through."""
-    owner: Any = None
-    """Whatever the caller wants back with each emission. The clock does not look at it."""
+    emitted: int = 0  # tokens that the clock has handed out so far; only the clock writes it, and the next two
+    held: int = 0  # KV cache taken, in tokens
+    computed: int = 0  # tokens of the known sequence, prompt and what was emitted, that prefill has been through
+    owner: Any = None  # whatever the caller wants back with each emission; the clock does not look at it
 
 
-Emission = tuple[Job, int, int]
-"""(job, tokens, due_ns): so many tokens of this job are due at this instant."""
+Emission = tuple[Job, int, int]  # (job, tokens, due_ns): so many tokens of this job are due at this instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +42,21 @@ class Gauges:
 
     running: int
     waiting: int
-    kv_usage: float
-    """Share of the KV cache in use, 0..1."""
-    preemptions: int
-    """Since the start."""
+    kv_usage: float  # share of the KV cache in use, 0..1
+    preemptions: int  # since the start
 
 
 class ScriptClock:
     """Token event k of a job is due at `arrived_ns + ttft_ns + k * itl_ns`, exactly: the reference of calibration.
 
-    Due instants are absolute, so a late caller shifts nothing. `jitter_ns` moves each event by a uniform draw from
-    [-jitter_ns, jitter_ns] around that instant, without accumulating and without reordering a job's own events; the
-    draws depend only on `seed`, the job's place in the order of submission, and k.
+    `jitter_ns` moves each event by a uniform draw from [-jitter_ns, jitter_ns] around it, without adding up or
+    reordering a job's own events; draws depend only on `seed`, the job's place in the order of submission, and k.
     """
 
     def __init__(self, ttft_ns: int, itl_ns: int, jitter_ns: int = 0, tokens_per_event: int = 1, seed: int = 0) -> None:
-        assert min(ttft_ns, itl_ns, jitter_ns) >= 0
-        assert tokens_per_event >= 1
-        self._ttft_ns = ttft_ns
-        self._itl_ns = itl_ns
-        self._jitter_ns = jitter_ns
-        self._tokens_per_event = tokens_per_event
-        self._seed = seed
-        self._submitted = 0
+        self._ttft_ns, self._itl_ns, self._jitter_ns = ttft_ns, itl_ns, jitter_ns
+        self._tokens_per_event, self._seed = tokens_per_event, seed
+        self._places = count()
         self._live: set[Job] = set()
         # (due, place in the order of submission, job, due without jitter, the job's jitter). The second is unique, so
         # that comparisons never reach the job. One entry per job; a cancelled job's entry stays until it surfaces.
@@ -80,15 +66,14 @@ class ScriptClock:
         """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        jitter = self._jitter(self._submitted) if self._jitter_ns else None
-        base_ns = job.arrived_ns + self._ttft_ns
+        place, base_ns = next(self._places), job.arrived_ns + self._ttft_ns
+        jitter = self._jitter(place) if self._jitter_ns else None
         due_ns = max(job.arrived_ns, base_ns + jitter()) if jitter else base_ns
-        heappush(self._heap, (due_ns, self._submitted, job, base_ns, jitter))
-        self._submitted += 1
+        heappush(self._heap, (due_ns, place, job, base_ns, jitter))
         self._live.add(job)
 
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - the script does not depend on it
-        """Forgets a job whose client went away. A job that is finished or unknown is ignored."""
+        """Forgets a job whose client went away; one that is finished or unknown is ignored."""
         self._live.discard(job)
         self._drop_cancelled()
 
@@ -97,10 +82,7 @@ class ScriptClock:
         return self._heap[0][0] if self._heap else None
 
     def emissions(self, now_ns: int) -> list[Emission]:
-        """Everything due up to and including `now_ns` that was not handed out before, in due order.
-
-        The hot path: about a microsecond per emission with 1000 jobs.
-        """
+        """Everything due up to and including `now_ns`, once, in due order. Hot: about a microsecond with 1000 jobs."""
         heap, live, itl_ns, step = self._heap, self._live, self._itl_ns, self._tokens_per_event
         due: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
@@ -108,15 +90,13 @@ class ScriptClock:
             if job not in live:
                 heappop(heap)
                 continue
-            left = job.output_tokens - job.emitted
-            if left <= step:
-                job.emitted += left
-                due.append((job, left, due_ns))
+            tokens = min(step, job.output_tokens - job.emitted)
+            job.emitted += tokens
+            due.append((job, tokens, due_ns))
+            if job.emitted == job.output_tokens:
                 live.discard(job)
                 heappop(heap)
                 continue
-            job.emitted += step
-            due.append((job, step, due_ns))
             base_ns += itl_ns
             next_ns = base_ns if jitter is None else max(due_ns, base_ns + jitter())
             heapreplace(heap, (next_ns, place, job, base_ns, jitter))
@@ -138,32 +118,27 @@ class ScriptClock:
         return lambda: int(random() * (2 * limit_ns + 1)) - limit_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How one server kind fills the steps of its engine."""
 
-    running_limit: int
-    """Sequences in one step."""
+    running_limit: int  # sequences in one step
     step_tokens: int
     """Prompt tokens in one step; with `mixed` prefill the decoding sequences count too, one token each."""
     prefill: Literal["mixed", "alone"]
     """`mixed`: prompts are cut into chunks that share steps with decoding. `alone`: whole prompts in steps of their
     own, between which decoding gets one step; a prompt longer than `step_tokens` gets a step to itself."""
-    reserve_output: bool
+    reserve_output: bool = False
     """Admission takes KV cache for prompt and output at once. Otherwise for the prompt, and more as the output grows;
     when there is no more, the newest sequence is preempted and later computed again."""
-    block_tokens: int
-    """KV cache is handed out in blocks of so many tokens."""
-    memory_fraction: float
-    """Share of the GPU's memory that weights and KV cache may fill."""
+    block_tokens: int = 1  # KV cache is handed out in blocks of so many tokens
+    memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
 
 
 class BatchingClock:
-    """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023): runs the steps of
-    `policy` on a KV cache of `kv_tokens`; each lasts `step_ns(work) / speed`.
-
-    Before each step it admits waiting jobs, first come first served, as far as its running limit, its KV cache and the
-    step's token budget allow; at the step's end every sequence that took part emits one token.
+    """Batches per iteration, after Orca (OSDI 2022) and vLLM (SOSP 2023), on a cache of `kv_tokens`: before a step it
+    admits waiting jobs, first come first served, as far as running limit, KV cache and the step's token budget allow;
+    after `step_ns(work) / speed` every sequence that took part emits one token.
 
         waiting ──admit──> prefilling ──prompt computed, first token──> decoding ──last token──> gone
            ^                   │                                            │
@@ -174,40 +149,30 @@ class BatchingClock:
     """
 
     def __init__(self, policy: Policy, kv_tokens: int, step_ns: Callable[[Work], int], speed: float = 1.0) -> None:
-        assert speed > 0
         assert min(kv_tokens, policy.running_limit, policy.step_tokens, policy.block_tokens) >= 1
-        self.kv_tokens = kv_tokens
-        self._policy = policy
-        self._step_ns = step_ns
-        self._speed = speed
-        self._free = kv_tokens
+        self._kv_tokens = self._free = kv_tokens
+        self._policy, self._step_ns, self._speed = policy, step_ns, speed
         self._waiting: deque[Job] = deque()
         # Both in order of admission, so that the newest job is the last of `_prefilling`, else of `_decoding`.
         self._prefilling: dict[Job, None] = {}
         self._decoding: dict[Job, None] = {}
-        self._decoding_tokens = 0
-        """Known tokens of all decoding sequences, kept as a running sum."""
-        self._chunks: list[tuple[Job, int]] = []
-        """Prompt tokens that the current step computes."""
-        self._decodes = False
-        """The current step decodes."""
-        self._end_ns: int | None = None
-        """End of the current step; None when idle."""
+        self._decoding_tokens = 0  # known tokens of all decoding sequences, kept as a running sum
+        self._chunks: list[tuple[Job, int]] = []  # prompt tokens that the current step computes
+        self._decodes = False  # the current step decodes
+        self._end_ns: int | None = None  # end of the current step; None when idle
         self._idle_from_ns = 0
         # Steps without a pause between them are added up at speed 1 and divided once: rounding never accumulates.
-        self._busy_from_ns = 0
-        self._busy_ns = 0
+        self._busy_from_ns = self._busy_ns = 0
         self._preemptions = 0
 
     def submit(self, job: Job, now_ns: int) -> None:
         """Raises ValueError for a job that the whole KV cache could not hold."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        if self._blocks(job.prompt_tokens + job.output_tokens - 1) > self.kv_tokens:
-            raise ValueError(
-                f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens never fit a KV cache of "
-                f"{self.kv_tokens} tokens: limit the model's length to the cache"
-            )
+        if self._blocks(job.prompt_tokens + job.output_tokens - 1) > self._kv_tokens:
+            what = f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens"
+            why = f"never fit a KV cache of {self._kv_tokens} tokens: limit the model's length to the cache"
+            raise ValueError(f"{what} {why}")
         self._waiting.append(job)
         if self._end_ns is None:
             self._start_after_pause()
@@ -230,32 +195,22 @@ class BatchingClock:
         """As ScriptClock. A step of 256 sequences costs well under 0.1 ms."""
         due: list[Emission] = []
         while self._end_ns is not None and self._end_ns <= now_ns:
-            self._finish_step(self._end_ns, due)
-            self._start_next(self._end_ns)
+            end_ns = self._end_ns
+            self._finish_step(end_ns, due)
+            if self._prefilling or self._decoding or (self._waiting and self._waiting[0].arrived_ns < end_ns):
+                self._start_step(end_ns)
+                continue
+            self._end_ns, self._idle_from_ns = None, end_ns
+            if self._waiting:
+                self._start_after_pause()
         return due
 
     def gauges(self) -> Gauges:
-        return Gauges(
-            running=len(self._prefilling) + len(self._decoding),
-            waiting=len(self._waiting),
-            kv_usage=(self.kv_tokens - self._free) / self.kv_tokens,
-            preemptions=self._preemptions,
-        )
-
-    # Steps
-
-    def _start_next(self, now_ns: int) -> None:
-        """At a step's end: the next step at once, after a pause, or not at all."""
-        if self._prefilling or self._decoding or (self._waiting and self._waiting[0].arrived_ns < now_ns):
-            self._start_step(now_ns)
-            return
-        self._end_ns, self._idle_from_ns = None, now_ns
-        if self._waiting:
-            self._start_after_pause()
+        running, usage = len(self._prefilling) + len(self._decoding), (self._kv_tokens - self._free) / self._kv_tokens
+        return Gauges(running, len(self._waiting), usage, self._preemptions)
 
     def _start_after_pause(self) -> None:
-        self._busy_from_ns = max(self._waiting[0].arrived_ns, self._idle_from_ns)
-        self._busy_ns = 0
+        self._busy_from_ns, self._busy_ns = max(self._waiting[0].arrived_ns, self._idle_from_ns), 0
         self._start_step(self._busy_from_ns)
 
     def _start_step(self, now_ns: int) -> None:
@@ -278,10 +233,8 @@ class BatchingClock:
         self._end_ns = self._busy_from_ns + int(self._busy_ns / self._speed)
 
     def _work(self) -> Work:
-        tokens = logits = pairs = kv_tokens = 0
-        if self._decodes:
-            tokens = logits = len(self._decoding)
-            pairs = kv_tokens = self._decoding_tokens
+        tokens = logits = len(self._decoding) if self._decodes else 0
+        pairs = kv_tokens = self._decoding_tokens if self._decodes else 0
         for job, chunk in self._chunks:
             tokens += chunk
             logits += 1
@@ -312,8 +265,6 @@ class BatchingClock:
             if job.emitted == job.output_tokens:
                 self._leave_decoding(job)
         self._chunks.clear()
-
-    # Admission and KV cache
 
     def _admit(self, now_ns: int, budget: int) -> None:
         """Moves jobs from the head of the queue into the step. The first that does not fit blocks those behind it."""
@@ -346,21 +297,13 @@ class BatchingClock:
             if job.prompt_tokens + job.emitted <= job.held:
                 continue
             while self._free < block_tokens and job in self._decoding:
-                self._preempt_newest()
+                newest = next(reversed(self._prefilling or self._decoding))
+                self.cancel(newest, now_ns=0)  # its cache is free; its job will be computed again, before all others
+                self._waiting.appendleft(newest)
+                self._preemptions += 1
             if job in self._decoding:
                 job.held += block_tokens
                 self._free -= block_tokens
-
-    def _preempt_newest(self) -> None:
-        """Frees the newest sequence's cache and puts its job in front of the queue, to be computed again."""
-        if self._prefilling:
-            job, _ = self._prefilling.popitem()
-            self._free += job.held
-        else:
-            job = next(reversed(self._decoding))
-            self._leave_decoding(job)
-        self._waiting.appendleft(job)
-        self._preemptions += 1
 
     def _leave_decoding(self, job: Job) -> None:
         del self._decoding[job]

@@ -1,8 +1,7 @@
 """A deterministic tokenizer for servers without a model: every text becomes tokens, and the tokens the same text again.
 
-Words are cut greedily into the longest pieces of a fixed vocabulary, as WordPiece does; anything else becomes bytes.
-A text cut at the end of a token therefore keeps the tokens it had, which is what people who build prompts of an exact
-length rely on. The vocabulary has 32,000 ids, as Llama 2's:
+Words are cut greedily into the longest pieces of a fixed vocabulary, as WordPiece does; anything else becomes bytes. So
+a text cut at the end of a token keeps the tokens it had, on which prompts of an exact length rely. The ids:
 
     0 <unk>  1 <s>  2 </s>  3..258 bytes  then one to three letters, common words, and invented words up to the end
 """
@@ -10,25 +9,23 @@ length rely on. The vocabulary has 32,000 ids, as Llama 2's:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, islice, product
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
+from typing import Any
 
-VOCABULARY_SIZE = 32_000
-BOS_ID = 1
-EOS_ID = 2
-EOS_TEXT = "</s>"
-
-PERIOD = 8192
-"""Power of two: how many drawn words repeat."""
+VOCABULARY_SIZE = 32_000  # as Llama 2's
+BOS_ID, EOS_ID, EOS_TEXT = 1, 2, "</s>"
+PERIOD = 8192  # power of two: how many drawn words repeat
 
 _SPECIALS = ("<unk>", "<s>", EOS_TEXT)
 _FIRST_BYTE = len(_SPECIALS)
 _UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
+_LONGEST = 1 + max(map(len, _WORDS))  # characters of a piece, with the blank before it
 
 
 def encode(text: str) -> list[int]:
@@ -46,14 +43,11 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
     """(id, start, stop) of every token, in characters. The bytes of one character share its place."""
     found = []
     for unit in _UNITS.finditer(text):
-        start = unit.start()
-        if len(unit[0]) == 1:
-            found += [(token, start, start + 1) for token in _unit_ids(unit[0])]
-            continue
+        start, single = unit.start(), len(unit[0]) == 1
         for token in _unit_ids(unit[0]):
-            stop = start + len(_pieces()[token])
+            stop = start + (1 if single else len(_pieces()[token]))
             found.append((token, start, stop))
-            start = stop
+            start = start if single else stop
     return found
 
 
@@ -62,12 +56,24 @@ def decode(ids: Sequence[int]) -> str:
     return b"".join(_pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
-class Vocabulary:
-    """What a simulated model says: seeded common words, one token each, the same for the same seed.
+def chat_text(messages: Any) -> str:
+    """Messages in the model's chat template: on lines of their own, so that none's tokens depend on its neighbours."""
+    found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
+    rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in found]
+    return "".join(rendered) + "assistant:\n"
 
-    `ids[i]` and `texts[i]` describe token i; they are long enough for a request that starts anywhere below
-    PERIOD and runs for `longest` tokens, so that the sending path never wraps around. `texts` is UTF-8 that can
-    stand inside a JSON string as it is.
+
+def _message_text(value: Any) -> str:
+    """Text, or the texts of a list of parts."""
+    if isinstance(value, list):
+        return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
+    return value if isinstance(value, str) else ""
+
+
+class Vocabulary:
+    """What a simulated model says: common words, one token each, as `ids` and as `texts` fit for a JSON string.
+
+    There are enough for a request that starts anywhere below PERIOD and runs for `longest` tokens: none wraps around.
     """
 
     def __init__(self, seed: int, longest: int) -> None:
@@ -85,11 +91,9 @@ class Vocabulary:
 def _unit_ids(unit: str) -> tuple[int, ...]:
     if len(unit) == 1:
         return tuple(_FIRST_BYTE + byte for byte in unit.encode("utf-8", "surrogatepass"))
-    ids, longest = _ids(), _longest()
-    found = []
-    start = 0
+    ids, found, start = _ids(), [], 0
     while start < len(unit):
-        stop = min(len(unit), start + longest)
+        stop = min(len(unit), start + _LONGEST)
         while unit[start:stop] not in ids:
             stop -= 1
         found.append(ids[unit[start:stop]])
@@ -112,19 +116,12 @@ def _ids() -> dict[str, int]:
 
 
 @cache
-def _longest() -> int:
-    return max(map(len, _ids()))
-
-
-@cache
 def _texts() -> tuple[str, ...]:
     """Every piece of more than one byte, in order of id."""
-    pairs = ["".join(letters) for letters in product(ascii_lowercase, repeat=2)]
-    triples = ["".join(letters) for letters in product(ascii_lowercase, repeat=3)]
+    pairs, triples = (["".join(letters) for letters in product(ascii_lowercase, repeat=size)] for size in (2, 3))
     short = [f" {text}" for text in chain(ascii_lowercase, pairs)] + pairs + triples
     syllables = ["".join(sounds) for sounds in product("bdfgklmnprstvz", "aeiou")]
     invented = (f" {''.join(parts)}" for length in (2, 3) for parts in product(syllables, repeat=length))
-    words = (f" {word}" for word in _WORDS)
-    known = dict.fromkeys(chain(short, words))
+    known = dict.fromkeys(chain(short, (f" {word}" for word in _WORDS)))
     new = (text for text in invented if text not in known)
     return (*known, *islice(new, VOCABULARY_SIZE - _FIRST_BYTE - 256 - len(known)))

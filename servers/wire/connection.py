@@ -9,6 +9,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -17,8 +18,7 @@ from urllib.parse import urlsplit
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
-CONNECTS_AT_ONCE = 64
-"""Below the smallest listen backlog among the servers (hypercorn's 100), so that no SYN is dropped."""
+CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,10 @@ class Target:
 
     host: str
     port: int
-    path: str
-    """Path prefix of the URL, without a trailing slash."""
+    path: str  # Path prefix of the URL, without a trailing slash
     tls: ssl.SSLContext | None
     family: int
-    address: tuple[Any, ...]
-    """As `getaddrinfo` gives it."""
+    address: tuple[Any, ...]  # As `getaddrinfo` gives it
 
     @property
     def host_field(self) -> str:
@@ -66,19 +64,17 @@ class Connection:
 
     sock: socket.socket
     opened_ns: int
-    losses: tuple[int, int] = (0, 0)
-    """What servers.wire.stamps.losses said of it when it was last asked."""
+    losses: tuple[int, int] = (0, 0)  # What servers.wire.stamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None
-    shaking: bool = False
-    """Whether a TLS handshake is under way."""
+    shaking: bool = False  # Whether a TLS handshake is under way
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
     def begin_tls(self, target: Target) -> None:
-        """A handshake is to come: while `shaking`, send what `shake` gives, and give what is received to `heard`."""
-        assert target.tls is not None
-        self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
-        self.shaking = True
+        """With TLS a handshake is to come: while `shaking`, send what `shake` gives, and `heard` takes what comes."""
+        if target.tls is not None:
+            self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
+            self.shaking = True
 
     def shake(self) -> bytes:
         """The next bytes of the handshake to send. Raises ssl.SSLError."""
@@ -116,10 +112,8 @@ class Connection:
 
 
 async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps.
-
-    Raises OSError, ssl.SSLError or TimeoutError.
-    """
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps. Raises OSError, ssl.SSLError or
+    TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -128,8 +122,7 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)
             connection = Connection(sock, monotonic_ns())
-            if target.tls is not None:
-                connection.begin_tls(target)
+            connection.begin_tls(target)
             while connection.shaking:
                 if sealed := connection.shake():
                     await loop.sock_sendall(sock, sealed)
@@ -146,10 +139,8 @@ class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
     def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource) -> None:
-        self._target = target
         self._spare = spare
-        self._timeout_s = timeout_s
-        self._stamps = stamps
+        self._connect = partial(connect, target, timeout_s, stamps)
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()
@@ -162,7 +153,7 @@ class Pool:
     async def open(self) -> Connection:
         """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
         async with self._gate:
-            return await connect(self._target, self._timeout_s, self._stamps)
+            return await self._connect()
 
     def take(self) -> Connection | None:
         """An idle connection that is still open, or None."""
@@ -174,8 +165,9 @@ class Pool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Give back a connection that may serve another request."""
-        if len(self._idle) < self._spare:
+        """Give back a connection that may serve another request. It is kept beside those that were opened while it was
+        away: closing it would have `top_up` open another for each request under way at its next look."""
+        if self._spare:
             self._idle.append(connection)
         else:
             connection.close()
@@ -196,5 +188,5 @@ class Pool:
             self._idle.popleft().close()
 
     async def _open_idle(self) -> None:
-        with suppress(OSError, TimeoutError):
+        with suppress(OSError):
             self.put(await self.open())

@@ -32,16 +32,12 @@ class Framing:
     status: int | None = None
     head: bytes = b""
     chunked: bool = False
-    by_close: bool = False
-    """The body ended with the connection."""
-    need: int = 0
-    """Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete."""
+    by_close: bool = False  # The body ended with the connection
+    need: int = 0  # Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete
     body_start: int = 0
-    body_end: int | None = None
-    """Known for a Content-Length body; None for one that ends with the connection."""
+    body_end: int | None = None  # Known for a Content-Length body; None for one that ends with the connection
     position: int = 0
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """(start, end) in the buffer of each chunk's data."""
+    spans: list[tuple[int, int]] = field(default_factory=list)  # (start, end) in the buffer of each chunk's data
     ended: bool = False
 
     def scan(self, raw: bytes | bytearray) -> bool:

@@ -1,60 +1,81 @@
-"""Tells which of many sockets can be read, with an epoll of its own inside the event loop.
+"""When to read, when to send: an epoll and a timer of our own inside the event loop.
 
     uvloop ── watches one descriptor ──> epoll ── watches all sockets ──> callbacks
 
 Not the loop's `add_reader`: when a connection is reset right behind its last bytes, libuv stops watching it after one
 callback (uv__poll_io, POLLERR), so the reset would never be seen. It is also cheaper: one turn of the loop serves all
-sockets that are ready.
+sockets that are ready. And not the loop's timers: uvloop rounds them to a millisecond.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import select
 import socket
+import time
 from collections.abc import Callable
 
-EVENTS_PER_TURN = 256
-"""Sockets served before timers and other callbacks get their turn."""
+EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
+_TFD_TIMER_ABSTIME = 1
+_SECOND_NS = 1_000_000_000
 
 
 class Poller:
-    """Readiness to read, level-triggered. Where there is no epoll the event loop itself is asked."""
+    """Readiness to read, level-triggered."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
-        if self._epoll is not None:
-            loop.add_reader(self._epoll.fileno(), self._run)
+        self._epoll = select.epoll()
+        loop.add_reader(self._epoll.fileno(), self._run)
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
         """Call back whenever `sock` can be read, which includes that it has been closed or reset."""
-        if self._epoll is None:
-            self.loop.add_reader(sock, callback)
-            return
         self._callbacks[sock.fileno()] = callback
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def remove(self, sock: socket.socket) -> None:
         """No more calls for `sock`; one that is not watched is ignored. Before the socket is closed."""
-        if self._epoll is None:
-            self.loop.remove_reader(sock)
-        elif self._callbacks.pop(sock.fileno(), None) is not None:
+        if self._callbacks.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock.fileno())
 
     def close(self) -> None:
         """Watch nothing any more."""
-        if self._epoll is not None:
+        if not self._epoll.closed:
             self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
-            self._epoll = None
         self._callbacks.clear()
 
     def _run(self) -> None:
-        assert self._epoll is not None
         callbacks = self._callbacks
         for descriptor, _ in self._epoll.poll(0, EVENTS_PER_TURN):
             callback = callbacks.get(descriptor)
             if callback is not None:  # removed by a callback before it in this very turn
                 callback()
+
+
+class Timer:
+    """Calls back once, within tens of microseconds after the instant it was last armed with (timerfd_create(2)). The
+    descriptor is never read: arming it again takes the readiness back, and each call is followed by arming."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._settime = libc.timerfd_settime
+        self._fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval and value, each in seconds and nanoseconds
+        self._pointer = ctypes.byref(self._spec)
+        self._loop = loop
+        loop.add_reader(self._fd, callback)
+
+    def arm(self, at_ns: int | None) -> None:
+        """Call back at that instant of time.monotonic_ns or shortly after it, in place of the one before; None: not."""
+        self._spec[2], self._spec[3] = divmod(at_ns or 0, _SECOND_NS)
+        self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)

@@ -15,13 +15,12 @@ process gets round to reading.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
-import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from time import sleep
 from typing import ClassVar, Protocol, Self
 
@@ -32,10 +31,9 @@ CONTROL_BYTES = 128
 TCP_INFO_BYTES = 232
 TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
-_U32 = struct.Struct("I")
 TRIES = 200
-ToMonotonic = Callable[[Sequence[int]], list[int]]
-"""CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (loadgen.engine.clock.ClockPairs)."""
+_U32 = struct.Struct("I")
+ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 
 
 class Received(Protocol):
@@ -47,84 +45,70 @@ class Received(Protocol):
     kernel: bytearray
 
 
-class StampSource(Protocol):
-    """Arrival instants of received bytes."""
+class StampSource:
+    """Arrival instants of received bytes. This one, the plain one, is there on every machine: the instant at which this
+    process had read them, and as late as the process was. Others say what they do otherwise."""
 
-    name: ClassVar[str]
-    """In plans, Records, headers and summaries."""
-    title: ClassVar[str]
-    """In sentences."""
-    exact: ClassVar[bool]
-    """Whether a stamp is right however late this process reads."""
-    error_s: ClassVar[float | None]
+    name: ClassVar[str] = "user"  # In plans, Records, headers and summaries
+    title: ClassVar[str] = "user-space timestamps"  # In sentences
+    exact: ClassVar[bool] = False  # Whether a stamp is right however late this process reads
+    error_s: ClassVar[float | None] = None
     """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
-    by_read: ClassVar[bool]
-    """Whether all bytes of one read share its stamp, so that tokens read together cannot be told apart."""
+    by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
 
     @classmethod
     def open(cls) -> Self | None:
         """Ready to stamp what arrives from now on; None where this machine has no such stamps."""
+        return cls()
 
     def watch(self, sock: socket.socket) -> None:
         """A connection has been opened."""
 
-    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:  # noqa: ARG002
         """CLOCK_MONOTONIC ns at which the byte before each of these places in the received bytes had arrived. None
         where something came without a stamp. `received.sizes` itself as `ends` asks of every read."""
+        return _of_reads(received, ends, received.user.tolist())
 
     def counts(self) -> dict[str, int]:
         """What a second of health telemetry says of it, such as stamps that were lost; by word of the run file."""
+        return {}
 
     def close(self) -> None:
         """No stamps are needed any more."""
 
 
-class ReadInstants:
-    """The instant at which this process had read the bytes. Everywhere, and as late as the process was."""
-
-    name: ClassVar = "user"
-    title: ClassVar = "user-space timestamps"
-    exact: ClassVar = False
-    error_s: ClassVar[float | None] = None
-    by_read: ClassVar = True
-
-    @classmethod
-    def open(cls) -> Self:
-        return cls()
-
-    def watch(self, sock: socket.socket) -> None:
-        """Nothing to ask for."""
-
-    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int]:  # noqa: ARG002
-        return _of_reads(received, ends, received.user.tolist())
-
-    def counts(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class SocketStamps:
+class SocketStamps(StampSource):
     """The kernel's own stamp of the last byte that each read returned (SO_TIMESTAMPING)."""
 
-    name: ClassVar = "kernel"
-    title: ClassVar = "kernel timestamps"
-    exact: ClassVar = True
-    error_s: ClassVar[float | None] = 20e-6
-    """99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously."""
-    by_read: ClassVar = True
+    name = "kernel"
+    title = "kernel timestamps"
+    exact = True
+    error_s = 20e-6  # 99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously
 
     def __init__(self, held: socket.socket | None = None) -> None:
         self._held = held
 
     @classmethod
     def open(cls) -> Self | None:
-        held = hold_stamps()
-        return None if held is None else cls(held)
+        """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
+        (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
+        without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""
+        held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        held.bind(("127.0.0.1", 0))
+        held.settimeout(0.1)
+        with suppress(OSError):
+            held.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
+            for _ in range(TRIES):
+                held.sendto(b"?", held.getsockname())
+                if held.recvmsg(1, CONTROL_BYTES)[1]:
+                    return cls(held)
+                sleep(0.001)
+        held.close()
+        return None
 
     def watch(self, sock: socket.socket) -> None:
-        stamp_reads(sock)
+        with suppress(OSError):  # some sandboxes have no stamps to give
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:
         timespecs = array("q")
@@ -135,18 +119,13 @@ class SocketStamps:
         stamps = to_monotonic([s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)])
         return _of_reads(received, ends, stamps)
 
-    def counts(self) -> dict[str, int]:
-        return {}
-
     def close(self) -> None:
         if self._held is not None:
             self._held.close()
 
 
-PLAIN = ReadInstants()
-"""What is left where a better source has nothing to say."""
-SOURCES: dict[str, type[StampSource]] = {"kernel": SocketStamps, "user": ReadInstants}
-"""By name, the best first."""
+PLAIN = StampSource()  # What is left where a better source has nothing to say
+SOURCES: dict[str, type[StampSource]] = {"kernel": SocketStamps, "user": StampSource}  # By name, the best first
 
 
 def open_source(name: str) -> StampSource:
@@ -160,55 +139,18 @@ def common(names: Iterable[str]) -> str:
     return used.pop() if len(used) == 1 else PLAIN.name
 
 
+def losses(sock: socket.socket) -> tuple[int, int]:
+    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info. Offsets are
+    those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out of order. (0, 0)
+    where the kernel does not say."""
+    with suppress(OSError):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES).ljust(TCP_INFO_BYTES, b"\0")
+        return _U32.unpack_from(info, TOTAL_RETRANS_AT)[0], _U32.unpack_from(info, RCV_OOOPACK_AT)[0]
+    return 0, 0
+
+
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:
     """From an instant for each read to one for each place."""
     if ends is received.sizes:
         return instants
     return [instants[bisect_left(received.sizes, end)] for end in ends]
-
-
-def stamp_reads(sock: socket.socket) -> bool:
-    """Ask the kernel for receive stamps. False where it has none to give (not Linux, some sandboxes)."""
-    if sys.platform != "linux":
-        return False
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
-    except OSError:
-        return False
-    return True
-
-
-def hold_stamps() -> socket.socket | None:
-    """Have the kernel stamp packets from now on; None where it does not. Keep the socket while stamps are needed.
-
-    Linux starts stamping shortly after the first socket asks and stops after the last one is gone
-    (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
-    without. This socket asks early, and sends itself datagrams until one arrives stamped.
-    """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.bind(("127.0.0.1", 0))
-    sock.settimeout(0.1)
-    with contextlib.suppress(OSError):
-        for _ in range(TRIES if stamp_reads(sock) else 0):
-            sock.sendto(b"?", sock.getsockname())
-            if sock.recvmsg(1, CONTROL_BYTES)[1]:
-                return sock
-            sleep(0.001)
-    sock.close()
-    return None
-
-
-def losses(sock: socket.socket) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info.
-
-    Offsets are those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out
-    of order. (0, 0) where the kernel does not say.
-    """
-    if sys.platform != "linux":
-        return 0, 0
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    except OSError:
-        return 0, 0
-    counts = [_U32.unpack_from(info, at)[0] if len(info) >= at + 4 else 0 for at in (TOTAL_RETRANS_AT, RCV_OOOPACK_AT)]
-    return counts[0], counts[1]

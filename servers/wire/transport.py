@@ -27,12 +27,9 @@ _NO_STAMP = bytes(TIMESPEC_BYTES)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request on the wire: what was sent when, and every byte that came back with its stamps.
-
-    Mutable, because it is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the
-    kernel's own timespecs (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of
-    `raw` after read i.
-    """
+    """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
+    is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
+    (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i."""
 
     _poller: Poller
     _on_end: Callable[[Exchange], None]
@@ -46,10 +43,8 @@ class Exchange:
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
-    free: Connection | None = None
-    """The connection after the end, where another request may use it."""
-    losses: tuple[int, int] = (0, 0)
-    """Segments that we sent again, and segments that came out of order, during this exchange."""
+    free: Connection | None = None  # The connection after the end, where another request may use it
+    losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
 

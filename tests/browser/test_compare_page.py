@@ -10,14 +10,13 @@ import pytest
 from msgspec.structs import replace as with_changes
 from playwright.sync_api import Browser
 
-from analysis.compare import ComparedRun, Comparison, compare, read
-from analysis.compare.document import figures_table
-from analysis.compare.document import page as document
+from analysis.compare import ComparedRun, Comparison, compare, figures_table, read
+from analysis.compare import page as document
 from analysis.compare.figures import parse_gates
 from analysis.objectives import parse_bounds
 from analysis.report.page import render
+from analysis.report.sections import reported
 from analysis.slo import goodput
-from loadgen.cli.output import part_of
 from tests.browser.conftest import NASTY
 from tests.runs import burst, footer, header, healthy, write
 
@@ -38,7 +37,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     folder = tmp_path_factory.mktemp("compared")
     a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
     found = compare([a], [b], gates=parse_gates(["e2e.p50 worse by 5%"]))
-    parts = [part_of(each.run, each.frame, each.summary) for each in (a, b)]
+    parts = [reported(each.run, each.frame, each.summary) for each in (a, b)]
     (folder / "page.html").write_text(render(document(found, parts)), "utf-8")
     return folder / "page.html", found
 

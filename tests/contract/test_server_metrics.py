@@ -8,9 +8,16 @@ import pytest
 
 from analysis.telemetry import CURVES
 from servers.simulated.config import SimulatedConfig
-from servers.telemetry import GapError, NotMeasuredError
-from servers.telemetry.machine import DCGM
-from servers.telemetry.prometheus import COUNTERS, ServerMetrics, parse, tables, values_of
+from servers.telemetry import (
+    COUNTERS,
+    DCGM,
+    GapError,
+    NotMeasuredError,
+    ServerMetrics,
+    parse,
+    tables,
+    values_of,
+)
 from tests.contract.recorded import response
 from tests.simulated import running
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers.wire.stamps import hold_stamps
+from servers.wire.stamps import SocketStamps
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernel_stamps() -> Iterator[None]:
-    """The kernel stamps packets while this socket is open, as it does in a worker."""
-    sock = hold_stamps()
+    """The kernel stamps packets while this source is open, as it does in a worker."""
+    source = SocketStamps.open()
     yield
-    if sock is not None:
-        sock.close()
+    if source is not None:
+        source.close()

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from analysis.calibration import read_log
+from analysis.client import read_log
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import CHILD

@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.decode import located
-from loadgen.engine.driver import Driver, Limits, Wire
+from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.record import Record
@@ -48,10 +48,10 @@ def driver_of(slots: list[Slot], url: str, part: RunWriter, counts: Counts, time
     loop = asyncio.get_running_loop()
     stamps = SocketStamps()
     pool = Pool(target_of(url, None), spare=len(slots), timeout_s=5, stamps=stamps)
-    wire = Wire(pool, partial(Exchange, Poller(loop)), stamps)
-    limits = Limits(timeout_s, len(slots))
-    clock = SystemClock(loop)
-    return Driver(OpenLoop(iter(slots)), wire, TGI, part, clock=clock, limits=limits, worker=0, counts=counts)
+    recorder = Recorder(TGI, part, 0, counts, stamps)
+    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
+    limits = {"timeout_s": timeout_s, "in_flight_most": len(slots)}
+    return Driver(OpenLoop(iter(slots)), pool, exchange, recorder, clock=clock, **limits)
 
 
 def slot_of(url: str, index: int) -> Slot:

@@ -20,8 +20,7 @@ from tests.simulated import running
 MIB = 1 << 20
 TELL = """
 import json, sys
-from servers.telemetry.machine import Nvml
-from servers.telemetry import GapError
+from servers.telemetry import GapError, Nvml
 told = []
 try:
     gpus = Nvml()

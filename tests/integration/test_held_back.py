@@ -23,7 +23,7 @@ import msgspec
 import psutil
 import pytest
 
-from analysis.calibration import compare, read_log
+from analysis.client import compare_with_log, read_log
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.server import spawn
@@ -103,7 +103,7 @@ def test_figures_stay_right_and_the_verdict_names_the_cause(
     run, log = held_back(hold, itl_s, output_tokens, tmp_path)
     alone = [record for record in run.records if not record.first_token_merged]
     assert alone, "no first token came alone in its read"
-    seen = compare(msgspec.structs.replace(run, records=alone), read_log(log))
+    seen = compare_with_log(msgspec.structs.replace(run, records=alone), read_log(log))
     assert (seen.stamps, seen.not_compared) == ("kernel", 0)
     assert seen.ttft_s.p50 < ERROR_S
     assert seen.tpot_s.p50 * (output_tokens - 1) < ERROR_S
@@ -119,7 +119,7 @@ def test_first_tokens_that_waited_for_others_are_marked_and_bounded(tmp_path: Pa
     """A client stopped while several tokens come reads them at once, with the newest stamp: each such answer is marked,
     its TTFT is never too small, and too large by no more than the client was away; its error bar holds that."""
     run, log = held_back(stop, 0.05, 20, tmp_path)
-    seen = compare(run, read_log(log))
+    seen = compare_with_log(run, read_log(log))
     assert seen.merged == N
     assert seen.merged_s_max > PAUSE_S / 2
     assert seen.merged_beyond == 0

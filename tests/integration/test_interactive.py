@@ -16,10 +16,9 @@ from urllib.request import urlopen
 import pytest
 import trustme
 
-from analysis.calibration import compare, read_log
+from analysis.client import compare_with_log, read_log
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.faults import parse_rule
+from servers.simulated.config import SimulatedConfig, parse_rule
 from servers.simulated.server import spawn
 from tests.command import FAST, ROOT, in_process
 from tests.simulated import running
@@ -39,7 +38,7 @@ def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> No
     assert code in OK, err
     run = runfile.read(tmp_path / "run")
     assert {record.state for record in run.records} == {"complete"}
-    found = compare(run, read_log(tmp_path / "sim.jsonl"))
+    found = compare_with_log(run, read_log(tmp_path / "sim.jsonl"))
     assert found.stamps == "kernel"
     assert found.requests >= 400
     assert found.not_compared == 0

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import MatrixPlan
+from loadgen.matrix import MatrixPlan, journal
 from loadgen.matrix.run import matrix_of, take_down_left
-from loadgen.matrix.state import journal
 from servers.launch import process
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from analysis.report.serve import HEADERS
+from analysis.report.page import HEADERS
 from tests.runs import burst, footer, header, healthy, write
 
 ROOT = Path(__file__).parents[2]

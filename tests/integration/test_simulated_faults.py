@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.faults import FAULTS, parse_rule
-from servers.simulated.stream import LogLine
+from servers.simulated.config import SimulatedConfig, parse_rule
+from servers.simulated.stream import FAULTS, LogLine
 from tests.simulated import Running, running
 
 TOKENS = 8
@@ -120,6 +119,15 @@ def test_a_stream_can_end_early(server: Running, name: str, fault: str, tokens: 
         assert END_MARKER[name] not in answer
     line = logged(server)
     assert (line.fault, line.output_tokens) == (fault.partition("@")[0], tokens)
+
+
+@pytest.mark.parametrize("kind", simulated_kinds())
+@pytest.mark.parametrize("fault", ["truncate@3", "error@3"])
+def test_a_body_ends_once(kind: str, fault: str) -> None:
+    """Tokens that are due together with the one that ends the answer send nothing more, not even the last chunk."""
+    with running(SimulatedConfig(server=kind, ttft_s=0.002, itl_s=0)) as server:
+        ask(server, ASK[kind], fault)
+        assert logged(server).tokens == [1, 1, 1]
 
 
 @pytest.mark.parametrize("status", ["429", "500", "503"])

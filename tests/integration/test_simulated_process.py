@@ -16,8 +16,7 @@ import pytest
 
 from loadgen.cli import main
 from servers.simulated import StartError
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.faults import parse_rule
+from servers.simulated.config import SimulatedConfig, parse_rule
 from servers.simulated.server import spawn
 from tests.simulated import running
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers.telemetry import GapError, NotMeasuredError, prometheus
-from servers.telemetry.machine import MIB, Dcgm
-from servers.telemetry.prometheus import ServerMetrics
+from servers import telemetry
+from servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
 from tests.raw_server import CLOSE, DRIP, HANG, page, serving
 
@@ -81,7 +80,7 @@ def test_an_answer_that_breaks_off_is_a_gap() -> None:
 
 def test_a_page_over_the_limit_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """No page fills the memory."""
-    monkeypatch.setattr(prometheus, "PAGE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(telemetry, "PAGE_LIMIT_BYTES", 1000)
     body = b"tgi_queue_size 1\n" * 100
     with serving(lambda _: page(body)) as raw, metrics(raw.url) as source, pytest.raises(GapError, match="1,000"):
         source.read(PATIENT_S)

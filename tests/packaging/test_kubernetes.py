@@ -14,7 +14,7 @@ import typer.main
 import yaml
 
 from loadgen.cli import app
-from loadgen.distributed.peers import PORT, VARIABLE
+from loadgen.distributed.protocol import PORT, VARIABLE
 
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
 Manifest = dict[str, Any]

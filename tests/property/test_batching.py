@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.hardware.roofline import Work
+from servers.hardware import Work
 from servers.kinds import simulated_kinds
 from servers.simulated.server import protocol_of
 from servers.simulated.timing import UNLIMITED, BatchingClock, Gauges, Job, Policy

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from scipy.stats import t as student
 
 from analysis import stats
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
 from analysis.slo import judge
-from analysis.summary import BurstSkew, RequestCounts, Summary, typed
+from analysis.summary import BurstSkew, RequestCounts, Summary
 from loadgen.record import Record
 from tests.command import ROOT
-from tests.runs import MILLISECOND_NS, complete, failed
+from tests.runs import MILLISECOND_NS, complete, failed, typed
 
 PLAIN: SearchStrategy[tuple[str, str]] = st.sampled_from([("skew", "ms"), ("requests_per_s", ""), ("failed", "")])
 SHARES: SearchStrategy[tuple[str, str]] = st.tuples(st.sampled_from(STATES), st.just("%"))

@@ -57,7 +57,7 @@ def test_every_body_is_answered_or_refused(
     server: str, path: str, body: dict[str, Any], stop_after: int | None
 ) -> None:
     """Any JSON object becomes an answer that fits the context, whose events are well formed, or a refusal."""
-    encoding = outcome(server, path, CompletionRequest(3, body, 0, stop_after))
+    encoding = outcome(server, path, CompletionRequest(3, path, body, 0, stop_after))
     if isinstance(encoding, Reply):
         assert encoding.status in (200, 400, 404, 417, 422)
         return

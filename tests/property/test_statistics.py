@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from analysis import stats
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.report.curves import course, distribution, drawn_ranks
 from loadgen.record import Record
 from tests.runs import complete, failed, truncated

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.window import choose
 from loadgen.record import Record
@@ -60,11 +60,11 @@ def test_no_figure_is_more_than_that_of_the_whole_run(
     inside = replace(frame, window=window)
     for metric in METRICS.values():
         if metric.per == "run":
-            figure = metric.figure(inside)
+            figure = metric.formula(inside)
             assert figure is None or math.isfinite(figure)
         else:
             values = metric.values(inside)
             assert all(map(math.isfinite, values.tolist()))
             assert len(values) <= len(metric.values(frame))
-    tokens = METRICS["output_tokens_per_s"].figure(inside) or 0.0
+    tokens = METRICS["output_tokens_per_s"].formula(inside) or 0.0
     assert tokens * length_ns / 1e9 <= frame.arrived_tokens.sum() * (1 + 1e-6)

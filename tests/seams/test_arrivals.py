@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from typer.testing import CliRunner
 
-from analysis.gather import load as loaded
+from analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
@@ -31,7 +31,6 @@ class Pairs(arrivals.Arrivals):
     rate: Fraction
 
     SYNTAX = "pairs:R, such as pairs:20"
-    steady = True
 
     @classmethod
     def parse(cls, rest: str) -> Self:
@@ -41,12 +40,8 @@ class Pairs(arrivals.Arrivals):
         return (index // 2 * int(2 * NS_PER_S / self.rate) for index in count())
 
     @property
-    def text(self) -> str:
-        return f"{show(self.rate)} per second, in pairs"
-
-    @property
-    def promised_rate_per_s(self) -> float:
-        return float(self.rate)
+    def facts(self) -> dict[str, Any]:
+        return {"text": f"{show(self.rate)} per second, in pairs", "steady": True, "rate_per_s": float(self.rate)}
 
     def __str__(self) -> str:
         return f"pairs:{show(self.rate)}"

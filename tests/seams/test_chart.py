@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from analysis.report import charts, page
+from analysis.report import ChartRef, charts, markdown, page
 from analysis.report.charts import CHARTS, Chart, ChartInput
-from analysis.report.document import ChartRef, markdown
 from analysis.report.sections import ReportedRun, chart_runs, full
 from tests.runs import burst, part_of, run_of
 

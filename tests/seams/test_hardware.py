@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from servers import hardware
-from servers.hardware import HardwareError
-from servers.hardware.roofline import Work, roofline
+from servers.hardware import HardwareError, Work, roofline
 from servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 

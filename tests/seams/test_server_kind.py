@@ -41,7 +41,7 @@ from servers.kinds.base import (
 from servers.kinds.events import DONE, decode_events, note_finish, settle
 from servers.launch import LaunchSpec, compose, process
 from servers.launch.spec import LOCAL, known_fault
-from servers.telemetry.prometheus import parse, values_of
+from servers.telemetry import parse, values_of
 from workloads.request import Request
 
 ROOT = Path(__file__).parents[2]

@@ -10,25 +10,25 @@ from typing import ClassVar, Self
 import pytest
 from typer.testing import CliRunner
 
-from analysis.gather import load as loaded
+from analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
 from servers.wire import stamps
-from servers.wire.stamps import PLAIN, Received, ToMonotonic, common, open_source
+from servers.wire.stamps import PLAIN, Received, StampSource, ToMonotonic, common, open_source
 from tests.simulated import running
 
 EARLIER_NS = 3
 
 
-class Ring:
+class Ring(StampSource):
     """Gives every byte a stamp of its own: here the reading's, and a little earlier."""
 
-    name: ClassVar = "ring"
-    title: ClassVar = "packet ring timestamps"
-    exact: ClassVar = True
-    error_s: ClassVar[float | None] = 7e-6
-    by_read: ClassVar = False
+    name = "ring"
+    title = "packet ring timestamps"
+    exact = True
+    error_s = 7e-6
+    by_read = False
     there: ClassVar = True
 
     @classmethod
@@ -43,9 +43,6 @@ class Ring:
 
     def counts(self) -> dict[str, int]:
         return {"ring_drops": 2}
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @pytest.fixture(autouse=True)

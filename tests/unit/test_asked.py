@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from analysis.report.format import asked, length
-from analysis.summary import typed
 from loadgen.plan import Plan
 from loadgen.runfile import load_facts
-from tests.runs import burst, run_of, summarise
+from tests.runs import burst, run_of, summarise, typed
 from workloads import arrivals as known_arrivals
 from workloads import lengths as known_lengths
 
@@ -64,7 +63,7 @@ def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], senten
 def test_arrivals_have_words(text: str, words: str) -> None:
     """Every kind of arrivals, from its canonical text."""
     named = known_arrivals.parse(text)
-    assert (str(named), named.text) == (text, words)
+    assert (str(named), named.facts["text"]) == (text, words)
 
 
 @pytest.mark.parametrize(

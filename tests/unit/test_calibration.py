@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis import calibration as compared
+from analysis import client as compared
 from analysis.summary import QuotedCalibration
-from loadgen import calibration
-from loadgen.calibration import Calibration, Point, recall, remember, search
+from loadgen import host
+from loadgen.cli.calibrate import search
 from loadgen.engine import driver
+from loadgen.host import Calibration, Point, recall, remember
 from loadgen.record import Record
 from loadgen.runfile import Run
 from tests.runs import MILLISECOND_NS as MS
@@ -49,7 +50,7 @@ def found(**changes: Any) -> Calibration:
 def test_errors_are_ours_against_what_the_server_did(tmp_path: Path) -> None:
     """A first stamp 2 ms late, the next two 1 ms: TTFT is off by 2 ms, TPOT by half a ms, the gaps by 1 and 0."""
     run = run_with(tmp_path, [complete(1, [502 * MS, 521 * MS, 541 * MS])])
-    seen = compared.compare(run, {1: sends(500, 520, 540, late_ms=70)})
+    seen = compared.compare_with_log(run, {1: sends(500, 520, 540, late_ms=70)})
     assert seen.ttft_s == compared.ErrorSizes(0.002, 0.002, 0.002)
     assert seen.tpot_s == compared.ErrorSizes(0.0005, 0.0005, 0.0005)
     assert (seen.icl_s.p50, seen.icl_s.max) == (0.0005, 0.001)
@@ -59,25 +60,27 @@ def test_errors_are_ours_against_what_the_server_did(tmp_path: Path) -> None:
 def test_only_what_can_be_compared_is(tmp_path: Path) -> None:
     """A failed request, one that the server does not know, and one with other events than it sent are left out."""
     records = [complete(1, [500 * MS, 520 * MS]), failed(2), complete(3, [MS, 2 * MS]), complete(4, [MS, 2 * MS])]
-    seen = compared.compare(run_with(tmp_path, records), {1: sends(500, 520), 2: sends(500), 4: sends(1, 2, 3)})
+    seen = compared.compare_with_log(
+        run_with(tmp_path, records), {1: sends(500, 520), 2: sends(500), 4: sends(1, 2, 3)}
+    )
     assert (seen.requests, seen.not_compared, seen.ttft_s.max, seen.exact) == (1, 3, 0, True)
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     """No error bar is made up for a burst of which nothing came back."""
     with pytest.raises(ValueError, match="no complete request"):
-        compared.compare(run_with(tmp_path, [failed(1)]), {1: sends(500)})
+        compared.compare_with_log(run_with(tmp_path, [failed(1)]), {1: sends(500)})
 
 
 def test_merged_first_tokens_are_held_against_the_lag(tmp_path: Path) -> None:
     """A first token that waited for later ones is off by up to as long as the client was away; more is an anomaly."""
     merged = [complete(i, [540 * MS, 540 * MS, 540 * MS, 560 * MS], first_token_merged=True) for i in (1, 2)]
     log = {1: sends(500, 520, 540, 560), 2: sends(200, 520, 540, 560)}
-    seen = compared.compare(run_with(tmp_path, merged, stall_ns_max=30 * MS), log)
+    seen = compared.compare_with_log(run_with(tmp_path, merged, stall_ns_max=30 * MS), log)
     assert seen.lag_s == pytest.approx(0.03 + driver.TICK_S)
     assert (seen.merged, seen.merged_s_max, seen.merged_beyond) == (2, 0.34, 1)
     assert seen.coalesced_share == pytest.approx(2 / 3)
-    said = "\n".join(compared.notes(seen))
+    said = "\n".join(compared.stamps_notes(seen))
     assert "2 of 2 first tokens came in one read with later ones: off by up to 340 ms" in said
     assert "67 % of the gaps lie within one read" in said
     assert "1 of them by more than the 80.0 ms the client may have been away" in said
@@ -87,25 +90,25 @@ def test_a_server_that_falls_behind_is_named(tmp_path: Path) -> None:
     """The rate is the one reached. Below nine tenths of the rate asked the note says so, and whose doing it is."""
     run = run_with(tmp_path, [complete(1, [500 * MS, 540 * MS, 580 * MS])])
     line = compared.Sends(sent_ns=sends(500, 540, 580).sent_ns, due_ns=sends(500, 520, 540).sent_ns)
-    seen = compared.compare(run, {1: line})
+    seen = compared.compare_with_log(run, {1: line})
     assert (seen.events_per_s, seen.asked_per_s, seen.server_kept_up) == (25, 50, False)
-    assert "sent 25 of the 50 events/s asked" in compared.notes(seen)[0]
-    kept_up = compared.compare(run, {1: sends(500, 540, 580)})
-    assert (kept_up.server_kept_up, compared.notes(kept_up)) == (True, [])
+    assert "sent 25 of the 50 events/s asked" in compared.stamps_notes(seen)[0]
+    kept_up = compared.compare_with_log(run, {1: sends(500, 540, 580)})
+    assert (kept_up.server_kept_up, compared.stamps_notes(kept_up)) == (True, [])
 
 
 def test_user_space_stamps_are_called_so(tmp_path: Path) -> None:
     """One answer without kernel stamps makes the whole comparison one of user-space stamps."""
     records = [complete(1, [500 * MS, 520 * MS]), complete(2, [500 * MS, 520 * MS], stamps="user")]
-    seen = compared.compare(run_with(tmp_path, records), {1: sends(500, 520), 2: sends(500, 520)})
-    assert compared.row(seen).startswith("user ")
+    seen = compared.compare_with_log(run_with(tmp_path, records), {1: sends(500, 520), 2: sends(500, 520)})
+    assert compared.stamps_row(seen).startswith("user ")
 
 
 def test_the_row_stands_below_its_heading(tmp_path: Path) -> None:
     """Figures are in ms, each below the name of its percentile."""
     run = run_with(tmp_path, [complete(1, [502 * MS, 522 * MS])])
-    row = compared.row(compared.compare(run, {1: sends(500, 520)}))
-    names = compared.heading().splitlines()[-1]
+    row = compared.stamps_row(compared.compare_with_log(run, {1: sends(500, 520)}))
+    names = compared.stamps_heading().splitlines()[-1]
     assert len(row) == len(names)
     assert row[names.index("p50") - 6 : names.index("p50") + 3] == "   2.0000"
 
@@ -166,11 +169,11 @@ def test_the_search_ends_in_time() -> None:
 def test_what_was_found_is_said(tmp_path: Path) -> None:
     """The last line names the rate and what was in the way; without an exact burst it promises nothing."""
     run = run_with(tmp_path, [complete(1, [500 * MS, 520 * MS])])
-    fastest = replace(compared.compare(run, {1: sends(500, 520)}), events_per_s=51_234.0)
-    assert compared.reached(fastest, "server") == (
+    fastest = replace(compared.compare_with_log(run, {1: sends(500, 520)}), events_per_s=51_234.0)
+    assert compared.exact_up_to(fastest, "server") == (
         "TTFT is exact to 1.00 ms at p99 up to 51,234 events/s: the simulated server sent no faster."
     )
-    assert compared.reached(None, "time") == "TTFT was never exact to 1.00 ms at p99."
+    assert compared.exact_up_to(None, "time") == "TTFT was never exact to 1.00 ms at p99."
 
 
 @pytest.fixture
@@ -232,7 +235,7 @@ def test_an_unreadable_memory_is_left_out_with_a_note(cache: Path) -> None:
 def test_without_a_home_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without a home gets a note, and an OSError where something was to be written."""
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/none")
-    monkeypatch.setattr(calibration.Path, "home", _no_home)
+    monkeypatch.setattr(host.Path, "home", _no_home)
     said: list[str] = []
     assert recall(MACHINE, said.append) is None
     assert len(said) == 1

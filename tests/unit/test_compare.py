@@ -13,11 +13,11 @@ from msgspec.structs import replace as changed
 from scipy import stats as reference
 
 from analysis import stats
-from analysis.compare import FIGURES, ComparedRun, compare, figures, noise, read, unequal_work
-from analysis.compare.document import document, sentence
-from analysis.compare.figures import ComparedFigure, GateError, judge_gates, parse_gates
+from analysis.compare import FIGURES, ComparedRun, compare, document, figures, noise, read, remark, unequal_work
+from analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
 from analysis.compare.noise import Samples, parts
-from analysis.report.document import markdown
+from analysis.objectives import ObjectiveError
+from analysis.report import markdown
 from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.cli.compare import sides
@@ -267,7 +267,7 @@ def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> N
 def test_wrong_conditions_are_all_named() -> None:
     """One line for each, and what is allowed."""
     wrong = ["ttft worse by 5%", "nothing worse", "ttft.p99 better by 1%", "ttft.p42 worse", "complete.p50 worse"]
-    with pytest.raises(GateError) as error:
+    with pytest.raises(ObjectiveError) as error:
         parse_gates(["complete worse by 1%", "output_tokens_per_s worse", *wrong])
     assert len(str(error.value).splitlines()) == len(wrong)
     assert "worse by 5%" in error.value.hint
@@ -312,7 +312,7 @@ def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
     wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
     (found,) = figures.judged([row(**wide, error_least=0.02)])
     assert (found.verdict, found.needs_more) == ("cannot tell", None)
-    assert sentence(found).endswith("repeats may)")
+    assert remark(found).endswith("repeats may")
     (alone,) = figures.judged([row(**wide)])
     (among, *_) = figures.judged([row(**wide)] * 3)
     assert alone.needs_more

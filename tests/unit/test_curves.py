@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import analysis.frame
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.report import curves
 from analysis.report.charts import CHARTS
 from analysis.report.curves import (

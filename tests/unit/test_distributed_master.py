@@ -12,10 +12,22 @@ import msgspec
 import pytest
 
 from loadgen.distributed import DistributedError, TokenError, master, protocol
-from loadgen.distributed.clocks import ClockSample
-from loadgen.distributed.master import MachinePlan, Machines, Master, planned
-from loadgen.distributed.peers import Address, address_of
-from loadgen.distributed.protocol import Assign, Bye, Drawn, Gone, Hello, Joined, Listening, Sealed, Unable, Wait
+from loadgen.distributed.master import MachinePlan, Master, planned
+from loadgen.distributed.protocol import (
+    Address,
+    Assign,
+    Bye,
+    ClockSample,
+    Drawn,
+    Gone,
+    Hello,
+    Joined,
+    Listening,
+    Sealed,
+    Unable,
+    Wait,
+    address_of,
+)
 from loadgen.engine.sampler import Sampler
 from loadgen.plan import Plan
 from loadgen.runfile import Header
@@ -62,22 +74,30 @@ def task(worker: int) -> Any:
     )
 
 
-def machines_of(*events: protocol.Event) -> tuple[Machines, Script, list[str]]:
+def master_of(script: Script, workers: int, say: Any = unheard, folder: Path = Path("/nowhere")) -> Master:
+    """A master with a place for each worker, that waits for a tenth of a second."""
+    header = Header(version="", started_at="", start_ns=0, plan={}, server=SERVER)
+    places = [[task(worker)] for worker in range(workers)]
+    spread = MachinePlan(workers, Address("127.0.0.1"), 0.1)
+    return Master(script, header, places, spread, folder, say, unheard)  # type: ignore[arg-type]
+
+
+def after(*events: protocol.Event) -> tuple[Master, Script, list[str]]:
     """Two places, and what was said after these events."""
     said: list[str] = []
     script = Script(*events)
-    machines = Machines(script, [[task(0)], [task(1)]], {}, said.append)  # type: ignore[arg-type]
-    machines.listen()
-    return machines, script, said
+    found = master_of(script, 2, said.append)
+    found.listen()
+    return found, script, said
 
 
 def test_a_machine_that_leaves_before_the_start_is_replaced() -> None:
     """By the one that waited, with the same place; hosts of one name get numbers."""
     events = [event for node in ("a", "b", "c") for event in hello(node)]
-    machines, script, said = machines_of(Listening(1), *events, Gone("a", "it left"))
-    assert [machine.node for machine in machines.present] == ["c", "b"]
-    assert [machine.name for machine in machines.present] == ["bench (3)", "bench (2)"]
-    assert machines.present[0].workers == [0]
+    found, script, said = after(Listening(1), *events, Gone("a", "it left"))
+    assert [machine.node for machine in found.present] == ["c", "b"]
+    assert [machine.name for machine in found.present] == ["bench (3)", "bench (2)"]
+    assert found.present[0].workers == [0]
     assert ("c", Wait("2 machines are there already")) in script.told
     assigned = [(node, word.first) for node, word in script.told if isinstance(word, Assign)]
     assert assigned == [("a", 0), ("b", 1), ("c", 0)]
@@ -86,8 +106,8 @@ def test_a_machine_that_leaves_before_the_start_is_replaced() -> None:
 
 def test_a_machine_with_another_version_is_sent_away() -> None:
     """The same seed gives the same prompts in the same version only."""
-    machines, script, said = machines_of(Listening(1), *hello("old_1", version="0.0"))
-    assert not machines.present
+    found, script, said = after(Listening(1), *hello("old_1", version="0.0"))
+    assert not found.present
     assert script.told == [("old_1", Bye(f"the master is loadgen {VERSION}, and this machine has 0.0", kept=False))]
     assert said == [f"refused old: it has loadgen 0.0, not {VERSION}"]
 
@@ -95,14 +115,14 @@ def test_a_machine_with_another_version_is_sent_away() -> None:
 def test_who_cannot_take_part_calls_the_run_off() -> None:
     """In its own words, with its hint."""
     with pytest.raises(DistributedError, match="bench cannot take part: no key") as raised:
-        machines_of(Listening(1), *hello("a"), heard("a", Unable("no key", "export one")))
+        after(Listening(1), *hello("a"), heard("a", Unable("no key", "export one")))
     assert raised.value.hint == "export one"
 
 
 def test_a_port_that_is_taken_is_said() -> None:
     """Before anybody could come."""
     with pytest.raises(DistributedError, match="cannot listen: something else"):
-        machines_of(Gone("", "something else listens there"))
+        after(Gone("", "something else listens there"))
 
 
 @pytest.mark.parametrize(
@@ -117,11 +137,8 @@ def test_machines_have_to_ask_the_same(drawn: Drawn | None, said: str, tmp_path:
     """The same bytes of the same server, in time; otherwise everybody is told that the run is off."""
     events = [Listening(1), *hello("a"), *([] if drawn is None else [heard("a", drawn)])]
     script = Script(*events)
-    header = Header(version="", started_at="", start_ns=0, plan={}, server=SERVER)
-    machines = Machines(script, [[task(0)]], {}, unheard)  # type: ignore[arg-type]
-    run = Master(machines, MachinePlan(1, Address("127.0.0.1"), 0.1), header, tmp_path, unheard, unheard)
     with pytest.raises(DistributedError, match=said):
-        run.run(Sampler({}))
+        master_of(script, 1, folder=tmp_path).run(Sampler({}))
     node, bye = script.told[-1]
     assert (node, bye.kept, "the run was called off" in bye.reason) == ("a", False, True)
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from loadgen.distributed import TokenError
-from loadgen.distributed.peers import MASTER, WORKER, Handshake, token_of
+from loadgen.distributed.protocol import MASTER, WORKER, Handshake, token_of
 
 TOKEN = "a token of the tests"
 

@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from loadgen.distributed.protocol import (
-    PIECE_BYTES,
-    PIECES_UNTAKEN,
     ClockSeries,
     Frames,
     Order,
-    Outgoing,
     Piece,
     Sealed,
     Taken,
     write_down,
 )
+from loadgen.distributed.worker import PIECE_BYTES, PIECES_UNTAKEN, Outgoing
 from loadgen.errors import OutputError
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine.driver import Driver, Limits, Wire
+from loadgen.engine.driver import Driver, Held, Recorder
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
 from loadgen.engine.health import Counts
-from loadgen.engine.recorder import Held
 from servers.wire.stamps import PLAIN
 from tests.dialects import DIALECTS
 from workloads import arrivals
@@ -136,10 +135,9 @@ def slots(due_ns: list[int]) -> list[Slot]:
 
 async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6) -> tuple[FakeNet, Held, Counts]:
     net, held, counts = FakeNet(clock, answer_ns), Held(), Counts()
-    wire = Wire(net, net.exchange, PLAIN)  # type: ignore[arg-type]
-    limits = Limits(FOREVER_NS / 1e9, in_flight)
-    dialect = DIALECTS["tgi", "generate"]
-    driver = Driver(feed, wire, dialect, held, clock=clock, limits=limits, worker=0, counts=counts)
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
+    limits = {"timeout_s": FOREVER_NS / 1e9, "in_flight_most": in_flight}
+    driver = Driver(feed, net, net.exchange, recorder, clock=clock, **limits)  # type: ignore[arg-type]
     await driver.open()
     running = asyncio.create_task(driver.run(START_NS))
     await asyncio.wait_for(clock.play(running), 20)

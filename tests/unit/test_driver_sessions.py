@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Sessions, Slot
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
-from workloads.sessions import Conversation, Turn, conversations
+from workloads.sessions import Conversation, Turn
 
 ANSWER_NS = 200_000_000
 THINK_NS = 50_000_000
@@ -39,7 +40,9 @@ class Answering(FakeExchange):
 
 
 def sessions(turns: list[int]) -> list[Conversation]:
-    return list(conversations([tuple(Turn("q", 1, 1) for _ in range(k)) for k in turns], THINK_NS, chat=False))
+    """Of so many turns each; request ids run on from one to the next."""
+    firsts = accumulate(turns, initial=0)
+    return [Conversation(first, (Turn("q", 1, 1),) * k, THINK_NS) for first, k in zip(firsts, turns, strict=False)]
 
 
 def slot_of(conversation: Conversation, due_ns: int) -> Slot:

@@ -12,10 +12,10 @@ import pytest
 
 from workloads import lengths, workload
 from workloads.arrivals import Trace
+from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS
 from workloads.prompts import COMMON_WORDS, PromptError
 from workloads.request import Request
 from workloads.syntax import WorkloadError
-from workloads.traces import BLOCK_TOKENS
 from workloads.workload import WorkloadSpec, prompts_for
 
 DATA = Path(__file__).parent.parent / "data"
@@ -200,9 +200,9 @@ def test_texts_need_an_end() -> None:
 def test_no_more_texts_than_prepared() -> None:
     """Asking for a prompt that nobody ordered is an error, not another prompt."""
     made = prompts_for(order(), token_ids=False, local=None, server=Counts())
-    assert made.source.prompt(19, 30)
+    assert made.prompt(19, 30)
     with pytest.raises(WorkloadError, match="no text was prepared for prompt 20"):
-        made.source.prompt(20, 30)
+        made.prompt(20, 30)
 
 
 def test_n_counts_sessions() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.objectives import ObjectiveVerdict
 from analysis.report import findings
 from analysis.report.format import started
-from analysis.summary import ObjectiveVerdict, Summary, typed
+from analysis.summary import Summary
 from loadgen.runfile import read
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, said, summarise, write
+from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, said, summarise, typed, write
 
 
 def summary_of(folder: Path, records: list[Any], **changes: Any) -> Summary:

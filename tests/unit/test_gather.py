@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import frame, gather
-from analysis.frame import Frame, blocks, sum_by_row
-from analysis.gather import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, frame_of, frame_of_run, load
+from analysis import frame
+from analysis.frame import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, Frame, blocks, frame_of, sum_by_row
+from analysis.window import frame_of_run, load
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, part_of, run_of, summarise, truncated
 
@@ -37,7 +37,7 @@ def same(one: Frame, other: Frame) -> bool:
 def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """One Record at a time or all at once give the same columns, also where a later block needs wider counts."""
     whole = frame_of(RECORDS)
-    monkeypatch.setattr(gather, "RECORDS_PER_BLOCK", size)
+    monkeypatch.setattr(frame, "RECORDS_PER_BLOCK", size)
     assert same(frame_of(RECORDS), whole)
     assert whole.chunk_tokens.max() == 70_000
     assert whole.chunk_tokens.sum() == 30 * 7 + 1 + 70_300 + 1

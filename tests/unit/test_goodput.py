@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
-from analysis.objectives import ObjectiveError, parse_bounds
+from analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
 from analysis.slo import curve, goodput, needs
-from analysis.summary import BoundsMet
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS, complete, failed
 
@@ -78,9 +77,9 @@ def test_throughput_before_the_tail() -> None:
     """Twenty requests of one token, nineteen within 1.9 s and one after 20 s: 10 per second before it, 1 in all."""
     ends = [*(100 * MILLISECOND_NS * place for place in range(1, 20)), 20_000 * MILLISECOND_NS]
     frame = frame_of([complete(place, [end], end_ns=end) for place, end in enumerate(ends)])
-    assert METRICS["output_tokens_per_s"].figure(frame) == pytest.approx(1)
-    assert METRICS["steady_output_tokens_per_s"].figure(frame) == pytest.approx(10)
-    assert METRICS["tail_share"].figure(frame) == pytest.approx(1 - 1.9 / 20)
+    assert METRICS["output_tokens_per_s"].formula(frame) == pytest.approx(1)
+    assert METRICS["steady_output_tokens_per_s"].formula(frame) == pytest.approx(10)
+    assert METRICS["tail_share"].formula(frame) == pytest.approx(1 - 1.9 / 20)
 
 
 def test_latency_at_the_length_asked() -> None:

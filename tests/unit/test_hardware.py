@@ -7,25 +7,29 @@ from random import Random
 
 import pytest
 
-from servers.hardware import HardwareError, gpu, models, number_format
-from servers.hardware.roofline import (
+from servers.hardware import (
     ALL_REDUCE_LATENCY_S,
     COMPUTE_EFFICIENCY,
     MEMORY_EFFICIENCY,
     OVERHEAD_S,
+    HardwareError,
     Work,
+    gpu,
+    model,
+    number_format,
     roofline,
+    tables,
 )
 from servers.simulated.server import protocol_of
 from servers.simulated.timing import BatchingClock, Job
 
 
-@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("name", [row["model"] for row in tables()["models"]])
 def test_shapes_agree_with_the_parameter_counts(name: str) -> None:
     """Layers, head and an embedding of the head's size make up the published count, but for the norms' few vectors."""
-    model = models()[name]
-    matrices = model.layer_parameters + 2 * model.head_parameters
-    assert model.parameters - matrices == (2 * model.layers + 1) * model.hidden
+    shape = model(name)
+    matrices = shape.layer_parameters + 2 * shape.head_parameters
+    assert shape.parameters - matrices == (2 * shape.layers + 1) * shape.hidden
 
 
 def test_kv_cache_per_token() -> None:
@@ -36,8 +40,8 @@ def test_kv_cache_per_token() -> None:
 
 def test_decoding_is_bound_by_memory() -> None:
     """One token alone takes as long as reading all weights that it passes, and its context."""
-    model, card = models()["Llama-2-7B"], gpu("A800-80GB SXM")
-    read_bytes = 2 * (model.parameters - model.head_parameters) + 1001 * 2 * model.kv_values
+    shape, card = model("Llama-2-7B"), gpu("A800-80GB SXM")
+    read_bytes = 2 * (shape.parameters - shape.head_parameters) + 1001 * 2 * shape.kv_values
     expected_s = read_bytes / (card.memory_bytes_per_s * MEMORY_EFFICIENCY) + OVERHEAD_S
     step_ns = roofline().step_ns(Work(tokens=1, logits=1, pairs=1000, kv_tokens=1000))
     assert step_ns == pytest.approx(1e9 * expected_s, rel=1e-4)
@@ -45,9 +49,9 @@ def test_decoding_is_bound_by_memory() -> None:
 
 def test_prefill_is_bound_by_compute() -> None:
     """A chunk of 8192 tokens takes as long as two operations per parameter and token, and its attention."""
-    model, card = models()["Llama-2-7B"], gpu("A800-80GB SXM")
+    shape, card = model("Llama-2-7B"), gpu("A800-80GB SXM")
     pairs = 16 * (512 * 513 // 2)
-    flops = 2 * model.layer_parameters * 8192 + 2 * model.head_parameters * 16 + 4 * 32 * 4096 * pairs
+    flops = 2 * shape.layer_parameters * 8192 + 2 * shape.head_parameters * 16 + 4 * 32 * 4096 * pairs
     expected_s = flops / (card.flops_per_s * COMPUTE_EFFICIENCY) + OVERHEAD_S
     step_ns = roofline().step_ns(Work(tokens=8192, logits=16, pairs=pairs, kv_tokens=8192))
     assert step_ns == pytest.approx(1e9 * expected_s, rel=1e-9)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.gather import frame_of_run
-from analysis.objectives import parse
+from analysis.objectives import ObjectiveVerdict, parse
 from analysis.slo import judge
-from analysis.summary import ObjectiveVerdict, typed
+from analysis.window import frame_of_run
 from loadgen.record import Record
-from tests.runs import MILLISECOND_NS, complete, dropped, failed, header, run_of, summarise, truncated
+from tests.runs import MILLISECOND_NS, complete, dropped, failed, header, run_of, summarise, truncated, typed
 
 Judge = Callable[..., list[ObjectiveVerdict]]
 

@@ -8,11 +8,11 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from analysis.gather import frame_of_run
 from analysis.objectives import parse
 from analysis.slo import judge, junit
-from analysis.summary import Summary, typed
-from tests.runs import burst, failed, run_of, summarise
+from analysis.summary import Summary
+from analysis.window import frame_of_run
+from tests.runs import burst, failed, run_of, summarise, typed
 
 SUITE = {"id", "name", "package", "hostname", "timestamp", "time", "tests", "failures", "errors"}
 SHAPE: dict[str, tuple[set[str], set[str], list[str]]] = {

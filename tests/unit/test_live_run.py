@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.stats import describe
 from loadgen.interactive import live_run

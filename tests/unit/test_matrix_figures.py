@@ -12,7 +12,7 @@ import pytest
 from analysis.matrix import CellMemory, MatrixSummary, cell_memory
 from analysis.matrix.document import MatrixReport
 from analysis.report.terminal import render
-from analysis.resources import Memory
+from analysis.summary import Memory
 from tests.matrices import fabricate
 
 

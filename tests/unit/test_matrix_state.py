@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 
 from loadgen.errors import OutputError, PlanError
-from loadgen.matrix import Cell, Repeat
-from loadgen.matrix.state import (
-    FILE,
-    beginnings,
-    differences,
-    finished,
-    journal,
-    last_failures,
-    make_way,
-    read_lines,
-    took_s,
-)
+from loadgen.matrix import JOURNAL, Cell, Repeat, differences, finished, journal, newest, read_lines
+from loadgen.matrix.run import make_way
 from tests.runs import burst, footer, header, write
 
 CELL = Cell("tgi", "a", "7b", "burst")
@@ -40,10 +30,10 @@ def test_a_run_with_its_footer_is_finished(tmp_path: Path) -> None:
 def test_what_an_attempt_left_is_moved_aside_and_kept(tmp_path: Path) -> None:
     """Nothing measured is deleted or overwritten, however often a run is tried."""
     repeat = Repeat(CELL, 1)
-    assert make_way(tmp_path, repeat) is None
+    assert make_way(tmp_path / repeat.folder) is None
     for number in (1, 2):
         write(tmp_path / repeat.folder, [header(5)])
-        aside = make_way(tmp_path, repeat)
+        aside = make_way(tmp_path / repeat.folder)
         assert aside is not None
         assert aside.name == f"repeat-1-unfinished-{number}"
         assert (aside / "run.jsonl").exists()
@@ -95,7 +85,7 @@ def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
     """What is written after a kill in the middle of a line can be read."""
     with journal(tmp_path / "m", PLAN, resume=False) as book:
         book.write("up", start=1)
-    with (tmp_path / "m" / FILE).open("ab") as file:
+    with (tmp_path / "m" / JOURNAL).open("ab") as file:
         file.write(b'{"type": "beg')
     with journal(tmp_path / "m", PLAN, resume=True) as book:
         book.write("up", start=2)
@@ -103,11 +93,11 @@ def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_the_newest_word_on_a_run_counts() -> None:
-    """A failure is forgotten when the run begins again, and stands when it fails again."""
+    """A failure is forgotten when the run begins again, and stands where it did not."""
     one, two = Repeat(CELL, 1), Repeat(CELL, 2)
 
     def line(kind: str, repeat: Repeat, **values: Any) -> dict[str, Any]:
-        return {"type": kind, "cell": repeat.cell._asdict(), "repeat": repeat.number, **values}
+        return {"type": kind, **repeat.key, **values}
 
     lines = [
         line("begin", one, start=1, place=0),
@@ -116,6 +106,6 @@ def test_the_newest_word_on_a_run_counts() -> None:
         line("begin", one, start=2, place=1),
         line("end", one, seconds=4.5),
     ]
-    assert {repeat: found["reason"] for repeat, found in last_failures(lines).items()} == {two: "never up"}
-    assert {repeat: found["start"] for repeat, found in beginnings(lines).items()} == {one: 2}
-    assert took_s(lines) == {one: 4.5}
+    assert newest(lines, "begin", "failure") == {one: lines[3], two: lines[2]}
+    assert newest(lines, "begin") == {one: lines[3]}
+    assert newest(lines, "end") == {one: lines[4]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
@@ -19,7 +19,7 @@ def values(name: str, *records: Record) -> list[float]:
     """What a metric makes of these requests."""
     metric, frame = METRICS[name], frame_of(records)
     if metric.per == "run":
-        return [] if (found := metric.figure(frame)) is None else [found]
+        return [] if (found := metric.formula(frame)) is None else [found]
     return metric.values(frame).tolist()
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.matrix import cells, estimate, hosts_of, read_matrix_plan, run_settings, starts
+from loadgen.matrix import cells, hosts_of, read_matrix_plan, run_settings
+from loadgen.matrix.run import estimated_runs, matrix_of
 
 PAPER = Path(__file__).parents[2] / "examples/paper"
 PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")
@@ -17,10 +18,10 @@ def test_a_plan_is_whole(name: str) -> None:
     """It has no mistake, its hosts are known, every server is in it, and every model fits the cards that it is given:
     only then can its length be modelled."""
     plan = read_matrix_plan(PAPER / name)
-    found = starts(plan)
-    assert {start.server.server for start in found} == {"vllm", "lightllm", "tgi"}
-    assert all(host.platform for host in hosts_of(plan).values())
-    assert {each.how for each in estimate.of_runs(plan, found, []).values()} == {"modelled"}
+    matrix = matrix_of(plan, Path("matrix"), [])
+    assert {start.server.server for start in matrix.starts} == {"vllm", "lightllm", "tgi"}
+    assert all(host.platform for host in matrix.hosts.values())
+    assert {each.how for each in estimated_runs(matrix, []).values()} == {"modelled"}
 
 
 def test_the_paper_is_three_servers_on_three_platforms_with_three_models() -> None:

@@ -16,8 +16,7 @@ from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
 from workloads import workload
 from workloads.lengths import Fixed, Uniform
-from workloads.prompts import COMMON_WORDS, PromptError, id_prompts
-from workloads.tokenizer import LocalTokenizer, load
+from workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
 from workloads.workload import WorkloadSpec, prompts_for
 
 IMPOSSIBLE = {
@@ -31,7 +30,7 @@ IMPOSSIBLE = {
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LocalTokenizer]:
     """A tokenizer of one of tiny_tokenizers.KINDS, read from its file."""
-    return cache(lambda kind: load(save(kind, tmp_path_factory.mktemp(kind))))
+    return cache(lambda kind: load_tokenizer(save(kind, tmp_path_factory.mktemp(kind))))
 
 
 @dataclass

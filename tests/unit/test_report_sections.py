@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from analysis.report import tables
-from analysis.report.document import Document, Paragraph, Section, Table
+from analysis.report import Document, Paragraph, Section, Table, tables
 from analysis.report.sections import full, names
-from analysis.summary import typed
 from loadgen.runfile import Telemetry
-from tests.runs import burst, healthy, part_of, run_of, summarise
+from tests.runs import burst, healthy, part_of, run_of, summarise, typed
 
 SECOND_NS = 10**9
 

@@ -93,7 +93,7 @@ def test_nothing_is_read_while_a_burst_is_sent(
 def test_a_burst_is_many_requests_at_one_instant() -> None:
     """A few together are none; a closed loop has no instants."""
     assert bursts_of([0, 0, 1, 2, 3]) == bursts_of(None) == Bursts()
-    assert bursts_of([*[5] * 16, 7, *[9] * 20]) == Bursts((5, 9), (16, 37))
+    assert bursts_of([*[5] * 16, 7, *[9] * 20]) == Bursts({5: 16, 9: 37})
 
 
 def test_every_moment_is_kept_on_the_runs_own_clock(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from tests.dialects import DIALECTS
 from workloads import lengths
-from workloads.prompts import Prompt, Stretch, id_prompts
+from workloads.prompts import Stretch
 from workloads.request import Request
 from workloads.sessions import Conversation, Turn
-from workloads.syntax import WorkloadError
-from workloads.workload import MultiTurn, PromptSource
+from workloads.workload import MultiTurn, Prompts, WorkloadSpec
 
 DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
@@ -33,9 +32,11 @@ def count(words: str) -> int:
     return len(words.split())
 
 
-def material(prompt: Prompt = text, output: str | None = "4") -> PromptSource:
+def material(output: str | None = "4", *, chat: bool = False) -> Prompts:
     """Six tokens in."""
-    return PromptSource(prompt, count, lengths.parse("6"), lengths.parse(output) if output else None, seed=3)
+    answers = lengths.parse(output) if output else None
+    spec = WorkloadSpec(MultiTurn(2, None), lengths.parse("6"), answers, seed=3, n=None)
+    return Prompts(spec, text, count, chat=chat)
 
 
 def after(conversation: Conversation, answer: str) -> Conversation:
@@ -93,21 +94,15 @@ def test_a_conversation_that_outgrows_its_limit_ends(monkeypatch: pytest.MonkeyP
 
 def test_synthetic_sessions_number_their_turns() -> None:
     """Each session takes the next K prompts and the next K ids; the questions all differ."""
-    found = list(islice(MultiTurn(2, None, S).conversations(material(), chat=True), 3))
+    found = list(islice(MultiTurn(2, None, S).conversations(material(chat=True)), 3))
     assert [conversation.first_id for conversation in found] == [0, 2, 4]
     assert found[1].turns == (Turn(text(2, 6), 6, 4), Turn(text(3, 6), 6, 4))
     assert {(conversation.think_ns, conversation.chat) for conversation in found} == {(S, True)}
 
 
-def test_synthetic_sessions_need_text() -> None:
-    """An answer comes as text, so a transcript cannot be made of token ids."""
-    with pytest.raises(WorkloadError, match="sessions are text"):
-        next(MultiTurn(2, None).conversations(material(id_prompts([5, 6], 0, numbers=9)), chat=True))
-
-
 def test_recorded_sessions_ask_what_was_asked() -> None:
     """Each dialogue of a ShareGPT-format file is a session, each turn as long as its recorded answer."""
-    recorded = MultiTurn(None, DATA / "datasets/sharegpt.json").conversations(material(output=None), chat=False)
+    recorded = MultiTurn(None, DATA / "datasets/sharegpt.json").conversations(material(output=None))
     first, second = recorded
     assert first.turns == (Turn('Name a river, "quoted" [and] {braced}.', 6, 2), Turn("And another one?", 0, 5))
     assert (second.first_id, second.turns) == (2, (Turn("At the sea.", 3, 2),))

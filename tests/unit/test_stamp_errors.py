@@ -13,7 +13,7 @@ import pytest
 
 from analysis import frame as frames
 from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
-from analysis.gather import frame_of
+from analysis.frame import frame_of
 from loadgen.record import Record
 from loadgen.runfile import stamp_facts
 from tests.runs import MILLISECOND_NS as MS

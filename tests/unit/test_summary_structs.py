@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.summary import as_dict, typed
+from analysis.summary import as_dict
+from tests.runs import typed
 
 TESTS = Path(__file__).parents[1]
 FOUND = [TESTS / "golden/burst/summary.json", *(TESTS / "data/recorded").glob("*/summary.expected.json")]

@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis.gather import frame_of_run
 from analysis.report.findings import memory as memory_said
-from analysis.resources import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
-from analysis.summary import typed
+from analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
 from analysis.telemetry import counters, memory, series
+from analysis.window import frame_of_run
 from loadgen.record import Record
-from tests.runs import complete, failed, loop, run_of, said, summarise, text_of
+from tests.runs import complete, failed, loop, run_of, said, summarise, text_of, typed
 from tests.telemetry import line, told
 
 MS = 1_000_000

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.gather import frame_of_run
 from analysis.objectives import parse
-from analysis.report.document import markdown
+from analysis.report import markdown
 from analysis.report.format import UNKNOWN, duration, significant
 from analysis.report.sections import brief
 from analysis.slo import judge
-from analysis.summary import Summary, typed
-from tests.runs import burst, failed, header, healthy, loop, run_of, summarise, text_of
+from analysis.summary import Summary
+from analysis.window import frame_of_run
+from tests.runs import burst, failed, header, healthy, loop, run_of, summarise, text_of, typed
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from servers.hardware.roofline import Work
+from servers.hardware import Work
 from servers.kinds import simulated_kinds
 from servers.simulated.server import protocol_of
 from servers.simulated.timing import UNLIMITED, BatchingClock, Emission, Gauges, Job, Policy

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_tokenizers import save
-from workloads.prompts import PromptError
-from workloads.tokenizer import load
+from workloads.prompts import PromptError, load_tokenizer
 
 
 def test_words_are_single_tokens(tmp_path: Path) -> None:
     """The words it proposes first are one token each after a blank."""
-    local = load(save("byte_level", tmp_path))
+    local = load_tokenizer(save("byte_level", tmp_path))
     words = local.words[:500]
     assert len(set(words)) == 500
     assert set(local.count([f"di {word}" for word in words])) == {local.count(["di"])[0] + 1}
@@ -23,15 +22,15 @@ def test_words_are_single_tokens(tmp_path: Path) -> None:
 
 def test_special_tokens_are_not_words(tmp_path: Path) -> None:
     """A special token is no word and part of none, even when it reads like one."""
-    assert "cu" in load(save("byte_level", tmp_path)).words
-    words = load(save("with_special_word", tmp_path)).words
+    assert "cu" in load_tokenizer(save("byte_level", tmp_path)).words
+    words = load_tokenizer(save("with_special_word", tmp_path)).words
     assert len(words) > 500
     assert not [word for word in words if "cu" in word]
 
 
 def test_counts_as_a_server_does(tmp_path: Path) -> None:
     """The BOS counts; truncation and padding that the file asks for do not happen, since no server does them."""
-    plain, bos = load(save("byte_level", tmp_path)), load(save("byte_level_with_bos", tmp_path))
+    plain, bos = load_tokenizer(save("byte_level", tmp_path)), load_tokenizer(save("byte_level_with_bos", tmp_path))
     texts = ["di", " ".join(plain.words[:50])]
     assert bos.count(texts) == [tokens + 1 for tokens in plain.count(texts)]
     assert bos.ids(texts[1]) == plain.ids(texts[1])
@@ -52,11 +51,11 @@ def test_not_a_tokenizer(tmp_path: Path, content: bytes | None, reason: str) -> 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(PromptError, match=reason) as caught:
-        load(path)
+        load_tokenizer(path)
     assert "okenizer" in caught.value.hint
 
 
 def test_import_is_cheap() -> None:
     """Reading the module does not load the tokenizers library: most commands never need it."""
-    code = "import sys, workloads.tokenizer, workloads.prompts; assert 'tokenizers' not in sys.modules"
+    code = "import sys, workloads.prompts; assert 'tokenizers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads import traces
 from workloads.arrivals import Trace, parse
+from workloads.datasets import TABLES, Entry
 from workloads.syntax import WorkloadError
-from workloads.traces import Entry
 
 SAMPLES = Path(__file__).parent.parent / "data/traces"
 MS = 1_000_000
@@ -159,5 +158,4 @@ def test_every_day_follows_the_day_before(tmp_path: Path) -> None:
 
 def test_layouts_are_told_apart_by_their_header() -> None:
     """No header fits two layouts, so detection does not depend on their order."""
-    columns = [needed for needed, _ in traces.LAYOUTS.values() if needed]
-    assert all(a is b or not a <= b for a in columns for b in columns)
+    assert all(a is b or not set(a) <= set(b) for a in TABLES for b in TABLES)

@@ -11,10 +11,9 @@ from analysis.report import tables
 from analysis.report.page import render
 from analysis.report.sections import full
 from analysis.report.tables import TURNS_BRIEF
-from analysis.summary import typed
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import complete, dropped, failed, header, part_of, run_of, said, summarise, text_of
+from tests.runs import complete, dropped, failed, header, part_of, run_of, said, summarise, text_of, typed
 
 TURNS = 3
 PLAN = header().plan | {"workload": f"multi-turn:turns={TURNS}", "arrivals": "burst", "n": 20}

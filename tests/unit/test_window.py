@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.frame import Window
-from analysis.gather import frame_of
+from analysis.frame import Window, frame_of
 from analysis.window import choose, in_flight
 from loadgen.record import Record
 from loadgen.runfile import load_facts

@@ -10,11 +10,21 @@ import pytest
 
 from workloads import lengths
 from workloads.arrivals import Trace
+from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS
 from workloads.prompts import Prompt, Stretch
 from workloads.request import Request
 from workloads.syntax import WorkloadError
-from workloads.traces import BLOCK_TOKENS
-from workloads.workload import Dataset, MultiTurn, PromptSource, SharedPrefix, Synthetic, Workload, parse, replay
+from workloads.workload import (
+    Dataset,
+    MultiTurn,
+    Prompts,
+    SharedPrefix,
+    Synthetic,
+    Workload,
+    WorkloadSpec,
+    parse,
+    replay,
+)
 
 DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
@@ -37,9 +47,10 @@ def count(words: str) -> int:
     return len(words.split())
 
 
-def material(prompt: Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> PromptSource:
+def material(prompt: Prompt = ids, output: str | None = "4", input_tokens: str = "6") -> Prompts:
     """Six tokens in, four out."""
-    return PromptSource(prompt, count, lengths.parse(input_tokens), lengths.parse(output) if output else None, seed=3)
+    answers = lengths.parse(output) if output else None
+    return Prompts(WorkloadSpec(Synthetic(), lengths.parse(input_tokens), answers, seed=3, n=None), prompt, count)
 
 
 TEXTS: list[tuple[str, Workload, str]] = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from workloads import arrivals, catalog, lengths, workload
+from loadgen.plan import Plan, catalog_names, from_catalog
+from workloads import arrivals, lengths, workload
 
 PAGES = Path(__file__).parent.parent.parent / "docs/reference"
 FIRST_CODE = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
@@ -43,13 +45,13 @@ def test_the_catalog_table_is_the_catalog() -> None:
     """Names, in order, with what each of them sends."""
     text = (PAGES / "workloads.md").read_text("utf-8").partition("## The catalog\n")[2]
     expected = [
-        f"| `{name}` | {found.requests} | `{found.arrivals}` | `{found.input_tokens}` | `{found.output_tokens}` |"
-        for name, found in ((name, catalog.load(name)) for name in catalog.names())
+        f"| `{name}` | {{n}} | `{{arrivals}}` | `{{input_tokens}}` | `{{output_tokens}}` |".format(**from_catalog(name))
+        for name in catalog_names()
     ]
     assert [line for line in text.splitlines() if line.startswith("| `")] == expected
 
 
-def test_the_example_of_a_catalog_file_is_one() -> None:
+def test_the_example_of_a_plan_file_is_one() -> None:
     """The TOML on the page is accepted as it stands."""
     (example,) = BLOCK.findall((PAGES / "workloads.md").read_text("utf-8"))
-    assert catalog.parse(example, "example").requests == 1000
+    assert Plan(server="tgi", **tomllib.loads(example)).n == 1000

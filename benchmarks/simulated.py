@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 
 BODIES = {
     "vllm": ("/v1/completions", {"prompt": [5] * 512, "stream": True, "max_tokens": 0, "ignore_eos": True}),

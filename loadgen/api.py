@@ -191,7 +191,7 @@ def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[
     (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start.
     """
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn
+    from servers.simulated.process import spawn
 
     return spawn(SimulatedConfig(server=server, **options))
 

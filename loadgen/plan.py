@@ -268,7 +268,8 @@ class Access(NamedTuple):
     """How to get at the server besides its address: never written to the Run."""
 
     api_key: str | None
-    tls: ssl.SSLContext
+    tls: ssl.SSLContext | None
+    """How certificates are checked, if not against the system's: reading those takes 90 ms, of who speaks TLS only."""
     headers: dict[str, str]
     """What each request carries."""
 
@@ -278,7 +279,8 @@ def access_of(plan: Plan) -> Access:
     from servers.wire.connection import tls_context
 
     key = os.environ.get(plan.api_key_env) or None
-    return Access(key, tls_context(plan.ca_file, plan.insecure), {"Authorization": f"Bearer {key}"} if key else {})
+    tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
+    return Access(key, tls, {"Authorization": f"Bearer {key}"} if key else {})
 
 
 def read_plan(path: Path) -> dict[str, Any]:

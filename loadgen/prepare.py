@@ -211,7 +211,7 @@ def server_for(
         yield replace(facts, model=plan.model or facts.model)
         return
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn_process
+    from servers.simulated.process import spawn_process
 
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
     host.allow_open_files(streams)  # the child inherits the limit

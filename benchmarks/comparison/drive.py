@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from benchmarks.comparison import judge, keeper, machine, model, table, wire
 from benchmarks.comparison.client import Client, Load, Reported
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 
 OTHERS = "others, cores"
 """Title of the column with `Outcome.others_cores`."""

@@ -115,7 +115,7 @@ def drive(point: Point, folder: Path) -> tuple[Path, Path]:
     """Run the burst in `folder`, which must exist and be empty; the run's folder and the server's log. Raises
     LoadgenError when the burst did not take place, servers.simulated.StartError."""
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn
+    from servers.simulated.process import spawn
 
     allow_open_files(point.n)  # the child inherits the limit
     run, log = folder / "run", folder / "sim.jsonl"

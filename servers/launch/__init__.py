@@ -30,7 +30,7 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     that no simulated server can work with."""
     from servers.simulated import ConfigError, StartError
     from servers.simulated.config import SimulatedConfig
-    from servers.simulated.server import spawn_process
+    from servers.simulated.process import spawn_process
 
     known = {each.name for each in fields(SimulatedConfig)} - {"server", "model"}
     if unknown := sorted(spec.options.keys() - known):

@@ -2,7 +2,7 @@
 
 config ──> stream ──> protocol, timing          what one is told, and how its answers leave
 vllm, tgi, lightllm ──> state ──> stream        one file per server kind; requests to bytes
-server                                          HTTP; starts one, here or in a process of its own
+server ──> process                              HTTP, here or in a process of its own
 """
 
 

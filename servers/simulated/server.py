@@ -12,13 +12,10 @@ import gc
 import hmac
 import importlib
 import json
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
@@ -33,18 +30,15 @@ from aiohttp.web_request import BaseRequest
 
 from servers.hardware import HardwareError, roofline
 from servers.kinds import KINDS
-from servers.simulated import ConfigError, SimulatedError, StartError
+from servers.simulated import ConfigError, SimulatedError
 from servers.simulated.config import SimulatedConfig, fault_of, parse_fault
+from servers.simulated.process import READY
 from servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
 from servers.simulated.state import ServerProtocol, ServerState
 from servers.simulated.stream import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
 from servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
 
 STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
-READY = "ready "  # first line of a child's standard output, followed by its URL
-CHILD = (
-    "from servers.simulated.server import child; child()"  # in a process whose standard input begins with the config
-)
 
 _FIRST_WAIT_S, _WAIT_GROWS, _LONGEST_WAIT_S = 0.1, 1.1, 1.0  # LightLLM polls for a free slot (httpserver/manager.py)
 _HEAD_PIECES, _SLOW_HEAD_MS = 20, 1000
@@ -52,7 +46,6 @@ _LIE_BYTES = 1 << 20  # so many bytes more than come are promised by the fault `
 _BACKLOG = 4096
 _LEAVE_LIMIT_S = 0.05  # for answers on their way when the server stops (zero would mean for ever, to aiohttp)
 _YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a millisecond; state.py has the full ones
-_START_LIMIT_S, _STOP_LIMIT_S = 30, 5
 
 
 def protocol_of(server: str) -> ServerProtocol:
@@ -93,7 +86,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
 
 def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[str, Any]:
     """Serves in this process until SIGTERM or Ctrl-C, and says so on standard output; returns the last status."""
-    import uvloop  # here, because whoever only spawns may run gevent
+    import uvloop
 
     def ready(url: str) -> None:
         gc.set_threshold(*_YOUNG_ONLY)
@@ -118,49 +111,6 @@ def child() -> None:
         run(SimulatedConfig.from_json(line), until_stdin_closes=True)
     except (SimulatedError, OSError) as problem:
         sys.exit(f"loadgen: {problem}")
-
-
-@contextlib.contextmanager
-def spawn(config: SimulatedConfig) -> Iterator[str]:
-    """As `spawn_process`; yields the URL alone."""
-    with spawn_process(config) as (url, _):
-        yield url
-
-
-@contextlib.contextmanager
-def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
-    """A simulated server in a process of its own; yields its URL and its process id.
-
-    It is in a session of its own, so Ctrl-C does not reach it, and ends when its standard input does, which is when
-    this process dies, of whatever. Raises StartError when it does not come up.
-    """
-    command, pipe = [sys.executable, "-c", CHILD], subprocess.PIPE
-    with (
-        tempfile.TemporaryFile("w+b") as complaints,
-        subprocess.Popen(  # noqa: S603 - our own interpreter and our own words
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True
-        ) as process,
-    ):
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
-                process.stdin.write(config.to_json())
-            assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
-            line = process.stdout.readline().decode() if ready else ""
-            if not line.startswith(READY):
-                process.kill()
-                process.wait()  # its last words are written by then
-                complaints.seek(0)
-                said = complaints.read()[-1000:].decode(errors="replace").strip()
-                raise StartError(f"the simulated server did not start: {said or 'no answer'}")
-            yield line.removeprefix(READY).strip(), process.pid
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:

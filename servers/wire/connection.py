@@ -40,16 +40,17 @@ class Target:
 
 
 def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve an http:// or https:// URL. Raises OSError when its name has no address."""
+    """Resolve an http:// or https:// URL; without `tls` the system's authorities are trusted. Raises OSError when its
+    name has no address."""
     parts = urlsplit(url)
     host = parts.hostname or "127.0.0.1"
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return Target(host, port, parts.path.rstrip("/"), tls if secure else None, family, address)
+    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
 
 
-def tls_context(ca_file: Path | None, insecure: bool) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
     """Certificates are checked against the system's authorities, or `ca_file`, unless `insecure`."""
     context = ssl.create_default_context(cafile=ca_file)
     if insecure:

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 from tests.ui import Ui, environment, page
 
 FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")

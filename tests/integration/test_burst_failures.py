@@ -14,7 +14,7 @@ import pytest
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.simulated import running
 

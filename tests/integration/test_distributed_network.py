@@ -16,7 +16,7 @@ import pytest
 from analysis.client import read_log
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import CHILD
+from servers.simulated.process import CHILD
 from tests.command import ROOT, accounted, summary_of, wait_for
 from tests.network import MASTER, SERVER, Network, network
 

@@ -26,7 +26,7 @@ import pytest
 from analysis.client import compare_with_log, read_log
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 from tests.command import events_sent, start, summary_of, wait_for
 
 pytestmark = pytest.mark.alone

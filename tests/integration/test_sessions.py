@@ -15,7 +15,7 @@ import pytest
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 from tests.command import FAST, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
 from tests.simulated import running

@@ -17,7 +17,7 @@ import pytest
 from loadgen.cli import main
 from servers.simulated import StartError
 from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.server import spawn
+from servers.simulated.process import spawn
 from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_a_child_dies_with_its_parent() -> None:
     script = (
         "import os, signal\n"
         "from servers.simulated.config import SimulatedConfig\n"
-        "from servers.simulated.server import spawn\n"
+        "from servers.simulated.process import spawn\n"
         "with spawn(SimulatedConfig(server='tgi')) as url:\n"
         "    print(url, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -185,11 +185,9 @@ def compare(
 
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
-    """The built-in server, without a model, in a process of its own; gives its URL and ends it afterwards.
-
-    Options as those of `loadgen sim`, by the names of servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s`
-    (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start.
-    """
+    """The built-in server, without a model, in a process of its own; gives its URL and ends it afterwards. Options as
+    those of `loadgen sim`, by the names of servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds),
+    `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start."""
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.process import spawn
 

@@ -31,12 +31,9 @@ else:  # what writes Records must use a kind of the list; what reads them takes 
 
 
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):
-    """The raw facts of one request.
-
-    Every `_ns` field is an instant in nanoseconds on CLOCK_MONOTONIC, counted from the run's `start_ns`
-    (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
-    None means it never happened.
-    """
+    """The raw facts of one request. Every `_ns` field is an instant in nanoseconds on CLOCK_MONOTONIC, counted from the
+    run's `start_ns` (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
+    None means it never happened."""
 
     id: int
     state: State

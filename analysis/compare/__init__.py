@@ -123,10 +123,8 @@ def read(path: Path) -> ComparedRun:
 def compare(
     a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, margin: float = MARGIN, gates: Sequence[Gate] = ()
 ) -> Comparison:
-    """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters.
-
-    Work that was unequal is in `unequal`, and the figures are compared all the same: it is for the caller to refuse.
-    """
+    """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters. Work
+    that was unequal is in `unequal`, and the figures are compared all the same: it is for the caller to refuse."""
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
     if alone := len(a) == len(b) == 1:
         what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures)

@@ -207,11 +207,9 @@ def shares_of_runs(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
 
 
 def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
-    """Compare shares of requests, given as (complete, all) of each run, with the larger of two errors.
-
-    Between runs as for any figure; and as if all requests of a group were of one run, by Fisher's exact test and the
-    exact interval of each share. Runs that are complete to the last request do not vary, and yet more of them might.
-    """
+    """Compare shares of requests, given as (complete, all) of each run, with the larger of two errors. Between runs as
+    for any figure; and as if all requests of a group were of one run, by Fisher's exact test and the exact interval of
+    each share. Runs that are complete to the last request do not vary, and yet more of them might."""
     if not all(total for _, total in (*a, *b)):
         return _blank("complete", "in a run nothing was sent")
     (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
@@ -250,11 +248,9 @@ def of_values(figure: str, a: Sequence[float | None], b: Sequence[float | None])
 
 
 def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN) -> list[ComparedFigure]:
-    """Every row with its verdict. `margin` is by how much a figure may differ before it matters.
-
-    *No difference larger than X* when the 95 % interval lies within the margin; else *better* or *worse* when Holm's
-    adjusted p-value is below 5 %; else *cannot tell*.
-    """
+    """Every row with its verdict. `margin` is by how much a figure may differ before it matters. *No difference larger
+    than X* when the 95 % interval lies within the margin; else *better* or *worse* when Holm's adjusted p-value is
+    below 5 %; else *cannot tell*."""
     adjusted = holm([row.p_value for row in rows])
     return [row if p is None else _judged(row, margin, p) for row, p in zip(rows, adjusted, strict=True)]
 

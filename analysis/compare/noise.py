@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -99,12 +98,9 @@ class Samples(NamedTuple):
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
-    """The samples of a latency.
-
-    How long a request of a burst waits follows from its place in the order of sending, so such samples are cut into
-    strata of neighbours; all others into batches. A pace (seconds per token) is never due to the place: whoever ran at
-    the same time had the same.
-    """
+    """The samples of a latency. How long a request of a burst waits follows from its place in the order of sending, so
+    such samples are cut into strata of neighbours; all others into batches. A pace (seconds per token) is never due to
+    the place: whoever ran at the same time had the same."""
     frame = run.frame
     if metric.per != "request":
         return _gaps(frame)
@@ -145,11 +141,9 @@ def quantile(samples: Samples, share: float) -> float:
 
 
 def mean_variance(values: Floats, samples: Samples) -> float:
-    """Variance of the mean of one value per sample.
-
-    Of strata the sum over their own (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4); of dependent
-    batches that of their means (batch means; the ratio estimator of Cochran, section 2.11).
-    """
+    """Variance of the mean of one value per sample. Of strata the sum over their own (Cochran, "Sampling Techniques",
+    3rd edition, 1977, section 5.4); of dependent batches that of their means (batch means; the ratio estimator of
+    Cochran, section 2.11)."""
     offsets = samples.offsets
     if not samples.strata:
         return ratio_variance(values, offsets, float(values.mean()))
@@ -167,12 +161,10 @@ def worth(samples: Samples, share: float, at: float) -> float:
 
 
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
-    """Standard deviation of the logarithm of a quantile over bootstrap samples; NaN where it is 0 in some.
-
-    The k-th smallest of n values drawn with replacement is the sample's quantile at a Beta(k, n - k + 1) share (David
-    and Nagaraja, "Order Statistics", section 2.1), so that no sample needs to be drawn. Dependent samples count for as
-    many as they are worth.
-    """
+    """Standard deviation of the logarithm of a quantile over bootstrap samples; NaN where it is 0 in some. The k-th
+    smallest of n values drawn with replacement is the sample's quantile at a Beta(k, n - k + 1) share (David and
+    Nagaraja, "Order Statistics", section 2.1), so that no sample needs to be drawn. Dependent samples count for as many
+    as they are worth."""
     ordered = np.sort(samples.values)
     size = worth(samples, share, percentile(ordered, share))
     shares = random.beta(share * (size - 1) + 1, (1 - share) * (size - 1) + 1, REPLICATES)
@@ -183,9 +175,7 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
 
 def piece_error(a: ComparedRun, b: ComparedRun) -> float:
     """Standard deviation of the logarithm of the ratio of B's to A's time for one of PIECES pieces of the same work.
-
-    NaN where a run has no tokens, or too few steps.
-    """
+    NaN where a run has no tokens, or too few steps."""
     for run in (a, b):
         gap_s = run.summary.latency.icl.mean  # about one step of the engine
         if not gap_s or run.span_s / gap_s < STEPS_LEAST:
@@ -224,11 +214,9 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Standard deviation of the logarithm of the time of a stretch of the run, which is this share of it.
-
-    Pieces vary independently, so that of m of them varies by 1 / sqrt(m) as much; a stretch within one piece by no less
-    than the piece.
-    """
+    """Standard deviation of the logarithm of the time of a stretch of the run, which is this share of it. Pieces vary
+    independently, so that of m of them varies by 1 / sqrt(m) as much; a stretch within one piece by no less than the
+    piece."""
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 
 
@@ -269,8 +257,10 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     placed_b, placed_a = _placements(b.values, ordered), _placements(a.values, np.sort(b.values))
     share = float(placed_b.mean())
     own = math.sqrt(mean_variance(placed_a, a) + mean_variance(placed_b, b))
-    beyond = 0.0
-    for step, chance in _factors():
+    beyond, reached = 0.0, 0.0
+    for step in np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS).tolist():
+        below = student_cdf(step, FREEDOM)
+        chance, reached = below - reached, below
         moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
         away = (0.5 - moved) * (1 if share >= 0.5 else -1)
         certain = 0.5 if away == 0 else float(away > 0)
@@ -279,14 +269,6 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     if effect == 0 or p in (0.0, 1.0):
         return share, own, p
     return share, max(own, abs(effect) / student_quantile(1 - p / 2, FREEDOM)), p
-
-
-@cache
-def _factors() -> list[tuple[float, float]]:
-    """In standard errors how large a factor may be, and how likely it is to be about that large."""
-    steps = np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS).tolist()
-    reached = [student_cdf(step, FREEDOM) for step in steps]
-    return list(zip(steps, np.diff(reached, prepend=0.0).tolist(), strict=True))
 
 
 def _placements(values: Floats, ordered: Floats) -> Floats:

@@ -251,10 +251,8 @@ def matrix(
     titles: Mapping[str, str],
 ) -> MatrixSummary:
     """matrix.json, from its finished runs and the lines of matrix.jsonl: the first one, with the resolved plan; the
-    newest failure of each run that is not finished; each time a server came up.
-
-    `order` names all cells that were to be measured; `titles` each kind of server in its usual spelling.
-    """
+    newest failure of each run that is not finished; each time a server came up. `order` names all cells that were to be
+    measured; `titles` each kind of server in its usual spelling."""
     plan: dict[str, Any] = dict(begun["plan"])
     platforms = {name: host["platform"] or name for name, host in plan.pop("hosts_found").items()}
     shared = Counter(platforms.values())
@@ -376,12 +374,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
-    """Every pair of measured cells that differ in the server alone or in the host alone, figure by figure.
-
-    One figure per run, Welch's interval for the difference of two means on logarithms, so that it is an interval of the
-    ratio. Only differences between runs are in it, which is what chance there is when the matrix is measured again.
-    `loadgen compare` on the folders of two cells looks into the runs as well.
-    """
+    """Every pair of measured cells that differ in the server alone or in the host alone, figure by figure. One figure
+    per run, Welch's interval for the difference of two means on logarithms, so that it is an interval of the ratio.
+    Only differences between runs are in it, which is what chance there is when the matrix is measured again. `loadgen
+    compare` on the folders of two cells looks into the runs as well."""
     for a, b in combinations(cells, 2):
         alike = [one == other for one, other in zip(astuple(a.cell), astuple(b.cell), strict=True)]
         if alike not in ([False, True, True, True], [True, False, True, True]):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
-
 DISTRIBUTED: dict[str, Any] = {"rich_help_panel": "Distributed"}
 BIND = (
     "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "

@@ -9,6 +9,7 @@ imported, so this module is never imported by another, and nothing is measured i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -16,7 +17,7 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -176,27 +177,23 @@ class MasterPeer(Peer):
             return
         self.enter(node, handshake)  # first: the machine may answer at once
         self.say(node, step="welcome", proof=handshake.proof(protocol.MASTER))
-        gevent.spawn(self._always, node)
-
-    def _always(self, node: str) -> None:
-        """An exchange a second, as long as the machine is there."""
-        while node in self.channels:
-            self._exchange(node)
-            gevent.sleep(EXCHANGE_EVERY_S)
+        gevent.spawn(self._exchange, node, itertools.count(), EXCHANGE_EVERY_S)
 
     def series(self, node: str) -> None:
         """Many exchanges, now: the quickest of them tells the most."""
-        for _ in range(SERIES):
-            if node in self.channels:
-                self._exchange(node)
-                gevent.sleep(SERIES_GAP_S)
+        self._exchange(node, range(SERIES), SERIES_GAP_S)
         self.frames.post(protocol.ClockSeries(node))
 
-    def _exchange(self, node: str) -> None:
-        """Send a stamp, which comes back with the machine's own. Until then no other follows, or until the limit."""
-        self._answered[node].clear()
-        self.send(node, "ping", lambda: msgspec.msgpack.encode(time.monotonic_ns()))
-        self._answered[node].wait(EXCHANGE_LIMIT_S)
+    def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
+        """Send stamps, which come back with the machine's own, as long as it is there. Until one is back, or until the
+        limit, no other follows."""
+        for _ in times:
+            if node not in self.channels:
+                return
+            self._answered[node].clear()
+            self.send(node, "ping", lambda: msgspec.msgpack.encode(time.monotonic_ns()))
+            self._answered[node].wait(EXCHANGE_LIMIT_S)
+            gevent.sleep(gap_s)
 
     def _take(self, node: str, body: bytes, arrived_ns: int) -> None:
         t1, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
@@ -253,10 +250,9 @@ def main(role: str, host: str, port: int, fd: int) -> None:
         frames.post(protocol.Gone("", reason))
         return
     environment.runner = runner
-    (_master if at_master else _worker)(runner, frames)
-
-
-def _master(runner: GuardedRunner, frames: Frames[Order]) -> None:
+    if not at_master:
+        _worker(runner, frames)
+        return
     peer = MasterPeer(runner, frames)
     frames.post(protocol.Listening(runner.server.port))
     gevent.spawn(peer.watch)

@@ -325,10 +325,8 @@ class Journal:
 
 @contextmanager
 def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
-    """The journal of the matrix in `folder`, held against a second command that would write there too.
-
-    Raises OutputError for a folder that cannot be used, PlanError where `plan` is not the one it was begun with.
-    """
+    """The journal of the matrix in `folder`, held against a second command that would write there too. Raises
+    OutputError for a folder that cannot be used, PlanError where `plan` is not the one it was begun with."""
     path = folder / JOURNAL
     if path.exists() and not resume:
         raise OutputError(f"{folder} holds a matrix already.", "Go on with it: --resume. Or name a new folder: --out.")

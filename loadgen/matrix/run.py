@@ -275,10 +275,8 @@ class Serving:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is gone, take the server down as Ctrl-C does.
-
-    Within a run the coordinator counts the first two, so that what came until then is kept.
-    """
+    """SIGTERM, and SIGHUP of a terminal that is gone, take the server down as Ctrl-C does. Within a run the coordinator
+    counts the first two, so that what came until then is kept."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -170,7 +170,11 @@ def gpu(name: str, file: Path | None = None) -> Gpu:
 
 def model(name: str, file: Path | None = None) -> ModelShape:
     """A model of models.csv or of a TOML file, as `gpu`."""
-    return _pick("model", name, _rows("models", file), _model)
+    figures = [each.name for each in fields(ModelShape)[1:]]
+    return _pick(
+        *("model", name, _rows("models", file)),
+        lambda name, row: ModelShape(name, **{each: int(_number(name, row, each)) for each in figures}),
+    )
 
 
 def number_format(name: str) -> float:
@@ -192,10 +196,6 @@ def _gpu(name: str, row: Mapping[str, Any]) -> Gpu:
         memory_bytes_per_s=1e9 * _number(name, row, "memory_GBps"),
         link_bytes_per_s=1e9 * both_ways_gb / 2,
     )
-
-
-def _model(name: str, row: Mapping[str, Any]) -> ModelShape:
-    return ModelShape(name, **{each.name: int(_number(name, row, each.name)) for each in fields(ModelShape)[1:]})
 
 
 def _number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:

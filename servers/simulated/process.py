@@ -27,11 +27,9 @@ def spawn(config: SimulatedConfig) -> Iterator[str]:
 
 @contextlib.contextmanager
 def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
-    """A simulated server in a process of its own; yields its URL and its process id.
-
-    It is in a session of its own, so Ctrl-C does not reach it, and ends when its standard input does, which is when
-    this process dies, of whatever. Raises StartError when it does not come up.
-    """
+    """A simulated server in a process of its own; yields its URL and its process id. It is in a session of its own, so
+    Ctrl-C does not reach it, and ends when its standard input does, which is when this process dies, of whatever.
+    Raises StartError when it does not come up."""
     command, pipe = [sys.executable, "-c", CHILD], subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+b") as complaints,

@@ -56,11 +56,8 @@ def protocol_of(server: str) -> ServerProtocol:
 
 
 async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: asyncio.Event) -> dict[str, Any]:
-    """Serves until `stop` is set; returns the last status.
-
-    `ready` takes the URL once connections are accepted. Raises OSError when the port is taken, ConfigError for a card
-    or model that is not known.
-    """
+    """Serves until `stop` is set; returns the last status. `ready` takes the URL once connections are accepted. Raises
+    OSError when the port is taken, ConfigError for a card or model that is not known."""
     protocol, loop = protocol_of(config.server), asyncio.get_running_loop()
     limit = config.max_concurrent_requests or protocol.default_limit
     clock, longest = _clock(config, protocol, limit)

@@ -48,10 +48,8 @@ class Gauges:
 
 class ScriptClock:
     """Token event k of a job is due at `arrived_ns + ttft_ns + k * itl_ns`, exactly: the reference of calibration.
-
     `jitter_ns` moves each event by a uniform draw from [-jitter_ns, jitter_ns] around it, without adding up or
-    reordering a job's own events; draws depend only on `seed`, the job's place in the order of submission, and k.
-    """
+    reordering a job's own events; draws depend only on `seed`, the job's place in the order of submission, and k."""
 
     def __init__(self, ttft_ns: int, itl_ns: int, jitter_ns: int = 0, tokens_per_event: int = 1, seed: int = 0) -> None:
         self._ttft_ns, self._itl_ns, self._jitter_ns = ttft_ns, itl_ns, jitter_ns
@@ -286,12 +284,10 @@ class BatchingClock:
             budget -= chunk
 
     def _grow(self) -> None:
-        """Makes room for the token that each decoding sequence is about to add, by preemption where there is none.
-
-        The oldest sequence always gets its room, because no job is larger than the cache: the engine cannot lock up.
-        A step that preempts admits nobody: the job now in front of the queue needs all that it gave up, and of that an
-        older sequence has taken some.
-        """
+        """Makes room for the token that each decoding sequence is about to add, by preemption where there is none. The
+        oldest sequence always gets its room, because no job is larger than the cache: the engine cannot lock up. A step
+        that preempts admits nobody: the job now in front of the queue needs all that it gave up, and of that an older
+        sequence has taken some."""
         block_tokens = self._policy.block_tokens
         for job in list(self._decoding):
             if job.prompt_tokens + job.emitted <= job.held:

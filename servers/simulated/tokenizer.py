@@ -71,10 +71,8 @@ def _message_text(value: Any) -> str:
 
 
 class Vocabulary:
-    """What a simulated model says: common words, one token each, as `ids` and as `texts` fit for a JSON string.
-
-    There are enough for a request that starts anywhere below PERIOD and runs for `longest` tokens: none wraps around.
-    """
+    """What a simulated model says: common words, one token each, as `ids` and as `texts` fit for a JSON string. There
+    are enough for a request that starts anywhere below PERIOD and runs for `longest` tokens: none wraps around."""
 
     def __init__(self, seed: int, longest: int) -> None:
         random = Random(f"babble/{seed}")  # noqa: S311 - words, not secrets

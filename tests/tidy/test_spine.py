@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 FILES_MOST = 35
-LINES_MOST = 6_605
-"""A ratchet: it only shrinks, to 6,000."""
+LINES_MOST = 6_000
 ENDS = {"loadgen/cli/run.py", "loadgen/cli/output.py"}
 """What joins the spine at its two ends: the command that makes a Plan, and what a command prints."""
 

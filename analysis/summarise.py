@@ -20,7 +20,8 @@ from analysis.frame import NS_PER_S, Floats, Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, memory
 from analysis.window import frame_of_run, rate_intervals
-from loadgen.runfile import LoadFacts, Run
+from loadgen.runfile import Run
+from workloads.arrivals import LoadFacts
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
 RESOLUTION_MAX = 0.1

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from analysis.objectives import ByLatency, Goodput, Interval, ObjectiveVerdict
-from loadgen.runfile import LoadFacts, StampFacts
+from loadgen.runfile import StampFacts
+from workloads.arrivals import LoadFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""

@@ -33,7 +33,8 @@ import numpy as np
 
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
 from analysis.stats import CONFIDENCE, rounded
-from loadgen.runfile import Header, LoadFacts, Run, RunFileError, scan
+from loadgen.runfile import Header, Run, RunFileError, scan
+from workloads.arrivals import LoadFacts
 
 PLATEAU_SHARE = 0.8
 STAYS_MIN = 2

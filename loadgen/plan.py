@@ -198,7 +198,7 @@ class Plan(BaseModel):
     @property
     def lengths(self) -> tuple[str, str]:
         """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if arrivals.parse(self.arrivals).facts.get("recorded"):
+        if arrivals.parse(self.arrivals).facts.recorded:
             return "recorded", "recorded"
         own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
         return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"

@@ -233,7 +233,7 @@ def _words(plan: Plan) -> str:
     how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = arrivals.parse(plan.arrivals).facts
-    when = facts["text"] if facts.get("burst") else plan.arrivals
+    when = facts.text if facts.burst else plan.arrivals
     tokens_in, tokens_out = plan.lengths
     return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
 

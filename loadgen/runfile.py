@@ -28,6 +28,7 @@ import msgspec
 
 from loadgen.errors import OutputError
 from loadgen.record import ErrorKind, Record, unsent
+from workloads.arrivals import LoadFacts, facts_of
 
 if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
@@ -36,50 +37,13 @@ FORMAT = 1
 FLUSH_BYTES = 1 << 20
 
 
-class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the arrivals are, as data: nobody reads their text again. Of older runs it is filled in as they are read."""
-
-    kind: str = ""
-    """First word of their canonical text, a key of workloads.arrivals.KINDS; or `interactive`."""
-    text: str = ""
-    """How they describe themselves, such as `all at once` or `20 per second (Poisson)`."""
-    open_loop: bool = True
-    """Whether instants were due that no answer moved."""
-    burst: bool = False
-    """Whether all requests were due at one instant."""
-    finite: bool = False
-    """Whether they end by themselves, as a ramp or a trace does."""
-    steady: bool = False
-    """Whether one rate or number of clients held throughout, so that a plateau can be looked for."""
-    rate_per_s: float | None = None
-    """Requests per second that were promised; None: no one rate was."""
-    cv: float | None = None
-    """The coefficient of variation of the gaps that was promised."""
-    law: str = ""
-    """What gaps are drawn from: `gamma` of that rate and variation. Empty: no chance in them."""
-    clients: int = 0
-    """Of a closed loop."""
-    sessions: bool = False
-    """Whether arrivals, clients and n count sessions."""
-    turns: int = 1
-    """Turns of each session, where the plan says it."""
-    recorded: bool = False
-    """Whether the arrivals brought the lengths of their requests, as a trace does."""
-
-
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
     """From the canonical texts of a plan."""
-    from workloads.arrivals import facts_of
-
     kind, _, rest = workload.partition(":")
-    sessions = kind == "multi-turn"
-    turns = rest.removeprefix("turns=").partition(",")[0] if sessions else ""
-    return LoadFacts(
-        kind=arrivals.partition(":")[0],
-        sessions=sessions,
-        turns=int(turns) if turns.isdecimal() else 1,
-        **facts_of(arrivals),
-    )
+    if kind != "multi-turn":
+        return facts_of(arrivals)
+    turns = rest.removeprefix("turns=").partition(",")[0]
+    return msgspec.structs.replace(facts_of(arrivals), sessions=True, turns=int(turns) if turns.isdecimal() else 1)
 
 
 class StampFacts(msgspec.Struct, kw_only=True, frozen=True):

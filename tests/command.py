@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -45,6 +46,7 @@ class Forked(subprocess.Popen[str]):
 
 def _become(args: list[str], cwd: Path, env: dict[str, str], *streams: int) -> NoReturn:
     """The child's side: nothing of the test's process but its modules, then the command."""
+    gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
     code: object = 1
     try:
         for number, stream in enumerate(streams):
@@ -72,8 +74,11 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; the page if asked for."""
     no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
-    return Forked(
-        [command, "--out", str(folder / "run"), *no_report, *arguments],
+    words = [command, "--out", str(folder / "run"), *no_report, *arguments]
+    # Variables such as LD_LIBRARY_PATH are read by an interpreter that starts.
+    run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if environment else (Forked, words)
+    return run(
+        words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

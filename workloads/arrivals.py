@@ -17,6 +17,8 @@ from itertools import count, islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import msgspec
+
 from workloads import datasets, draws, syntax
 from workloads.syntax import NS_PER_S, WorkloadError
 
@@ -28,6 +30,37 @@ INTERACTIVE = "interactive"
 """What stands for arrivals in the header of `loadgen ui`: no plan can name it."""
 ROOT_PRECISION = 10**30
 """Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
+
+
+class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the arrivals are, as data: nobody reads their text again. Of older runs it is filled in as they are read."""
+
+    kind: str = ""
+    """First word of their canonical text, a key of workloads.arrivals.KINDS; or `interactive`."""
+    text: str = ""
+    """How they describe themselves, such as `all at once` or `20 per second (Poisson)`."""
+    open_loop: bool = True
+    """Whether instants were due that no answer moved."""
+    burst: bool = False
+    """Whether all requests were due at one instant."""
+    finite: bool = False
+    """Whether they end by themselves, as a ramp or a trace does."""
+    steady: bool = False
+    """Whether one rate or number of clients held throughout, so that a plateau can be looked for."""
+    rate_per_s: float | None = None
+    """Requests per second that were promised; None: no one rate was."""
+    cv: float | None = None
+    """The coefficient of variation of the gaps that was promised."""
+    law: str = ""
+    """What gaps are drawn from: `gamma` of that rate and variation. Empty: no chance in them."""
+    clients: int = 0
+    """Of a closed loop."""
+    sessions: bool = False
+    """Whether arrivals, clients and n count sessions."""
+    turns: int = 1
+    """Turns of each session, where the plan says it."""
+    recorded: bool = False
+    """Whether the arrivals brought the lengths of their requests, as a trace does."""
 
 
 class Arrivals(ABC):
@@ -49,12 +82,12 @@ class Arrivals(ABC):
 
     @property
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """What it says of itself: its `text`, and each field of loadgen.runfile.LoadFacts that is not as by default."""
+    def facts(self) -> LoadFacts:
+        """What it says of itself."""
 
     def ends(self, n: int | None, duration: float | None) -> bool:
         """Whether a number of requests or a duration, or it itself, ends it."""
-        return n is not None or "finite" in self.facts or (duration is not None and "burst" not in self.facts)
+        return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +115,10 @@ class Burst(Arrivals):
         return (index // size * self.every_ns for index in count())
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         if self.size is None:
-            return {"text": "all at once", "burst": True}
-        return {"text": f"{self.size} at once every {syntax.show_duration(self.every_ns)}"}
+            return LoadFacts(text="all at once", burst=True)
+        return LoadFacts(text=f"{self.size} at once every {syntax.show_duration(self.every_ns)}")
 
     def __str__(self) -> str:
         return "burst" if self.size is None else f"burst:{self.size}/{syntax.show_duration(self.every_ns)}"
@@ -101,9 +134,9 @@ class OneRate(Arrivals):
     def parse(cls, rest: str) -> Self:
         return cls(syntax.rate(rest))
 
-    def _steady(self, manner: str, **more: Any) -> dict[str, Any]:
+    def _steady(self, manner: str, **more: Any) -> LoadFacts:
         text = f"{syntax.show(self.rate)} per second{manner}"
-        return {"text": text, "steady": True, "rate_per_s": float(self.rate), **more}
+        return LoadFacts(text=text, steady=True, rate_per_s=float(self.rate), **more)
 
     def __str__(self) -> str:
         return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
@@ -116,7 +149,7 @@ class Constant(OneRate):
     SYNTAX = "constant:R, such as constant:20"
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         return self._steady(", evenly", cv=0.0)
 
     def due_ns(self, _seed: int) -> Iterator[int]:
@@ -131,7 +164,7 @@ class Poisson(OneRate):
     SYNTAX = "poisson:R, such as poisson:20"
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         # An exponential is the gamma distribution of variation 1.
         return self._steady(" (Poisson)", cv=1.0, law="gamma")
 
@@ -163,7 +196,7 @@ class Gamma(OneRate):
         return draws.sums(lambda: draws.gamma(draw, shape), NS_PER_S / self.rate * self.cv**2)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         return self._steady(f" (gamma gaps, CV {syntax.show(self.cv)})", cv=float(self.cv), law="gamma")
 
     def __str__(self) -> str:
@@ -205,9 +238,9 @@ class Ramp(Arrivals):
             yield syntax.nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         rates = f"{syntax.show(self.first)} to {syntax.show(self.last)} per second"
-        return {"text": f"{rates} within {syntax.show_duration(self.length_ns)}", "finite": True}
+        return LoadFacts(text=f"{rates} within {syntax.show_duration(self.length_ns)}", finite=True)
 
     def __str__(self) -> str:
         return f"ramp:{syntax.show(self.first)}..{syntax.show(self.last)}/{syntax.show_duration(self.length_ns)}"
@@ -248,11 +281,11 @@ class Steps(Arrivals):
             begin_ns, area = begin_ns + length_ns, after
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         steps = (
             f"{syntax.show(per_s)} per second for {syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
         )
-        return {"text": ", ".join(steps), "finite": True}
+        return LoadFacts(text=", ".join(steps), finite=True)
 
     def __str__(self) -> str:
         return "steps:" + ",".join(
@@ -278,11 +311,11 @@ class Concurrency(Arrivals):
         )
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
         think = f" and think for {syntax.show_duration(self.think_ns)}" if self.think_ns else ""
         text = f"from {self.clients:,} {waits}{think}"
-        return {"text": text, "open_loop": False, "steady": True, "clients": self.clients}
+        return LoadFacts(text=text, open_loop=False, steady=True, clients=self.clients)
 
     def __str__(self) -> str:
         return f"closed:{self.clients}" + (f",think={syntax.show_duration(self.think_ns)}" if self.think_ns else "")
@@ -324,9 +357,9 @@ class Trace(Arrivals):
         return (syntax.nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LoadFacts:
         text = ",".join([f"as recorded in {self.path.name}", *self._options()])
-        return {"text": text, "finite": True, "recorded": True}
+        return LoadFacts(text=text, finite=True, recorded=True)
 
     def _options(self) -> list[str]:
         extra = [f"speed={syntax.show(self.speed)}"] if self.speed != 1 else []
@@ -364,14 +397,15 @@ def parse(text: str) -> Arrivals:
         raise WorkloadError(f"arrivals {text!r}: {error}", f"write {KINDS[kind].SYNTAX}") from None
 
 
-def facts_of(text: str) -> dict[str, Any]:
+def facts_of(text: str) -> LoadFacts:
     """The facts of canonical arrivals. A process that is not known here, as of a newer version, promises nothing."""
-    if text == INTERACTIVE:
-        return {"text": "by users that came and went by hand", "open_loop": False}
     try:
-        return parse(text).facts
+        found = parse(text).facts
     except WorkloadError:
-        return {"text": f"arriving as {text}"}
+        interactive = text == INTERACTIVE
+        words = "by users that came and went by hand" if interactive else f"arriving as {text}"
+        found = LoadFacts(text=words, open_loop=not interactive)
+    return msgspec.structs.replace(found, kind=text.partition(":")[0])
 
 
 def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:

@@ -279,6 +279,11 @@ def _timeline(drawn: Data, _: Summary) -> str:
     return f"{some}, the 100 slowest, and up to 100 that were not complete."
 
 
+def _goodput(given: ChartInput) -> Data | None:
+    found = given.summary.goodput
+    return None if found is None else {"x": found.curve.x, "y": found.curve.y}
+
+
 def _turns(given: ChartInput) -> Data | None:
     """TTFT's median in ms over the turns with enough samples for one, and how far its interval reaches."""
     if not given.summary.turns:
@@ -330,9 +335,7 @@ CHARTS: dict[str, Chart] = {
             "goodput",
             "goodput",
             "Attainment over the scale of the bounds",
-            lambda given: (
-                given.summary.goodput and {"x": given.summary.goodput.curve.x, "y": given.summary.goodput.curve.y}
-            ),
+            _goodput,
             traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
             layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
             table={"scale": "x", "attainment": "y"},

@@ -376,7 +376,7 @@ def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, wi
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
-    if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.get("burst"):
+    if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.burst:
         return Estimate(run.duration_s + PREPARED_S, "modelled")
     due_ns, modelled_s = prepare.schedule_of(run).due_ns, _modelled_s(start, run)
     guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S

@@ -15,6 +15,8 @@ import pytest
 from loadgen import runfile
 from tests.command import burst, start
 
+pytestmark = pytest.mark.xdist_group("matrix")  # most of them look at one matrix
+
 PLAN = """
 name = "small"
 launch = "simulated"

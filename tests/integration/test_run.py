@@ -17,6 +17,7 @@ from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of,
 from tests.command import burst as command
 from tests.simulated import running
 from workloads import arrivals
+from workloads.syntax import rate
 
 run = partial(command, command="run")
 
@@ -37,7 +38,7 @@ def test_an_open_loop_sends_what_the_arrivals_say(tmp_path: Path) -> None:
             "2",
         ]
         run(tmp_path, "--server", "vllm", "--url", simulated.url, *asked)
-    due_ns = list(arrivals.due_instants(arrivals.Poisson(arrivals.rate("100")), 5, until_ns=10**9))
+    due_ns = list(arrivals.due_instants(arrivals.Poisson(rate("100")), 5, until_ns=10**9))
     assert accounted(tmp_path, len(due_ns)) == {"complete": len(due_ns)}
     records = sorted(runfile.read(tmp_path / "run").records, key=lambda record: record.id)
     assert [record.due_ns for record in records] == due_ns

@@ -200,5 +200,5 @@ def _steps_area(steps: list[tuple[Fraction, int]], instant_ns: Fraction) -> Frac
 
 def _open(text: str) -> Arrivals:
     arrivals = parse(text)
-    assert arrivals.facts.get("open_loop", True)
+    assert arrivals.facts.open_loop
     return arrivals

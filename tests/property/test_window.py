@@ -12,7 +12,8 @@ from analysis.frame import frame_of
 from analysis.metrics import METRICS
 from analysis.window import choose
 from loadgen.record import Record
-from loadgen.runfile import LoadFacts, load_facts
+from loadgen.runfile import load_facts
+from workloads.arrivals import LoadFacts
 
 INSTANTS = st.integers(0, 10**10)
 REQUESTS = st.lists(

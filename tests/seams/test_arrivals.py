@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +21,7 @@ from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 from workloads import arrivals
+from workloads.arrivals import LoadFacts
 from workloads.syntax import NS_PER_S, rate, show
 
 
@@ -40,8 +41,8 @@ class Pairs(arrivals.Arrivals):
         return (index // 2 * int(2 * NS_PER_S / self.rate) for index in count())
 
     @property
-    def facts(self) -> dict[str, Any]:
-        return {"text": f"{show(self.rate)} per second, in pairs", "steady": True, "rate_per_s": float(self.rate)}
+    def facts(self) -> LoadFacts:
+        return LoadFacts(text=f"{show(self.rate)} per second, in pairs", steady=True, rate_per_s=float(self.rate))
 
     def __str__(self) -> str:
         return f"pairs:{show(self.rate)}"

@@ -171,5 +171,5 @@ def test_endless_arrivals_need_an_end(text: str, until_ns: int | None) -> None:
 
 def _open(text: str) -> Arrivals:
     arrivals = parse(text)
-    assert arrivals.facts.get("open_loop", True)
+    assert arrivals.facts.open_loop
     return arrivals

@@ -63,7 +63,7 @@ def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], senten
 def test_arrivals_have_words(text: str, words: str) -> None:
     """Every kind of arrivals, from its canonical text."""
     named = known_arrivals.parse(text)
-    assert (str(named), named.facts["text"]) == (text, words)
+    assert (str(named), named.facts.text) == (text, words)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def body(made: Exchange) -> bytes:
     return b"".join(made.raw[start:end] for start, end in made.framing.body_spans(made.raw))
 
 
+def test_certificates_are_checked_unless_told_otherwise() -> None:
+    """Against the system's authorities, and the name; over http nothing of TLS is set up."""
+    tls = target_of("https://127.0.0.1:1", None).tls
+    assert tls is not None
+    assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert target_of("http://127.0.0.1:1", None).tls is None
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_each_read_has_a_kernel_stamp_between_send_and_read(host: str) -> None:
     """Stamps lie between the request's send and the read that returned them, in order, on IPv4 and IPv6."""

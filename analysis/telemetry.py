@@ -54,15 +54,20 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     if source == "server":
         return {"server": sample.values}
     if source == "gpu":
-        gpus = [gpu for gpu in sample.values.get("gpus") or () if not gpu.get("gap")]
+        gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
         held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
-        for process in (each for gpu in gpus for each in gpu.get("processes") or ()):
+        for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
             if (size := number(process, "memory_used_bytes")) is not None:
                 total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
                 total["held_bytes"] += size
         return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
-    processes = {f"process {each.get('pid')}": each for each in sample.values.get("processes") or ()}
+    processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
+
+
+def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    listed = values.get(name)
+    return [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list | tuple) else []
 
 
 def number(values: Mapping[str, Any], name: str) -> float | None:
@@ -273,8 +278,8 @@ def memory(run: Run) -> Memory | None:
     gpus = {name: read for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")}
     processes = _by_name(found["host"], "host")
     host, host_told = processes.pop("host", None), told.get("host", {})
-    cards = {f"GPU {each.get('index')}": each for each in told.get("gpu", {}).get("gpus", ())}
-    names = {f"process {each.get('pid')}": each.get("name", "") for each in host_told.get("processes", ())}
+    cards = {f"GPU {each.get('index')}": each for each in _listed(told.get("gpu", {}), "gpus")}
+    names = {f"process {each.get('pid')}": each.get("name", "") for each in _listed(host_told, "processes")}
     return Memory(
         gpus=[
             GpuMemory(
@@ -335,7 +340,7 @@ def _gpu_processes(gpus: Mapping[str, Readings]) -> Iterator[ProcessMemory]:
     held: dict[tuple[str, str], Readings] = {}
     for gpu, readings in gpus.items():
         for moment, values in readings:
-            for process in values.get("processes") or ():
+            for process in _listed(values, "processes"):
                 held.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
     for (of, gpu), readings in held.items():
         yield ProcessMemory(on=gpu, name="", **_levels(of, readings, "memory_used_bytes"))

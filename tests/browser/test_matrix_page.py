@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from analysis.report.format import significant
 from tests.browser.conftest import NASTY
@@ -147,7 +147,7 @@ def test_the_bars_can_be_taken_away(opened: Opened) -> None:
     """As a table on the page, and as CSV."""
     figure = opened.page.locator("figure", has=opened.page.locator("#chart-bars-0"))
     figure.locator("summary").click()
-    assert figure.locator("tbody tr").count() == 4
+    expect(figure.locator("tbody tr")).to_have_count(4)
     with opened.page.expect_download() as download:
         figure.get_by_role("button", name="Download as CSV").click()
     lines = download.value.path().read_text("utf-8").splitlines()

@@ -40,7 +40,7 @@ def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> No
     assert {record.state for record in run.records} == {"complete"}
     found = compare_with_log(run, read_log(tmp_path / "sim.jsonl"))
     assert found.stamps == "kernel"
-    assert found.requests >= 200  # how many more depends on this machine
+    assert found.requests >= 400
     assert found.not_compared == 0
     assert found.ttft_s.p99 < 0.001, found
     assert found.tpot_s.p99 < 0.001, found

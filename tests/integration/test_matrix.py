@@ -73,7 +73,7 @@ def found_in(folder: Path) -> dict[str, Any]:
 
 
 def what_was_asked(folder: Path) -> dict[str, Any]:
-    """Every run without its timings: its plan but for port and process, and of each request what came back."""
+    """Every run without its timings: its plan but for port and process, and what was recorded of each request."""
     facts = {}
     for file in sorted((folder / "run/cells").rglob("repeat-?/run.jsonl")):
         run = runfile.read(file)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from analysis.report import ChartRef, charts, markdown, page
 from analysis.report.charts import CHARTS, Chart, ChartInput
@@ -84,7 +84,7 @@ def test_the_page_draws_it(run: ReportedRun, browser: Browser, tmp_path: Path) -
         assert window.locator(f"#chart-{name} .plot-container").count() == 1
     assert "4 chunks at most." in window.locator("#text-chunks").inner_text()
     window.locator("figure", has=window.locator("#chart-chunks")).locator("summary").click()
-    assert window.locator("[data-rows=chunks] tbody tr").count() == 12
+    expect(window.locator("[data-rows=chunks] tbody tr")).to_have_count(12)
     assert complaints == []
 
 

@@ -1,4 +1,4 @@
-"""Prompts are exactly as long as asked, all different from the start, and the same for the same seed."""
+"""Prompts have exactly the length requested, are all different from the start, and the same for the same seed."""
 
 from __future__ import annotations
 

@@ -83,6 +83,23 @@ def test_cards_and_processes_have_curves_of_their_own(tmp_path: Path) -> None:
     assert not [each for each in series(run) if each.of == "process 6"]
 
 
+@pytest.mark.parametrize("listed", [None, 7, "no list", [7, None, {"index": 0, "pid": 5}], {"index": 0}])
+def test_lists_of_another_type_are_left_out(tmp_path: Path, listed: Any) -> None:
+    """A damaged or foreign line takes no other reading with it."""
+    gpu = {"index": 0, "memory_used_bytes": 20, "processes": listed}
+    lines = [
+        line("gpu", 1, gpus=[gpu]),
+        line("gpu", 2, gpus=listed),
+        line("host", 1, memory_used_bytes=7, processes=listed),
+    ]
+    run = told(tmp_path / "run", lines, facts={"gpu": {"gpus": listed}, "host": {"processes": listed}})
+    assert curve(run, "gpu_memory_used", "GPU 0")[1] == 20
+    assert curve(run, "host_memory_used", "host") == {1: 7}
+    found = memory(run)
+    assert found is not None
+    assert found.gpus[0].peak_bytes == 20
+
+
 def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     """A killed gathering leaves telemetry in the part and in the run."""
     run = told(tmp_path / "run", [line("server", 1, running=3)])

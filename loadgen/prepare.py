@@ -108,7 +108,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     room = SESSION_TOKENS if plan.of_sessions else 4096
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
-        with tokenizer_of(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+        with tokenizer_of(facts, dialect.endpoint, headers=access.headers, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
@@ -161,7 +161,8 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens))
     trace = named if isinstance(named, arrivals.Trace) else None
-    spec = WorkloadSpec(asked, inputs, outputs, plan.seed, n=schedule.count, warmup=plan.warmup, trace=trace)
+    also = {"body": plan.extra_body, "ignore_eos": plan.ignore_eos}
+    spec = WorkloadSpec(asked, inputs, outputs, plan.seed, n=schedule.count, warmup=plan.warmup, trace=trace, also=also)
     local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
     prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat)
     path = getattr(asked, "path", None)
@@ -203,7 +204,7 @@ def server_for(
     from servers.find import check_limits, probe, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
-    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
+    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, headers=access.headers, verify=access.tls)
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who} at {facts.url}{about}")

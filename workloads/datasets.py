@@ -2,7 +2,8 @@
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
-    jsonl      one {"prompt": ..., "output_tokens": N} per line; `output_tokens` may be missing, other keys are ignored
+    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}} per line; all but the prompt may be missing, other
+               keys are ignored. `body` holds fields for this request, as --extra-body does for all
 
 An element that fits its format but holds nothing to ask (no human turn with an answer, an empty instruction) is passed
 over, as the files' own users do. A trace says when requests came and how long they were:
@@ -25,14 +26,15 @@ import csv
 import json
 import re
 from calendar import timegm
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from workloads.request import user_fields
 from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
 READ_CHARACTERS = 1 << 20
@@ -57,6 +59,7 @@ class Sample:
     answer: str = ""
     """The recorded answer; its length is the output length unless something else was asked for."""
     output_tokens: int | None = None  # as the file says
+    body: Mapping[str, Any] = field(default_factory=dict)  # fields for the request, of the user's
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,13 @@ def _prompt(item: Any) -> Sample:
         raise ValueError("its prompt is empty")
     if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
         raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
-    return Sample(prompt, output_tokens=output_tokens)
+    return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")))
+
+
+def _body(fields: Any) -> Mapping[str, Any]:
+    if not isinstance(fields, Mapping | None):
+        raise TypeError(f"has a body that is no object: {fields!r}"[:120])
+    return user_fields(fields or {})
 
 
 def _text(value: Any) -> str:

@@ -10,12 +10,12 @@ A trace brings its own lengths: see `replay`. Lengths are made exact by whoever 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, islice, starmap
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from workloads import datasets
 from workloads.arrivals import Trace
@@ -34,7 +34,7 @@ from workloads.prompts import (
     id_prompts,
     text_prompts,
 )
-from workloads.request import Request
+from workloads.request import Request, merged
 from workloads.sessions import Conversation, Turn
 from workloads.syntax import TOKENS_LIMIT, WorkloadError, duration_ns, options, path_and_options, show_duration, whole
 
@@ -46,6 +46,8 @@ BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
 SAMPLE_WORDS = 200
+RESHAPING = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
+"""Fields of a body that change how many tokens its prompt has."""
 ANOTHER_MODEL = "pass the tokenizer.json of the model that is being served"
 
 
@@ -96,7 +98,8 @@ class Dataset:
         """The Requests, in order of id. Raises WorkloadError on damage, or when an output length cannot be known."""
         answer_tokens = prompts.answer_tokens()
         for number, sample in enumerate(SAMPLES[self.kind](self.path)):
-            yield Request(number, sample.prompt, prompts.count(sample.prompt), answer_tokens(sample))
+            tokens = 0 if RESHAPING.intersection(sample.body) else prompts.count(sample.prompt)
+            yield Request(number, sample.prompt, tokens, answer_tokens(sample), body=sample.body)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
@@ -114,7 +117,7 @@ class MultiTurn:
         """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
-            yield Conversation(first_id, turns, self.think_ns, prompts.chat)
+            yield Conversation(first_id, turns, self.think_ns, prompts.chat, also=prompts.spec.also)
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
@@ -180,6 +183,8 @@ class WorkloadSpec:
     somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """What each Request has besides: fields of its `body`, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +209,10 @@ class Prompts:
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
-            return islice(replay(spec.trace.entries(), self), spec.n)
-        return islice(spec.workload.requests(self), spec.n)
+            found = replay(spec.trace.entries(), self)
+        else:
+            found = spec.workload.requests(self)
+        return map(self._whole, islice(found, spec.n))
 
     def conversations(self) -> Iterator[Conversation]:
         """The sessions. Raises WorkloadError where there are none."""
@@ -223,9 +230,14 @@ class Prompts:
         lengths = spec.input.tokens(spec.seed, "warm-up input")
         answers = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
         return [
-            Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens)
+            self._whole(Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens))
             for index, input_tokens, output_tokens in zip(range(spec.warmup), lengths, answers, strict=False)
         ]
+
+    def _whole(self, request: Request) -> Request:
+        """The Request with what each one has besides; fields of its own body win."""
+        also = self.spec.also
+        return replace(request, **{**also, "body": merged(also["body"], request.body)}) if also else request
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
         """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""

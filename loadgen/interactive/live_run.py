@@ -117,7 +117,7 @@ class LiveTarget:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.model_copy(update={"n": TEXTS})
-            with tokenizer_of(self.facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
+            with tokenizer_of(self.facts, dialect.endpoint, headers=access.headers, verify=access.tls) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from workloads.request import Request
+import msgspec
+
+from workloads.request import Request, merged
 
 Told = TypeVar("Told")
 Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
@@ -171,6 +173,11 @@ class ServerKind:
     def url_variable(self) -> str:
         """The environment variable that says where it is."""
         return f"LOADGEN_{self.name.upper()}_URL"
+
+
+def body(fields: Mapping[str, Any], request: Request) -> bytes:
+    """The body of a POST: a dialect's fields, and those of the user's."""
+    return msgspec.json.encode(merged(fields, request.body) if request.body else fields)
 
 
 def at_least(version: str, *numbers: int) -> bool:

@@ -117,7 +117,7 @@ def dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: msgspec.json.encode(_fields(endpoint, request, model) | more(request)),
+        encode=lambda request, model: base.body(_fields(endpoint, request, model) | more(request), request),
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
         count_by_running=base.Route(

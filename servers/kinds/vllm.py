@@ -18,7 +18,8 @@ from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    return {"min_tokens": request.output_tokens, "ignore_eos": True, **INCLUDE_USAGE, "return_token_ids": True}
+    exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
+    return {**exact, **INCLUDE_USAGE, "return_token_ids": True}
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:

@@ -4,7 +4,8 @@ A trace brings its own lengths: see `replay`. Lengths are made exact by whoever 
 
     tokenizer file         one is given; held against the server's count, and corrected by what the server adds
     server                 it counts without running the text
-    server, plus template  it can count text alone without running it, and what its chat template adds is measured
+    server, plus endpoint  it can count text alone without running it, and what the endpoint adds is measured (a chat
+                           template)
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) 
     elif server and not server.generates:
         ruler, how = server, "text, counted by the server"
     elif server and server.plain:
-        ruler, how = server.plain, "text, counted by the server, plus its chat template"
+        ruler, how = server.plain, "text, counted by the server, plus what the endpoint adds"
     else:
         raise PromptError(
             "the server does not tell how many tokens a text has without running it",

@@ -53,7 +53,8 @@ def record_of(
     record.first_byte_ns = arrivals[0] - start_ns
     body, spans = _body(exchange, record)
     if exchange.framing.status == 200:
-        payloads, ends, rest = split(body)
+        whole = [body] if exchange.framing.ended and body else []
+        payloads, ends, rest = split(body) if dialect.streams else (whole, [len(each) for each in whole], b"")
         answer = dialect.decode(payloads)
         reads, places = located(ends, spans, exchange.sizes)
         if stamps.by_read:

@@ -58,7 +58,7 @@ class Dialect:
     """One server's protocol on one endpoint, as pure functions."""
 
     server: str
-    endpoint: str  # `completions`, `chat` or `generate`
+    endpoint: str  # `completions`, `chat`, `generate`, `embeddings` or `rerank`
     path: str
     encode: Callable[[Request, str], bytes]  # (request, model) to the JSON body of the POST
     decode: Callable[[Sequence[bytes]], Answer]  # Of the events' `data` payloads; never raises on server bytes
@@ -69,6 +69,7 @@ class Dialect:
     token_ids: bool = False  # The prompt may be token ids
     fixed_output: bool = False  # The server can be made to generate all that is asked; else less is complete too
     versions: tuple[VersionRule, ...] = ()
+    streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
 
     def misleads(self, version: str) -> str | None:
         """Why figures taken on this version would not mean what they say; None where they do."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds import base
+from servers.kinds import base, pooling
 from servers.kinds.events import DONE, decode_events, note_error, note_finish, settle
 from workloads.request import Request
 
@@ -209,7 +209,8 @@ OPENAI = base.ServerKind(
     dialects={
         endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None)
         for endpoint in ("completions", "chat")
-    },
+    }
+    | {endpoint: pooling.dialect("openai", endpoint) for endpoint in pooling.PATHS},
     recognise=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.

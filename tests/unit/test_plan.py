@@ -47,7 +47,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"url": "localhost:8000"}, "--url localhost:8000: must start with http:// or https://"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
         ({"workers": 4, "n": 2}, "4 workers for 2 requests: use --workers 2 or fewer"),
-        ({"endpoint": "embeddings"}, "--endpoint embeddings: unknown; choose 'completions', 'chat' or 'generate'"),
+        ({"endpoint": "speech"}, "--endpoint speech: unknown; choose 'completions', 'chat', 'embeddings', 'rerank' or"),
         ({"header": ("X-Lane",)}, "--header X-Lane: must be written 'Name: value'"),
         ({"header": ("X-Lane: a\r\nX-Other: b",)}, "must be written 'Name: value'"),
         ({"header": ("Content-Length: 3",)}, "--header Content-Length: 3: Content-Length is set by loadgen"),

@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError
 from loadgen.errors import PlanError
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
-from workloads import arrivals, lengths, workload
+from workloads import arrivals, lengths, pictures, workload
 from workloads.request import user_fields
 from workloads.syntax import WorkloadError
 
@@ -94,6 +94,10 @@ def _headers(lines: tuple[str, ...]) -> tuple[str, ...]:
         if found[1].lower() in _FRAMING:
             raise ValueError(f"{found[1]} is set by loadgen")
     return lines
+
+
+def _sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("x".join(map(str, pictures.size(text))) for text in texts)
 
 
 def _endpoints() -> Iterable[str]:
@@ -165,6 +169,8 @@ class Plan(BaseModel):
     """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
     ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
     """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
+    image: Annotated[tuple[str, ...], AfterValidator(_sizes), RunOption("Prompts", "start")] = ()
+    """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
     tokenizer: Annotated[Path | None, THERE, RunOption("Prompts", "start")] = None
@@ -243,7 +249,7 @@ class Plan(BaseModel):
             raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
         return int(text) if text.isdecimal() else text
 
-    @field_validator("server_pid", "header", mode="before")
+    @field_validator("server_pid", "header", "image", mode="before")
     @classmethod
     def _several(cls, given: Any) -> Any:
         return (given,) if isinstance(given, int | str) else given or ()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Access, Plan, access_of
-from workloads import arrivals, lengths, workload
+from workloads import arrivals, lengths, pictures, workload
 from workloads.prompts import load_tokenizer
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
@@ -166,8 +166,17 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
         if isinstance(asked, workload.MultiTurn):
             raise PlanError(f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat.")
         outputs, also["output_tokens"] = lengths.Fixed(1), 0
-    spec = WorkloadSpec(asked, inputs, outputs, plan.seed, n=schedule.count, warmup=plan.warmup, trace=trace, also=also)
     local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
+    if plan.image and not chat:
+        raise PlanError("--image: only messages of a chat hold pictures", "Use --endpoint chat.")
+    spec = WorkloadSpec(
+        *(asked, inputs, outputs, plan.seed),
+        n=schedule.count,
+        warmup=plan.warmup,
+        trace=trace,
+        also=also,
+        pictures=tuple(map(pictures.size, plan.image)),
+    )
     prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat)
     path = getattr(asked, "path", None)
     if path is not None and (count := schedule.count) is not None:

@@ -2,8 +2,9 @@
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
-    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}} per line; all but the prompt may be missing, other
-               keys are ignored. `body` holds fields for this request, as --extra-body does for all
+    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line; all but the prompt may be
+               missing, other keys are ignored. `body` holds fields for this request, as --extra-body does for all;
+               `image` or `images` are URLs, or files by their path from the dataset's folder
 
 An element that fits its format but holds nothing to ask (no human turn with an answer, an empty instruction) is passed
 over, as the files' own users do. A trace says when requests came and how long they were:
@@ -34,6 +35,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from workloads.pictures import url_of
 from workloads.request import user_fields
 from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
@@ -60,6 +62,7 @@ class Sample:
     """The recorded answer; its length is the output length unless something else was asked for."""
     output_tokens: int | None = None  # as the file says
     body: Mapping[str, Any] = field(default_factory=dict)  # fields for the request, of the user's
+    images: tuple[str, ...] = ()  # URLs
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def jsonl(path: Path) -> Iterator[Sample]:
     with opened(path, "the dataset") as file:
         for line, text in _lines(file, ELEMENT_LIMIT):
             with _placed(f"{path}, line {line}", FORMAT_HINT):
-                sample = _prompt(json.loads(text))
+                sample = _prompt(json.loads(text), path.parent)
             yield sample
 
 
@@ -203,13 +206,15 @@ def _instruction(item: Any) -> Sample | None:
     return Sample(f"{instruction}\n\n{context}" if context else instruction, answer)
 
 
-def _prompt(item: Any) -> Sample:
+def _prompt(item: Any, folder: Path) -> Sample:
     prompt, output_tokens = _text(item["prompt"]), item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
     if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
         raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
-    return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")))
+    several = item.get("images", [item["image"]] if "image" in item else [])
+    images = tuple(url_of(_text(each), folder) for each in several)
+    return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
 
 
 def _body(fields: Any) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads.pictures import Picture
+
 DECIDED = {
     **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload says what is asked"),
     **dict.fromkeys(
@@ -37,6 +39,8 @@ class Request:
     turn: int = 0
     body: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the user's, merged into what the Dialect sends."""
+    images: tuple[str | Picture, ...] = ()
+    """URLs of pictures that go with a chat's last message."""
     ignore_eos: bool = True
     """Whether the answer shall have its whole length even where the model would end it, if the server can do that."""
 

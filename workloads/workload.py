@@ -22,6 +22,7 @@ from workloads import datasets
 from workloads.arrivals import Trace
 from workloads.datasets import TRACE_BLOCK_TOKENS, Entry, Sample
 from workloads.lengths import Fixed, Lengths
+from workloads.pictures import Picture
 from workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
@@ -99,8 +100,10 @@ class Dataset:
         """The Requests, in order of id. Raises WorkloadError on damage, or when an output length cannot be known."""
         answer_tokens = prompts.answer_tokens()
         for number, sample in enumerate(SAMPLES[self.kind](self.path)):
-            tokens = 0 if RESHAPING.intersection(sample.body) else prompts.count(sample.prompt)
-            yield Request(number, sample.prompt, tokens, answer_tokens(sample), body=sample.body)
+            more = sample.images or RESHAPING.intersection(sample.body)
+            tokens = 0 if more else prompts.count(sample.prompt)
+            asked = number, sample.prompt, tokens, answer_tokens(sample)
+            yield Request(*asked, body=sample.body, images=sample.images)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
@@ -186,6 +189,8 @@ class WorkloadSpec:
     trace: Trace | None = None
     also: Mapping[str, Any] = field(default_factory=dict)
     """What each Request has besides: fields of its `body`, ..."""
+    pictures: tuple[tuple[int, int], ...] = ()
+    """Sizes of the synthetic pictures in each Request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +241,14 @@ class Prompts:
         ]
 
     def _whole(self, request: Request) -> Request:
-        """The Request with what each one has besides; fields of its own body win."""
-        also = self.spec.also
-        return replace(request, **{**also, "body": merged(also["body"], request.body)}) if also else request
+        """The Request with what each one has besides; fields of its own body win. Raises WorkloadError for pictures
+        where there is no place for them."""
+        spec, images = self.spec, request.images
+        images += tuple(Picture(*size, f"{spec.seed}/{request.id}/{at}") for at, size in enumerate(spec.pictures))
+        if images and not self.chat:
+            raise WorkloadError("only messages of a chat hold pictures", "use --endpoint chat")
+        changes = {**spec.also, "body": merged(spec.also.get("body", {}), request.body), "images": images}
+        return replace(request, **changes | ({"input_tokens": 0} if images else {}))
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
         """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""
@@ -271,6 +281,8 @@ def prompts_for(
     Texts are built and counted all at once, ids are drawn as they are needed. Raises PromptError when a length cannot
     be made exact, or when the tokenizer file and the server disagree; WorkloadError when a file is damaged, or when
     texts are asked for without end."""
+    if spec.pictures and isinstance(spec.workload, MultiTurn):
+        raise WorkloadError("sessions hold no pictures", "ask single requests, or leave out --image")
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     counted, shift, how = _ruler(local, server, words)

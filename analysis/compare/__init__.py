@@ -49,9 +49,12 @@ FIGURES = (
 """What is compared unless more is asked: few, because each question more makes every answer weaker."""
 PLANNED = (
     *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s"),
-    *("header", "extra_body", "ignore_eos"),
+    *("header", "extra_body", "ignore_eos", "image"),
 )
-OLDER = {"arrivals": "burst", "workload": "synthetic", "header": [], "extra_body": {}, "ignore_eos": True}
+OLDER: dict[str, Any] = {
+    **{"arrivals": "burst", "workload": "synthetic", "ignore_eos": True},
+    **{"header": [], "extra_body": {}, "image": []},
+}
 """What held where the plan of an older run does not say."""
 LENGTHS_ALIKE = 0.01
 """Mean output lengths that differ by no more are the same: chance in when answers end by themselves."""

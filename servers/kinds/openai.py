@@ -140,6 +140,9 @@ def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
         assert isinstance(request.prompt, str), "chat takes text"
         said = request.messages or (("user", request.prompt),)
         asked = {"messages": [{"role": role, "content": content} for role, content in said], "model": model}
+        if request.images:
+            urls = ({"type": "image_url", "image_url": {"url": str(image)}} for image in request.images)
+            asked["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
     limits = {"max_tokens": request.output_tokens, "temperature": request.temperature}
     return {**asked, **limits, "stream": True}
 

@@ -71,3 +71,24 @@ def test_an_answer_that_ends_by_itself_is_complete_where_it_may(tmp_path: Path) 
             burst(tmp_path / name, *common, *more)
         assert summary_of(tmp_path / name)["requests"][state] == 2
         assert runfile.read(tmp_path / name / "run").header.plan["ignore_eos"] is not bool(more)
+
+
+def test_pictures_reach_a_chat_and_nothing_else(tmp_path: Path) -> None:
+    """Synthetic ones beside those of the file; on another endpoint they are refused before anything is sent."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "What?", "image": "https://x/y.png"}\n')
+    answer = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length","token_ids":[5]}]}\n\n'
+    routes = VLLM | {"POST /v1/chat/completions": lambda _: answer + USAGE}
+    options = ["--n", "1", "--output-tokens", "1", "--workload", f"jsonl:{file}", "--image", "32x16"]
+    with answering(routes) as stub:
+        common = ["--server", "vllm", "--url", stub.url, *options]
+        code, out, err = burst(tmp_path, *common, "--endpoint", "chat", command="run")
+        (body,) = [body for body in stub.bodies if body and body.get("stream")]
+        refused, _, said = burst(tmp_path, *common, "--out", str(tmp_path / "other"), command="run")
+    assert code in (0, 5), err
+    text, first, second = body["messages"][0]["content"]
+    assert (text["text"], first["image_url"]["url"]) == ("What?", "https://x/y.png")
+    assert second["image_url"]["url"].startswith("data:image/png;base64,")
+    assert "of unknown length, as they held more than their text" in out
+    assert runfile.read(tmp_path / "run").header.plan["image"] == ["32x16"]
+    assert (refused, "only messages of a chat hold pictures" in said) == (2, True)

@@ -92,7 +92,7 @@ def _headers(lines: tuple[str, ...]) -> tuple[str, ...]:
         if not found:
             raise ValueError("must be written 'Name: value'")
         if found[1].lower() in _FRAMING:
-            raise ValueError(f"{found[1]} is set by loadgen")
+            raise ValueError(f"loadgen sets {found[1]} itself")
     return lines
 
 
@@ -257,14 +257,16 @@ class Plan(BaseModel):
     @field_validator("extra_body", mode="before")
     @classmethod
     def _object(cls, given: Any) -> Any:
-        if not isinstance(given, str):
-            return given
         try:
-            return json.loads(Path(given[1:]).read_text("utf-8") if given.startswith("@") else given)
+            if isinstance(given, str):
+                given = json.loads(Path(given[1:]).read_text("utf-8") if given.startswith("@") else given)
         except OSError as error:
             raise ValueError(f"cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError("must be a JSON object")
+        return given
 
     @field_serializer("header", when_used="json")
     def _kept(self, lines: tuple[str, ...]) -> tuple[str, ...]:
@@ -362,12 +364,16 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         try:
-            yield name, Template(value.strip()).substitute(os.environ)
+            value = Template(value).substitute(os.environ).strip()
         except KeyError as error:
             variable = error.args[0]
-            raise PlanError(f"--header {name}: ${variable} is not set", f"Set the environment variable {variable}.")
+            hint = f"Set the environment variable {variable}."
+            raise PlanError(f"--header {name}: ${variable} is not set", hint) from None
         except ValueError:
             raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
+        if not _HEADER.fullmatch(f"{name}: {value}"):
+            raise PlanError(f"--header {name}: a variable in it holds more than one line", "Set it to the value alone.")
+        yield name, value
 
 
 def read_plan(path: Path) -> dict[str, Any]:

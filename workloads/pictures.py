@@ -7,7 +7,6 @@ few kilobytes: of all its rows only the first has to be sent. What a server comp
 from __future__ import annotations
 
 import base64
-import mimetypes
 import re
 import struct
 import zlib
@@ -16,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 SIDE_LIMIT = 16_384
+ENDINGS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 _URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ class Picture:
     seed: str
 
     def __str__(self) -> str:
-        return _data_url("image/png", self.png())
+        return _data_url("png", self.png())
 
     def png(self) -> bytes:
         """8 bits per channel, RGB (PNG specification, third edition, sections 5 and 11)."""
@@ -56,14 +56,14 @@ def url_of(given: str, folder: Path) -> str:
     """A URL as it is; of a file, by its path from `folder`, its content. Raises ValueError."""
     if _URL.match(given):
         return given
-    kind, _ = mimetypes.guess_type(given)
-    if kind is None or not kind.startswith("image/"):
-        raise ValueError(f"{given!r} has no ending of a picture, such as .png")
+    file = folder / given
+    if file.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{given!r} has no ending of a picture: {', '.join(ENDINGS)}")
     try:
-        return _data_url(kind, (folder / given).read_bytes())
+        return _data_url(ENDINGS[file.suffix.lower()], file.read_bytes())
     except OSError as error:
         raise ValueError(f"cannot read the picture {given}: {error.strerror}") from None
 
 
 def _data_url(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -165,7 +165,7 @@ class Plan(BaseModel):
     lognormal:mean=M,cv=C, empirical:FILE, ..."""
     output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 128
     """Tokens to generate, likewise; 128 by default."""
-    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}  # noqa: RUF012
+    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}
     """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
     ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
     """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
@@ -278,6 +278,8 @@ class Plan(BaseModel):
             raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
+        if self.image and self.of_sessions:
+            raise ValueError("--image: the turns of sessions hold no pictures; ask single requests")
         if self.gpu and self.dcgm_url:
             raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
         return self

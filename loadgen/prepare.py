@@ -106,7 +106,9 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     room = SESSION_TOKENS if plan.of_sessions else 4096
-    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, dialect)}") as facts:
+    with server_for(
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, dialect)}"
+    ) as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
         with tokenizer_of(facts, dialect.endpoint, headers=access.headers, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
@@ -164,7 +166,9 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     also: dict[str, Any] = {"body": plan.extra_body, "ignore_eos": plan.ignore_eos}
     if not dialect.streams:
         if isinstance(asked, workload.MultiTurn):
-            raise PlanError(f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat.")
+            raise PlanError(
+                f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat."
+            )
         outputs, also["output_tokens"] = lengths.Fixed(1), 0
     local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
     if plan.image and not chat:

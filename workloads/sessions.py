@@ -73,4 +73,6 @@ class Conversation:
 
     def _bare(self, number: int) -> Request:
         turn = self.turns[number]
-        return Request(self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.also)
+        return Request(
+            self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.also
+        )

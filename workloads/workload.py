@@ -281,8 +281,6 @@ def prompts_for(
     Texts are built and counted all at once, ids are drawn as they are needed. Raises PromptError when a length cannot
     be made exact, or when the tokenizer file and the server disagree; WorkloadError when a file is damaged, or when
     texts are asked for without end."""
-    if spec.pictures and isinstance(spec.workload, MultiTurn):
-        raise WorkloadError("sessions hold no pictures", "ask single requests, or leave out --image")
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     counted, shift, how = _ruler(local, server, words)

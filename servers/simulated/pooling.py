@@ -46,7 +46,7 @@ def _whole(
     state: ServerState, request: CompletionRequest, prompt_tokens: int, name: str, answer: Mapping[str, Any]
 ) -> Encoding:
     """An answer that is due when a first token would be."""
-    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     usage |= {"completion_tokens": 0, "prompt_tokens_details": None} if name == "embd" else {}
     number = f"{name}-{state.started_s:08x}{request.index:08x}"
     identity = {"id": number, "created": request.created_s, "model": state.config.model}

@@ -47,7 +47,7 @@ def test_fields_of_the_plan_and_of_the_file_reach_the_server(tmp_path: Path) -> 
         common = ["--server", "vllm", "--url", stub.url, "--n", "2", "--output-tokens", "8", "--quiet"]
         extra = '{"temperature": 0.7, "stream_options": {"continuous_usage_stats": true}, "return_token_ids": null}'
         more = ["--workload", f"jsonl:{file}", "--extra-body", extra, "--no-ignore-eos"]
-        code, _, err = burst(tmp_path, *common, *more, command="run")
+        _, _, err = burst(tmp_path, *common, *more, command="run")
     sent = sorted((body for body in stub.bodies if body and body.get("stream")), key=lambda body: body["prompt"])
     rest = {
         "model": "tiny",

@@ -57,6 +57,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"extra_body": {"max_tokens": 4}}, "'max_tokens' cannot be set here: --output-tokens says how long"),
         ({"extra_body": {"parameters": {"max_new_tokens": 4}}}, "'max_new_tokens' cannot be set here"),
         ({"extra_body": {"ignore_eos": False}}, "'ignore_eos' cannot be set here: use --no-ignore-eos"),
+        ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: the turns of sessions hold no pictures"),
         ({"image": "512"}, "--image 512: write the size of a picture as 512x512"),
         ({"image": ("512x512", "0x9")}, "--image 512x512, 0x9: write the size of a picture as 512x512"),
         ({"label": "../x"}, "--label ../x: string should match pattern"),

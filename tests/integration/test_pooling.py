@@ -33,7 +33,7 @@ def test_a_burst_has_the_metrics_that_make_sense(endpoint: str, tmp_path: Path) 
     assert "E2E" in out
     assert not any(word in out for word in ("Output throughput", "TTFT", "TPOT", "output lengths"))
     assert (tmp_path / "run" / "report.html").exists()
-    assert f"40 tokens in, {endpoint}" in err
+    assert f"40 tokens in, {endpoint}" in out
     assert runfile.read(tmp_path / "run").header.plan["output_tokens"] == 0
 
 

@@ -159,7 +159,7 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Before the drain of a run without a window."""
     total_tokens_per_s: float | None
     """Output and prompt tokens."""
-    input_tokens_per_s: float | None
+    input_tokens_per_s: float | None = None
     """Prompt tokens."""
     tail_share: float | None
     """Share of the run in which fewer than a tenth of the requests were left in flight (the drain)."""

@@ -92,6 +92,7 @@ class Frame:
     first_ns: Floats
     """First chunk. NaN where there was none, as in the next two."""
     last_ns: Floats
+    """Last chunk; of a complete request that asked for no token, the end of its answer."""
     first_tokens: Floats
     arrived_tokens: Floats
     """The sum over chunks."""
@@ -146,6 +147,11 @@ class Frame:
         return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
 
     @property
+    def begun_ns(self) -> Floats:
+        """When the server had run the prompt: the first chunk, or the end of an answer without tokens."""
+        return np.where(np.isnan(self.first_ns), self.last_ns, self.first_ns)
+
+    @property
     def sent(self) -> Booleans:
         """Measured requests of which a byte was sent."""
         return self.measured & ~np.isnan(self.sent_ns)
@@ -191,9 +197,9 @@ class Frame:
         return inside
 
     def prompt_tokens_inside(self) -> float:
-        """Prompt tokens of requests whose first token arrived inside the window. A prompt whose length nobody told (a
+        """Prompt tokens of requests whose answer began inside the window. A prompt whose length nobody told (a
         turn of a session that broke off before the server counted it) adds nothing."""
-        answered = self.sent & ~np.isnan(self.first_ns) & self.within(self.first_ns)
+        answered = self.sent & ~np.isnan(self.begun_ns) & self.within(self.begun_ns)
         return float(np.nansum(self.prompt_tokens[answered]))
 
     @property
@@ -340,6 +346,8 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     chunk_ns = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.float64, offsets[-1])
     chunk_tokens = np.fromiter(chain.from_iterable(record.chunk_tokens for record in records), np.int64, offsets[-1])
     end_ns, last_ns, state = column("end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts), column("state", np.str_)
+    output_asked = column("output_tokens_asked")
+    last_ns = np.where((counts == 0) & (output_asked == 0) & (state == "complete"), end_ns, last_ns)
     return {
         "chunk_counts": counts,
         "chunk_ns": chunk_ns,
@@ -354,7 +362,7 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         "arrived_tokens": sum_by_row(chunk_tokens, offsets),
         "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], np.float64),
         "prompt_reported": column("prompt_tokens"),
-        "output_asked": column("output_tokens_asked"),
+        "output_asked": output_asked,
         "output_reported": column("output_tokens"),
         "first_token_merged": column("first_token_merged", np.bool_),
         **{name: column(name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},

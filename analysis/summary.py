@@ -159,6 +159,8 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Before the drain of a run without a window."""
     total_tokens_per_s: float | None
     """Output and prompt tokens."""
+    input_tokens_per_s: float | None = None
+    """Prompt tokens."""
     tail_share: float | None
     """Share of the run in which fewer than a tenth of the requests were left in flight (the drain)."""
     error_share: float | None
@@ -471,6 +473,11 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[TurnLatency] = []
     goodput: Goodput | None = None
     objectives: list[ObjectiveVerdict] = []
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens were asked for: embeddings and rerank have none."""
+        return self.tokens.output_asked > 0 or not self.requests.complete
 
     @property
     def latency(self) -> ByLatency[Distribution]:

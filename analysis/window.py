@@ -167,6 +167,7 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
         return {}, SHORT
     requests, tokens, prompts = _amounts(frame, number)
     rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
+    rates["input_tokens_per_s"] = prompts
     found = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
     return found, None if found else ALIKE
 
@@ -191,9 +192,9 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
 def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:
     """Per second of each batch: requests that ended, tokens that arrived, prompt tokens of those that began; each as
     in the figure of analysis.metrics."""
-    ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.first_ns)
+    ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.begun_ns)
     requests = _counted(frame, number, frame.end_ns[ended], np.ones(int(ended.sum())))
-    prompts = _counted(frame, number, frame.first_ns[begun], frame.prompt_tokens[begun])
+    prompts = _counted(frame, number, frame.begun_ns[begun], frame.prompt_tokens[begun])
     each = np.where(frame.sent, frame.output_tokens, 0.0) / np.maximum(frame.arrived_tokens, 1)
     tokens, counts = np.zeros(number), frame.chunk_counts
     for rows, chunks in frame.blocks():

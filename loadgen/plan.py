@@ -6,12 +6,15 @@ generated documentation: loadgen.cli.options makes the options of `loadgen burst
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import ssl
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -21,6 +24,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -29,13 +33,20 @@ from pydantic_core import PydanticCustomError
 from loadgen.errors import PlanError
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
-from workloads import arrivals, lengths, workload
+from workloads import arrivals, lengths, pictures, workload
+from workloads.request import user_fields
 from workloads.syntax import WorkloadError
 
 ANSWERS = "answers"
 """Output lengths that are those of a dataset's own answers."""
 CATALOG = Path(workload.__file__).with_name("catalog")
 """Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
+
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
+_FRAMING = ("content-length", "transfer-encoding", "connection")
+"""Headers that say where a request ends: only who writes it knows."""
+_SECRET = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
+_VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 
 Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
 """Under which heading `--help` lists an option."""
@@ -73,6 +84,20 @@ def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _headers(lines: tuple[str, ...]) -> tuple[str, ...]:
+    for line in lines:
+        found = _HEADER.fullmatch(line)
+        if not found:
+            raise ValueError("must be written 'Name: value'")
+        if found[1].lower() in _FRAMING:
+            raise ValueError(f"loadgen sets {found[1]} itself")
+    return lines
+
+
+def _sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("x".join(map(str, pictures.size(text))) for text in texts)
 
 
 def _endpoints() -> Iterable[str]:
@@ -140,12 +165,20 @@ class Plan(BaseModel):
     lognormal:mean=M,cv=C, empirical:FILE, ..."""
     output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 128
     """Tokens to generate, likewise; 128 by default."""
+    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}
+    """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
+    ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
+    """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
+    image: Annotated[tuple[str, ...], AfterValidator(_sizes), RunOption("Prompts", "start")] = ()
+    """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
     tokenizer: Annotated[Path | None, THERE, RunOption("Prompts", "start")] = None
     """A tokenizer.json to build prompts with."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
+    header: Annotated[tuple[str, ...], AfterValidator(_headers), RunOption("Server", "start")] = ()
+    """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
     ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
     insecure: Annotated[bool, RunOption("Server", "start")] = False
@@ -216,10 +249,28 @@ class Plan(BaseModel):
             raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
         return int(text) if text.isdecimal() else text
 
-    @field_validator("server_pid", mode="before")
+    @field_validator("server_pid", "header", "image", mode="before")
     @classmethod
-    def _several(cls, pids: Any) -> Any:
-        return (pids,) if isinstance(pids, int) else pids or ()
+    def _several(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, int | str) else given or ()
+
+    @field_validator("extra_body", mode="before")
+    @classmethod
+    def _object(cls, given: Any) -> Any:
+        try:
+            if isinstance(given, str):
+                given = json.loads(Path(given[1:]).read_text("utf-8") if given.startswith("@") else given)
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError("must be a JSON object")
+        return given
+
+    @field_serializer("header", when_used="json")
+    def _kept(self, lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(redacted, lines))
 
     @model_validator(mode="after")
     def _ends(self) -> Plan:
@@ -227,6 +278,8 @@ class Plan(BaseModel):
             raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
+        if self.image and self.of_sessions:
+            raise ValueError("--image: the turns of sessions hold no pictures; ask single requests")
         if self.gpu and self.dcgm_url:
             raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
         return self
@@ -240,6 +293,27 @@ def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
         for each in field.metadata
         if isinstance(each, RunOption)
     }
+
+
+def redacted(line: str) -> str:
+    """A header as it may be kept: in place of a secret, the environment variable that may hold it."""
+    name, _, value = line.partition(":")
+    secret = _SECRET.search(name) and not _VARIABLE.search(value)
+    return f"{name}: ${re.sub(r'[^A-Za-z0-9]', '_', name).upper()}" if secret else line
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line as it may be kept."""
+    pairs = zip(["", *command], command, strict=False)
+    option = option_name("header")
+    return [
+        redacted(word)
+        if before == option
+        else f"{option}={redacted(word.partition('=')[2])}"
+        if word.startswith(f"{option}=")
+        else word
+        for before, word in pairs
+    ]
 
 
 def option_name(field: str) -> str:
@@ -257,17 +331,18 @@ def command_of(plan: Plan) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, dict):
+            words += [flag, json.dumps(value)]
         elif name.endswith("_s"):
             words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
             words += [text for each in values for text in (flag, str(each))]
-    return words
+    return without_secrets(words)
 
 
 class Access(NamedTuple):
     """How to get at the server besides its address: never written to the Run."""
 
-    api_key: str | None
     tls: ssl.SSLContext | None
     """How certificates are checked, if not against the system's: reading those takes 90 ms, of who speaks TLS only."""
     headers: dict[str, str]
@@ -275,12 +350,32 @@ class Access(NamedTuple):
 
 
 def access_of(plan: Plan) -> Access:
-    """The API key from its environment variable, and how certificates are checked."""
+    """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
+    Raises PlanError for a variable that is not set."""
     from servers.wire.connection import tls_context
+    from servers.wire.http1 import bearer
 
-    key = os.environ.get(plan.api_key_env) or None
+    headers = dict(_filled(plan.header))
+    if "authorization" not in {name.lower() for name in headers}:
+        headers |= bearer(os.environ.get(plan.api_key_env))
     tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
-    return Access(key, tls, {"Authorization": f"Bearer {key}"} if key else {})
+    return Access(tls, headers)
+
+
+def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        name, _, value = line.partition(":")
+        try:
+            value = Template(value).substitute(os.environ).strip()
+        except KeyError as error:
+            variable = error.args[0]
+            hint = f"Set the environment variable {variable}."
+            raise PlanError(f"--header {name}: ${variable} is not set", hint) from None
+        except ValueError:
+            raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
+        if not _HEADER.fullmatch(f"{name}: {value}"):
+            raise PlanError(f"--header {name}: a variable in it holds more than one line", "Set it to the value alone.")
+        yield name, value
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -312,6 +407,7 @@ def _mistake(item: Any) -> str:
     if not item["loc"]:
         return message
     name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
+    value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
     if item["type"] == "literal_error":
         return f"{option} {value}: unknown; choose {item['ctx']['expected']}"
     if item["type"] == "extra_forbidden":

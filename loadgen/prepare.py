@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import ANSWERS, Access, Plan, access_of
-from workloads import arrivals, lengths, workload
+from workloads import arrivals, lengths, pictures, workload
 from workloads.prompts import load_tokenizer
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
@@ -106,9 +106,11 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     room = SESSION_TOKENS if plan.of_sessions else 4096
-    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
+    with server_for(
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, dialect)}"
+    ) as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
-        with tokenizer_of(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+        with tokenizer_of(facts, dialect.endpoint, headers=access.headers, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
@@ -124,7 +126,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
                 target=target,
                 dialect=dialect,
                 model=facts.model,
-                headers=access.headers,
+                headers=access.headers if dialect.streams else {"Accept": "application/json", **access.headers},
                 stamps=plan.stamps,
                 part=folder / f"part-{worker}.jsonl",
             )
@@ -161,8 +163,24 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens))
     trace = named if isinstance(named, arrivals.Trace) else None
-    spec = WorkloadSpec(asked, inputs, outputs, plan.seed, n=schedule.count, warmup=plan.warmup, trace=trace)
+    also: dict[str, Any] = {"body": plan.extra_body, "ignore_eos": plan.ignore_eos}
+    if not dialect.streams:
+        if isinstance(asked, workload.MultiTurn):
+            raise PlanError(
+                f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat."
+            )
+        outputs, also["output_tokens"] = lengths.Fixed(1), 0
     local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
+    if plan.image and not chat:
+        raise PlanError("--image: only messages of a chat hold pictures", "Use --endpoint chat.")
+    spec = WorkloadSpec(
+        *(asked, inputs, outputs, plan.seed),
+        n=schedule.count,
+        warmup=plan.warmup,
+        trace=trace,
+        also=also,
+        pictures=tuple(map(pictures.size, plan.image)),
+    )
     prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat)
     path = getattr(asked, "path", None)
     if path is not None and (count := schedule.count) is not None:
@@ -200,10 +218,11 @@ def server_for(
     """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
     simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
     one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
-    from servers.find import check_limits, probe, resolve
+    from servers.find import check_limits, dialect_on, probe, resolve
 
-    longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
-    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
+    answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
+    longest = [longest_prompt_of(plan), answered]
+    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, headers=access.headers, verify=access.tls)
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who} at {facts.url}{about}")
@@ -228,14 +247,15 @@ def server_for(
         yield replace(facts, model=plan.model or facts.model, pids=(pid,))
 
 
-def _words(plan: Plan) -> str:
+def _words(plan: Plan, dialect: Dialect) -> str:
     """The plan in one line."""
     how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = arrivals.parse(plan.arrivals).facts
     when = facts.text if facts.burst else plan.arrivals
     tokens_in, tokens_out = plan.lengths
-    return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
+    back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
+    return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {back}"
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:
@@ -247,7 +267,8 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
+        plan=plan.model_dump(mode="json")
+        | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
         client={"prompts": how, **({"forced": why} if why else {})},

@@ -11,7 +11,7 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,14 +27,15 @@ ANSWER_LIMIT_BYTES = 64 << 20
 class Caller:
     """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
 
-    def __init__(self, url: str, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> None:
-        """Paths count from `url`. `verify` says how certificates are checked, if not against the system's."""
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, verify: ssl.SSLContext | None = None
+    ) -> None:
+        """Paths count from `url`, and each question carries `headers`. `verify` says how certificates are checked, if
+        not against the system's."""
         parts = urlsplit(url)
         self._url = url
         self._prefix = parts.path.rstrip("/")
-        self._headers = {"content-type": "application/json"}
-        if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._headers = {"content-type": "application/json", **(headers or {})}
         host = parts.hostname or ""
         self._connection = (
             http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=verify)

@@ -33,7 +33,7 @@ def resolve(
     environ: Mapping[str, str],
     *,
     real: bool = False,
-    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
     verify: ssl.SSLContext | None = None,
 ) -> ServerFacts | None:
     """Find the server, or None: then the simulated one is meant. `url` wins, then LOADGEN_<SERVER>_URL; what answers
@@ -41,14 +41,14 @@ def resolve(
     finding none an error. Raises what `probe` raises."""
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
-        return probe(given, server, api_key=api_key, verify=verify)
+        return probe(given, server, headers=headers, verify=verify)
     if not kind.port:
         raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
     # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
     with suppress(OSError):
         socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
         try:
-            return probe(f"http://127.0.0.1:{kind.port}", server, api_key=api_key, verify=verify)
+            return probe(f"http://127.0.0.1:{kind.port}", server, headers=headers, verify=verify)
         except (UnreachableError, WrongServerError):
             if real:
                 raise
@@ -60,13 +60,15 @@ def resolve(
     return None
 
 
-def probe(url: str, server: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None) -> ServerFacts:
+def probe(
+    url: str, server: str, *, headers: Mapping[str, str] | None = None, verify: ssl.SSLContext | None = None
+) -> ServerFacts:
     """Ask the server at `url` who it is. `server` is a key of KINDS. Raises UnreachableError, UnauthorizedError, and
     WrongServerError when it is not the server named."""
     from servers.calls import Caller  # 15 ms that finding no server at all must not cost
 
     base, kind = base_url(url), KINDS[server]
-    with closing(Caller(base, api_key, verify)) as ask:
+    with closing(Caller(base, headers, verify)) as ask:
         facts = kind.recognise(ask, base)
         if facts is None:
             raise _wrong_server(ask, base, kind)
@@ -169,7 +171,11 @@ class ServerTokenizer:
 
 @contextmanager
 def tokenizer_of(
-    facts: ServerFacts, endpoint: str, *, api_key: str | None = None, verify: ssl.SSLContext | None = None
+    facts: ServerFacts,
+    endpoint: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    verify: ssl.SSLContext | None = None,
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
     from servers.calls import Caller
@@ -180,7 +186,7 @@ def tokenizer_of(
     def known(route: Route[Told] | None) -> Route[Told] | None:
         return route if route and route.path in facts.count_routes else None
 
-    with closing(Caller(facts.url, api_key, verify)) as ask:
+    with closing(Caller(facts.url, headers, verify)) as ask:
         route = known(dialect.count) or dialect.count_by_running
         tokenizer = ServerTokenizer(ask, route, facts.model, known(kind.ids))
         if plain := known(dialect.count_text):

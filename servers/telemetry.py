@@ -93,8 +93,10 @@ class Page:
 class ServerMetrics:
     """A server's /metrics, over one kept connection. `url` is the base of the server's paths."""
 
-    def __init__(self, url: str, server: str, *, api_key: str | None, verify: ssl.SSLContext | None) -> None:
-        self._ask = _page_caller(url, api_key, verify)
+    def __init__(
+        self, url: str, server: str, *, headers: Mapping[str, str] | None, verify: ssl.SSLContext | None
+    ) -> None:
+        self._ask = _page_caller(url, headers, verify)
         self._server = server
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
@@ -353,12 +355,12 @@ def _library(module: str, package: str) -> Any:
         raise NotMeasuredError(f"{package} is not installed: {EXTRA}") from None
 
 
-def _page_caller(url: str, api_key: str | None, verify: ssl.SSLContext | None) -> Caller:
+def _page_caller(url: str, headers: Mapping[str, str] | None, verify: ssl.SSLContext | None) -> Caller:
     """What `_fetch` asks. The parser is loaded too (0.1 s, once), before anything is timed."""
     from servers.calls import Caller
 
     _library("prometheus_client.parser", "prometheus-client")
-    return Caller(url, api_key, verify)
+    return Caller(url, headers, verify)
 
 
 def _fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Page:

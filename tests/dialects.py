@@ -1,7 +1,9 @@
-"""Every dialect of every server kind, by (server, endpoint)."""
+"""Every dialect of every server kind, by (server, endpoint): those that generate tokens, and the others."""
 
 from __future__ import annotations
 
 from servers.kinds import KINDS
 
-DIALECTS = {(kind.name, endpoint): dialect for kind in KINDS.values() for endpoint, dialect in kind.dialects.items()}
+EVERY = {(kind.name, endpoint): dialect for kind in KINDS.values() for endpoint, dialect in kind.dialects.items()}
+DIALECTS = {key: dialect for key, dialect in EVERY.items() if dialect.streams}
+POOLING = {key: dialect for key, dialect in EVERY.items() if not dialect.streams}

@@ -2,7 +2,9 @@
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
-    jsonl      one {"prompt": ..., "output_tokens": N} per line; `output_tokens` may be missing, other keys are ignored
+    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line; all but the prompt may be
+               missing, other keys are ignored. `body` holds fields for this request, as --extra-body does for all;
+               `image` or `images` are URLs, or files by their path from the dataset's folder
 
 An element that fits its format but holds nothing to ask (no human turn with an answer, an empty instruction) is passed
 over, as the files' own users do. A trace says when requests came and how long they were:
@@ -25,14 +27,16 @@ import csv
 import json
 import re
 from calendar import timegm
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from workloads.pictures import url_of
+from workloads.request import user_fields
 from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
 READ_CHARACTERS = 1 << 20
@@ -57,6 +61,8 @@ class Sample:
     answer: str = ""
     """The recorded answer; its length is the output length unless something else was asked for."""
     output_tokens: int | None = None  # as the file says
+    body: Mapping[str, Any] = field(default_factory=dict)  # fields for the request, of the user's
+    images: tuple[str, ...] = ()  # URLs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def jsonl(path: Path) -> Iterator[Sample]:
     with opened(path, "the dataset") as file:
         for line, text in _lines(file, ELEMENT_LIMIT):
             with _placed(f"{path}, line {line}", FORMAT_HINT):
-                sample = _prompt(json.loads(text))
+                sample = _prompt(json.loads(text), path.parent)
             yield sample
 
 
@@ -200,13 +206,21 @@ def _instruction(item: Any) -> Sample | None:
     return Sample(f"{instruction}\n\n{context}" if context else instruction, answer)
 
 
-def _prompt(item: Any) -> Sample:
+def _prompt(item: Any, folder: Path) -> Sample:
     prompt, output_tokens = _text(item["prompt"]), item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
     if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
         raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
-    return Sample(prompt, output_tokens=output_tokens)
+    several = item.get("images", [item["image"]] if "image" in item else [])
+    images = tuple(url_of(_text(each), folder) for each in several)
+    return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
+
+
+def _body(fields: Any) -> Mapping[str, Any]:
+    if not isinstance(fields, Mapping | None):
+        raise TypeError(f"has a body that is no object: {fields!r}"[:120])
+    return user_fields(fields or {})
 
 
 def _text(value: Any) -> str:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.pictures import Picture
+
+DECIDED = {
+    **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload says what is asked"),
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_new_tokens"), "--output-tokens says how long answers are"
+    ),
+    "model": "use --model",
+    "ignore_eos": "use --no-ignore-eos",
+    "stream": "answers are timed as streams",
+    "n": "each request has one answer",
+}
+"""Fields of a body that are not for the user to set there, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One question for a server. `prompt` is text, or token ids where the server's API takes them. `input_tokens` is
-    its exact length as the server counts it, special tokens included; 0 where an answer is part of it, which nobody can
-    count beforehand. `output_tokens` is the length asked for."""
+    its exact length as the server counts it, special tokens included; 0 where an answer or a picture is part of it,
+    which nobody can count beforehand. `output_tokens` is the length asked for."""
 
     id: int
     prompt: str | tuple[int, ...]
@@ -21,3 +37,33 @@ class Request:
     session: int | None = None
     """Where this is a turn of a session: the id of its first turn."""
     turn: int = 0
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the user's, merged into what the Dialect sends."""
+    images: tuple[str | Picture, ...] = ()
+    """URLs of pictures that go with a chat's last message."""
+    ignore_eos: bool = True
+    """Whether the answer shall have its whole length even where the model would end it, if the server can do that."""
+
+
+def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with those of the patch in their place: objects field by field, and null takes one out (JSON Merge
+    Patch, RFC 7396)."""
+    found = dict(fields)
+    for name, value in patch.items():
+        if isinstance(value, Mapping):
+            before = found.get(name)
+            found[name] = merged(before if isinstance(before, Mapping) else {}, value)
+        elif value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
+
+
+def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
+    parameters = fields.get("parameters")  # of TGI and LightLLM
+    for name in (*fields, *(parameters if isinstance(parameters, Mapping) else ())):
+        if name in DECIDED:
+            raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
+    return fields

@@ -9,8 +9,9 @@ None when it is over. The driver calls them; nothing here waits or reads a clock
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from workloads.request import Request
 
@@ -40,6 +41,8 @@ class Conversation:
     chat: bool = False  # what was said goes along as messages, not as one text
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """What each of its Requests has besides."""
 
     def request(self) -> Request:
         """What to send in this turn. The length of a later turn is 0, not known: it holds answers that nobody has
@@ -70,4 +73,6 @@ class Conversation:
 
     def _bare(self, number: int) -> Request:
         turn = self.turns[number]
-        return Request(self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number)
+        return Request(
+            self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.also
+        )

@@ -4,23 +4,25 @@ A trace brings its own lengths: see `replay`. Lengths are made exact by whoever 
 
     tokenizer file         one is given; held against the server's count, and corrected by what the server adds
     server                 it counts without running the text
-    server, plus template  it can count text alone without running it, and what its chat template adds is measured
+    server, plus endpoint  it can count text alone without running it, and what the endpoint adds is measured (a chat
+                           template)
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, islice, starmap
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from workloads import datasets
 from workloads.arrivals import Trace
 from workloads.datasets import TRACE_BLOCK_TOKENS, Entry, Sample
 from workloads.lengths import Fixed, Lengths
+from workloads.pictures import Picture
 from workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
@@ -34,7 +36,7 @@ from workloads.prompts import (
     id_prompts,
     text_prompts,
 )
-from workloads.request import Request
+from workloads.request import Request, merged
 from workloads.sessions import Conversation, Turn
 from workloads.syntax import TOKENS_LIMIT, WorkloadError, duration_ns, options, path_and_options, show_duration, whole
 
@@ -46,6 +48,8 @@ BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
 SAMPLE_WORDS = 200
+RESHAPING = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
+"""Fields of a body that change how many tokens its prompt has."""
 ANOTHER_MODEL = "pass the tokenizer.json of the model that is being served"
 
 
@@ -96,7 +100,10 @@ class Dataset:
         """The Requests, in order of id. Raises WorkloadError on damage, or when an output length cannot be known."""
         answer_tokens = prompts.answer_tokens()
         for number, sample in enumerate(SAMPLES[self.kind](self.path)):
-            yield Request(number, sample.prompt, prompts.count(sample.prompt), answer_tokens(sample))
+            more = sample.images or RESHAPING.intersection(sample.body)
+            tokens = 0 if more else prompts.count(sample.prompt)
+            asked = number, sample.prompt, tokens, answer_tokens(sample)
+            yield Request(*asked, body=sample.body, images=sample.images)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
@@ -114,7 +121,7 @@ class MultiTurn:
         """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
-            yield Conversation(first_id, turns, self.think_ns, prompts.chat)
+            yield Conversation(first_id, turns, self.think_ns, prompts.chat, also=prompts.spec.also)
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
@@ -180,6 +187,10 @@ class WorkloadSpec:
     somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """What each Request has besides: fields of its `body`, ..."""
+    pictures: tuple[tuple[int, int], ...] = ()
+    """Sizes of the synthetic pictures in each Request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +215,10 @@ class Prompts:
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
-            return islice(replay(spec.trace.entries(), self), spec.n)
-        return islice(spec.workload.requests(self), spec.n)
+            found = replay(spec.trace.entries(), self)
+        else:
+            found = spec.workload.requests(self)
+        return map(self._whole, islice(found, spec.n))
 
     def conversations(self) -> Iterator[Conversation]:
         """The sessions. Raises WorkloadError where there are none."""
@@ -223,9 +236,19 @@ class Prompts:
         lengths = spec.input.tokens(spec.seed, "warm-up input")
         answers = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
         return [
-            Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens)
+            self._whole(Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens))
             for index, input_tokens, output_tokens in zip(range(spec.warmup), lengths, answers, strict=False)
         ]
+
+    def _whole(self, request: Request) -> Request:
+        """The Request with what each one has besides; fields of its own body win. Raises WorkloadError for pictures
+        where there is no place for them."""
+        spec, images = self.spec, request.images
+        images += tuple(Picture(*size, f"{spec.seed}/{request.id}/{at}") for at, size in enumerate(spec.pictures))
+        if images and not self.chat:
+            raise WorkloadError("only messages of a chat hold pictures", "use --endpoint chat")
+        changes = {**spec.also, "body": merged(spec.also.get("body", {}), request.body), "images": images}
+        return replace(request, **changes | ({"input_tokens": 0} if images else {}))
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
         """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""
@@ -309,7 +332,7 @@ def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) 
     elif server and not server.generates:
         ruler, how = server, "text, counted by the server"
     elif server and server.plain:
-        ruler, how = server.plain, "text, counted by the server, plus its chat template"
+        ruler, how = server.plain, "text, counted by the server, plus what the endpoint adds"
     else:
         raise PromptError(
             "the server does not tell how many tokens a text has without running it",

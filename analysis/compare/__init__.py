@@ -47,7 +47,15 @@ FIGURES = (
     *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
 )
 """What is compared unless more is asked: few, because each question more makes every answer weaker."""
-PLANNED = ("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s")
+PLANNED = (
+    *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s"),
+    *("header", "extra_body", "ignore_eos", "image"),
+)
+OLDER: dict[str, Any] = {
+    **{"arrivals": "burst", "workload": "synthetic", "ignore_eos": True},
+    **{"header": [], "extra_body": {}, "image": []},
+}
+"""What held where the plan of an older run does not say."""
 LENGTHS_ALIKE = 0.01
 """Mean output lengths that differ by no more are the same: chance in when answers end by themselves."""
 ONE_RUN_EACH = (
@@ -182,7 +190,7 @@ def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[Une
 
 
 def _planned(name: str) -> Callable[[ComparedRun], Any]:
-    return lambda run: run.run.header.plan.get(name, {"arrivals": "burst", "workload": "synthetic"}.get(name))
+    return lambda run: run.run.header.plan.get(name, OLDER.get(name))
 
 
 def _seed(run: ComparedRun) -> int:

@@ -85,8 +85,10 @@ def lengths(summary: Summary) -> str:
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
     elif later := tokens.prompt_unknown:
-        prompt += f" ({later:,} of unknown length, as they held earlier outputs)"
-    return f"{prompt[0].upper()}{prompt[1:]}; {held('output', tokens.output_mismatches)}."
+        held_more = "earlier outputs" if summary.run.load.sessions else "more than their text"
+        prompt += f" ({later:,} of unknown length, as they held {held_more})"
+    output = f"; {held('output', tokens.output_mismatches)}" if summary.generates else ""
+    return f"{prompt[0].upper()}{prompt[1:]}{output}."
 
 
 def client_said(summary: Summary) -> str:

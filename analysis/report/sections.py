@@ -76,7 +76,7 @@ def brief(summary: Summary) -> Document:
     """One run for the terminal."""
     cards = tables.cards(summary)
     blocks: list[Block] = [
-        doc.Cards([cards[name] for name in ("output", "total", "requests", "skew") if name in cards]),
+        doc.Cards([cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]),
         tables.latency([summary], brief=True),
         *([tables.turns([summary], brief=True)] if summary.turns else []),
         *([tables.failures(summary)] if summary.requests.errors else []),

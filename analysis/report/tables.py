@@ -20,6 +20,8 @@ OVERVIEW = (
     *(("ttft_s", "p50", "s"), ("ttft_s", "p99", "s"), ("tpot_s", "p50", "ms"), ("itl_s", "p99", "ms")),
     ("e2e_s", "p50", "s"),
 )
+OF_TOKENS = ("output", "total", "ttft_s", "tpot_s", "itl_s", "normalised")
+"""Cards that a run without generated tokens does not have."""
 TURNS_BRIEF = 10
 """Turns in the terminal; the page has them all."""
 ERROR_SAID = 1e-3
@@ -49,8 +51,8 @@ def cards(summary: Summary) -> dict[str, Card]:
     ended = _joined(ended, _interval(summary, "requests_per_s"))
     error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s
     drain = f"{significant(steady, 4)} excluding drain ({share(throughput.tail_share)} of the run)"
-    exact = f"±{share(error)} timing error" if error >= ERROR_SAID else ""
-    exact = _joined(_interval(summary, "output_tokens_per_s"), "" if steady is None else drain, exact)
+    timing = f"±{share(error)} timing error" if error >= ERROR_SAID else ""
+    exact = _joined(_interval(summary, "output_tokens_per_s"), "" if steady is None else drain, timing)
     total = _interval(summary, "total_tokens_per_s") or "with prompts"
     found = {
         "output": Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", exact),
@@ -68,7 +70,11 @@ def cards(summary: Summary) -> dict[str, Card]:
         target = "" if rate.named is None else f"target {significant(rate.named, 4)}"
         title = "Sessions begun" if summary.run.load.sessions else "Actual load"
         found["load"] = Card(title, significant(rate.sent, 4), "/s", target)
-    return found
+    if summary.generates:
+        return found
+    exact = _joined(_interval(summary, "input_tokens_per_s"), timing)
+    first = {"input": Card("Input throughput", significant(throughput.input_tokens_per_s, 4), "tokens/s", exact)}
+    return first | {name: each for name, each in found.items() if name not in OF_TOKENS}
 
 
 def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False) -> Table:
@@ -78,7 +84,10 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
     parts: list[Mapping[str, Distribution | AdjustedDistribution]]
     parts = [dict(each.latencies_adjusted if adjusted else each.latencies) for each in summaries]
     rows = []
+    asked = any(each.generates for each in summaries)
     for name in BRIEF_LATENCIES if brief else parts[0]:
+        if not asked and not any(part[name].n for part in parts):
+            continue
         factor, unit = scale_of(next((part[name].p50 for part in parts if part[name].p50), None))
         for place, part in enumerate(parts):
             heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]

@@ -112,7 +112,7 @@ def _form(name: str, field: FieldInfo) -> tuple[Any, dict[str, Any]]:
     kinds = get_args(field.annotation) if get_origin(field.annotation) in {Union, UnionType} else (field.annotation,)
     several = [get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple]
     if bool in kinds:
-        return bool, {"otherwise": f"/--no-{name.replace('_', '-')}"} if field.default is None else {}
+        return bool, {} if field.default is False else {"otherwise": f"/--no-{name.replace('_', '-')}"}
     if name.endswith("_s"):
         return Any, {"metavar": "T..T", "parser": span} if several else {"metavar": "T", "parser": seconds}
     if several:

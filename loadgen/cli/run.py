@@ -134,6 +134,8 @@ def worker(
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
-    command = ["loadgen", *sys.argv[1:]]
+    from loadgen.plan import without_secrets
+
+    command = without_secrets(["loadgen", *sys.argv[1:]])
     with output.progress(None if asked.of_sessions else asked.n) as show:
         return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)

@@ -68,7 +68,10 @@ def ui(
     if run_time_s is not None:
         words += ["--run-time", str(max(1, round(run_time_s)))]
     ours = {locust_option(name): value for name, value in (settings | ({"out": out} if out else {})).items()}
-    words += [name if value is True else f"{name}={value}" for name, value in ours.items() if value is not False]
+    for name, value in ours.items():
+        several = value if isinstance(value, list) else [value]
+        words += [name if each is True else f"{name}={each}" for each in several if each is not False]
+    words += ["--no-ignore-eos"] if settings.get("ignore_eos") is False else []
     session = _drive(words, quiet=shared["quiet"] or shared["as_json"])
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
@@ -89,11 +92,12 @@ def _drive(arguments: list[str], *, quiet: bool) -> LocustSession:
             f"loadgen ui needs Locust, which is not installed ({error})", "pip install 'llm-loadgen[ui]'"
         ) from None
     from loadgen.interactive.session import SESSION
+    from loadgen.plan import without_secrets
 
     if quiet:
         logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level
     command, sys.argv = sys.argv, ["locust", *arguments, *(["--loglevel", "ERROR"] if quiet else [])]
-    SESSION.command = ["loadgen", *command[1:]]
+    SESSION.command = without_secrets(["loadgen", *command[1:]])
     try:
         main()
     except SystemExit as end:

@@ -262,7 +262,7 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
         gpu = "the server is simulated and uses none"
     pids = (*server.get("pids", ()), *plan.server_pid)
     return {
-        "server": partial(ServerMetrics, server["url"], server["name"], api_key=access.api_key, verify=access.tls),
+        "server": partial(ServerMetrics, server["url"], server["name"], headers=access.headers, verify=access.tls),
         "gpu": gpu,
         "host": partial(HostMemory, pids) if plan.server_pid or here else ELSEWHERE,
     }
@@ -302,7 +302,7 @@ class SamplerProcess:
         """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
         something is missing that the plan asks for."""
         self.ready()
-        found = self._ask({"plan": plan.model_dump(mode="json"), "server": server})
+        found = self._ask({"plan": plan.model_dump(mode="json") | {"header": plan.header}, "server": server})
         if found is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
         if "error" in found:

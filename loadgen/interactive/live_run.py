@@ -102,7 +102,8 @@ class LiveTarget:
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
         if prompt is not None:
-            return Request(0, prompt, 0, output_tokens)
+            body, ignore_eos = self.plan.extra_body, self.plan.ignore_eos
+            return Request(0, prompt, 0, output_tokens if dialect.streams else 0, body=body, ignore_eos=ignore_eos)
         if dialect.endpoint not in self._draws:
             self._draws[dialect.endpoint] = _endless(self.prompts(dialect))
         return next(self._draws[dialect.endpoint])
@@ -117,7 +118,7 @@ class LiveTarget:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.model_copy(update={"n": TEXTS})
-            with tokenizer_of(self.facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as server:
+            with tokenizer_of(self.facts, dialect.endpoint, headers=access.headers, verify=access.tls) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import BooleanOptionalAction
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -244,8 +245,14 @@ def _add_options(parser: Any, **_: Any) -> None:
             continue
         default = DEFAULTS.get(name, Plan.model_fields[name].default)
         how: dict[str, Any] = {"default": None if default is None else str(default)}
-        if Plan.model_fields[name].annotation is bool:
+        if default is False:
             how = {"action": "store_true"}
+        elif default is True:
+            how = {"action": BooleanOptionalAction, "default": True}
+        elif default == ():
+            how = {"action": "append", "default": []}
+        elif default == {}:
+            how = {"default": None}
         text, shown = option.help.replace("%", "%%"), option.interactive == "form"
         parser.add_argument(locust_option(name), help=text, include_in_web_ui=shown, **how)
     text = "Folder of the first run; the next ones get a number behind it."

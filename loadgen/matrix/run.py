@@ -24,7 +24,7 @@ from loadgen import matrix as planned
 from loadgen import prepare
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.matrix import Cell, Journal, Line, MatrixPlan, Repeat, Start, finished, run_settings
-from loadgen.plan import ANSWERS, Plan
+from loadgen.plan import ANSWERS, Plan, redacted
 from loadgen.record import Record
 from loadgen.runfile import scan
 from servers.launch import LaunchSpec, RunningServer, compose, launched, process
@@ -79,6 +79,9 @@ class Matrix:
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
+        for settings in (plan["run"], *plan["workloads"]):
+            if lines := settings.get("header"):
+                settings["header"] = [redacted(line) for line in ([lines] if isinstance(lines, str) else lines)]
         return plan | {"hosts_found": to_builtins(self.hosts)}
 
     def done(self) -> list[Repeat]:

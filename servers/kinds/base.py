@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from workloads.request import Request
+import msgspec
+
+from workloads.request import Request, merged
 
 Told = TypeVar("Told")
 Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
@@ -56,7 +58,7 @@ class Dialect:
     """One server's protocol on one endpoint, as pure functions."""
 
     server: str
-    endpoint: str  # `completions`, `chat` or `generate`
+    endpoint: str  # `completions`, `chat`, `generate`, `embeddings` or `rerank`
     path: str
     encode: Callable[[Request, str], bytes]  # (request, model) to the JSON body of the POST
     decode: Callable[[Sequence[bytes]], Answer]  # Of the events' `data` payloads; never raises on server bytes
@@ -67,6 +69,7 @@ class Dialect:
     token_ids: bool = False  # The prompt may be token ids
     fixed_output: bool = False  # The server can be made to generate all that is asked; else less is complete too
     versions: tuple[VersionRule, ...] = ()
+    streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
 
     def misleads(self, version: str) -> str | None:
         """Why figures taken on this version would not mean what they say; None where they do."""
@@ -171,6 +174,11 @@ class ServerKind:
     def url_variable(self) -> str:
         """The environment variable that says where it is."""
         return f"LOADGEN_{self.name.upper()}_URL"
+
+
+def body(fields: Mapping[str, Any], request: Request) -> bytes:
+    """The body of a POST: a dialect's fields, and those of the user's."""
+    return msgspec.json.encode(merged(fields, request.body) if request.body else fields)
 
 
 def at_least(version: str, *numbers: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds import base
+from servers.kinds import base, pooling
 from servers.kinds.events import DONE, decode_events, note_error, note_finish, settle
 from workloads.request import Request
 
@@ -117,7 +117,7 @@ def dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: msgspec.json.encode(_fields(endpoint, request, model) | more(request)),
+        encode=lambda request, model: base.body(_fields(endpoint, request, model) | more(request), request),
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
         count_by_running=base.Route(
@@ -140,6 +140,9 @@ def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
         assert isinstance(request.prompt, str), "chat takes text"
         said = request.messages or (("user", request.prompt),)
         asked = {"messages": [{"role": role, "content": content} for role, content in said], "model": model}
+        if request.images:
+            urls = ({"type": "image_url", "image_url": {"url": str(image)}} for image in request.images)
+            asked["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
     limits = {"max_tokens": request.output_tokens, "temperature": request.temperature}
     return {**asked, **limits, "stream": True}
 
@@ -209,7 +212,8 @@ OPENAI = base.ServerKind(
     dialects={
         endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None)
         for endpoint in ("completions", "chat")
-    },
+    }
+    | {endpoint: pooling.dialect("openai", endpoint) for endpoint in pooling.PATHS},
     recognise=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.

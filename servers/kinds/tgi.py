@@ -45,7 +45,7 @@ def generate_body(request: Request, **more: bool) -> bytes:
     # Any temperature but 1.0 switches sampling on, and 0 is refused: greedy means sending none.
     sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
     parameters = {"max_new_tokens": request.output_tokens, **more, **sampling}
-    return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters})
+    return base.body({"inputs": request.prompt, "parameters": parameters}, request)
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from servers.kinds import base
+from servers.kinds import base, pooling
 from servers.kinds.openai import INCLUDE_USAGE, dialect, messages, unless_marker
 from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    return {"min_tokens": request.output_tokens, "ignore_eos": True, **INCLUDE_USAGE, "return_token_ids": True}
+    exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
+    return {**exact, **INCLUDE_USAGE, "return_token_ids": True}
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
@@ -69,6 +70,8 @@ VLLM = base.ServerKind(
     dialects={
         "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
         "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_OPENING_EVENT,)),
+        "embeddings": pooling.dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
+        "rerank": pooling.dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },
     recognise=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},

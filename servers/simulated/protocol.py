@@ -64,8 +64,8 @@ class Completion:
 
     streamed: bool
     prompt_tokens: int
-    asked_tokens: int  # the limit on new tokens, after the server's clamping
-    ids: Sequence[int]  # at least one
+    asked_tokens: int  # the limit on new tokens, after the server's clamping; 0: nothing is generated
+    ids: Sequence[int]  # at least one, which of an answer without tokens stands for all of it
     texts: Sequence[bytes]  # of each token, as it can stand inside a JSON string
     finish_reason: str  # the server's own word
 

@@ -174,14 +174,15 @@ class ServerState:
         complete = stream.ending == "complete" and bool(line.sent_ns)
         self.by_reason[completion.finish_reason if complete else "abort"] += 1
         self.prompt_tokens += completion.prompt_tokens
-        self.output_tokens += stream.count  # generated, also when the client had gone
+        if completion.asked_tokens:
+            self.output_tokens += stream.count  # generated, also when the client had gone
         if not complete:
             return
         first_ns, received_ns, gaps = line.sent_ns[0], line.received_ns, stream.count - 1
         decode_s = (line.sent_ns[-1] - first_ns) / 1e9
         values = {
             "prompt_tokens": completion.prompt_tokens,
-            "output_tokens": stream.count,
+            "output_tokens": min(stream.count, completion.asked_tokens),
             "asked_tokens": completion.asked_tokens,
             "ttft_s": (first_ns - received_ns) / 1e9,
             "e2e_s": (ended_ns - received_ns) / 1e9,

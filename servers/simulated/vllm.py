@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from servers.simulated import protocol, tokenizer
+from servers.simulated import pooling, protocol, tokenizer
 from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
 from servers.simulated.timing import Policy
@@ -112,6 +112,11 @@ def _checked_ids(prompt: Any) -> Sequence[int]:
             raise _bad(f"Token id {outside} is out of vocabulary")
         return prompt
     raise _bad("The simulated server takes one prompt per request.", "prompt")
+
+
+def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> int:
+    _check(state, body)
+    return len(_prompt_ids(state, prompt, add_bos=True))
 
 
 def _encoding(state: ServerState, request: CompletionRequest, ids: Sequence[int], asked: int, chat: bool) -> Encoding:
@@ -281,7 +286,12 @@ PROTOCOL = ServerProtocol(
     after="vary: Origin\r\n",
     keep_alive_s=5,
     body_limit=64 << 20,
-    generate={"/v1/completions": completions, "/v1/chat/completions": chat},
+    generate={
+        "/v1/completions": completions,
+        "/v1/chat/completions": chat,
+        "/v1/embeddings": partial(pooling.embeddings, _pooled_tokens),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), partial(pooling.rerank, _pooled_tokens)),
+    },
     pages={
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,

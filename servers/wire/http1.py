@@ -18,11 +18,19 @@ class ProtocolError(Exception):
 
 
 def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The bytes of one POST with a JSON body. `host` is the Host field, port included where it is not the default."""
-    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", "Accept: text/event-stream"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    """The bytes of one POST with a JSON body. `host` is the Host field, port included where it is not the default.
+    `headers` win over ours."""
+    own = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
+    given = {name.lower() for name in headers}
+    fields = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers)
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     lines.append(f"Content-Length: {len(body)}\r\n\r\n")
     return "\r\n".join(lines).encode("latin-1") + body
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header of an API key, where there is one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from servers.kinds import KINDS
@@ -56,6 +58,27 @@ def test_token_ids_are_sent_as_they_are(key: tuple[str, str]) -> None:
     """Where the API takes token ids, the prompt is the list of them."""
     asked = Request(id=7, prompt=(5, 6, 7), input_tokens=3, output_tokens=16)
     assert b'"prompt":[5,6,7]' in DIALECTS[key].encode(asked, "m")
+
+
+@every_dialect
+def test_fields_of_the_user_are_merged(key: tuple[str, str]) -> None:
+    """They win over the dialect's own, objects field by field, and null takes one out (RFC 7396)."""
+    nested = {"parameters": {"top_p": 0.9}} if key[1] == "generate" else {"stream_options": {"continuous": True}}
+    fields = {"temperature": 0.7, "stream": None, **nested, "made_up": [1, {"deep": None}]}
+    asked = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body=fields)
+    plain, sent = json.loads(GREEDY[key]), json.loads(DIALECTS[key].encode(asked, "m"))
+    plain.pop("stream", None)
+    name, inner = next(iter(nested.items()))
+    assert sent == plain | {"temperature": 0.7, name: plain.get(name, {}) | inner, "made_up": [1, {"deep": None}]}
+
+
+@every_dialect
+def test_an_answer_may_end_by_itself(key: tuple[str, str]) -> None:
+    """Then nothing that would force its length is sent, and the rest is as it was."""
+    asked = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, ignore_eos=False)
+    body = DIALECTS[key].encode(asked, "m")
+    forced = (b'"min_tokens":16,"ignore_eos":true,', b"") if key[0] == "vllm" else (b'_eos":true', b'_eos":false')
+    assert body == GREEDY[key].replace(*forced)
 
 
 @pytest.mark.parametrize("key", DIALECTS, ids="-".join)

@@ -18,6 +18,7 @@ from servers.errors import UnauthorizedError, UnreachableError, WrongServerError
 from servers.find import probe, resolve
 from servers.kinds import KINDS
 from servers.kinds.base import ServerFacts
+from servers.wire.http1 import bearer
 from tests.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
@@ -139,7 +140,7 @@ def test_unauthorized(server: str) -> None:
 def test_key_is_sent() -> None:
     """The API key goes along as a bearer token, on every question."""
     with answering(VLLM) as stub:
-        probe(stub.url, "vllm", api_key="secret")
+        probe(stub.url, "vllm", headers=bearer("secret"))
     assert set(stub.keys) == {"Bearer secret"}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from servers import telemetry
 from servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
+from servers.wire.http1 import bearer
 from tests.contract.recorded import response
 from tests.raw_server import CLOSE, DRIP, HANG, page, serving
 
@@ -21,7 +22,7 @@ PATIENT_S = 20.0
 
 @contextlib.contextmanager
 def metrics(url: str, server: str = "tgi", api_key: str | None = None) -> Iterator[ServerMetrics]:
-    source = ServerMetrics(url, server, api_key=api_key, verify=None)
+    source = ServerMetrics(url, server, headers=bearer(api_key), verify=None)
     with contextlib.closing(source):
         yield source
 

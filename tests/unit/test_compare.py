@@ -200,6 +200,10 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
     for name, changes in {
         "input_tokens": {"plan": plan | {"input_tokens": 128}},
         "seed": {"plan": plan | {"seed": 8}},
+        "extra_body": {"plan": plan | {"extra_body": {"temperature": 0.7}}},
+        "ignore_eos": {"plan": plan | {"ignore_eos": False}},
+        "image": {"plan": plan | {"image": ["512x512"]}},
+        "header": {"plan": plan | {"header": ["X-Lane: slow"]}},
         "arrivals": {"plan": plan | {"arrivals": "poisson:3"}},
         "server limits": {"facts": server | {"limits": {"max_concurrent_requests": 4}}},
         "clock": {"simulated": True},

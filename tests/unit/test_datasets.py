@@ -41,6 +41,19 @@ def test_prompts_are_read_line_by_line() -> None:
     ]
 
 
+def test_a_prompt_may_bring_fields_of_its_body(tmp_path: Path) -> None:
+    """An object under `body`; one that is decided elsewhere, or no object, is an error with its line."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Sum up.", "body": {"temperature": 0.7, "guided_json": {"type": "object"}}}\n')
+    assert list(datasets.jsonl(file)) == [
+        Sample("Sum up.", body={"temperature": 0.7, "guided_json": {"type": "object"}})
+    ]
+    for body, said in (("[1]", "has a body that is no object"), ('{"max_tokens": 4}', "'max_tokens' cannot be set")):
+        file.write_text(f'{{"prompt": "Sum up.", "body": {body}}}\n')
+        with pytest.raises(WorkloadError, match=f"line 1: {said}"):
+            list(datasets.jsonl(file))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
 def test_arrays_are_decoded_wherever_the_reads_split_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dialogues do not depend on how many characters are read at a time."""

@@ -42,6 +42,15 @@ def test_each_latency_is_what_its_definition_says(name: str, expected: list[floa
     assert values(name, MERGED) == pytest.approx(expected)
 
 
+def test_an_answer_without_tokens_has_an_end_and_nothing_between() -> None:
+    """E2E is to the answer's end; no TTFT, TPOT, ITL or normalised latency; its prompt counts once it has ended."""
+    asked = Record(id=1, state="complete", sent_ns=100 * MS, end_ns=350 * MS, prompt_tokens=512, output_tokens=0)
+    assert values("e2e_s", asked) == pytest.approx([0.25])
+    assert not any(values(name, asked) for name in ("ttft_s", "tpot_s", "icl_s", "itl_s", "normalised_s"))
+    assert values("input_tokens_per_s", asked) == values("total_tokens_per_s", asked) == pytest.approx([2048])
+    assert values("output_tokens_per_s", asked) == [0]
+
+
 @pytest.mark.parametrize("tokens", [[1], [4]])
 def test_tpot_is_undefined_without_a_later_token(tokens: list[int]) -> None:
     """All tokens in the first chunk, n <= c_1, give no TPOT: neither zero nor infinity."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.plan import Plan, read_plan
+from loadgen.plan import Plan, access_of, command_of, read_plan, without_secrets
 
 
 def test_values_are_stored_in_their_canonical_form() -> None:
@@ -47,7 +47,19 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"url": "localhost:8000"}, "--url localhost:8000: must start with http:// or https://"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
         ({"workers": 4, "n": 2}, "4 workers for 2 requests: use --workers 2 or fewer"),
-        ({"endpoint": "embeddings"}, "--endpoint embeddings: unknown; choose 'completions', 'chat' or 'generate'"),
+        ({"endpoint": "speech"}, "--endpoint speech: unknown; choose 'completions', 'chat', 'embeddings', 'rerank' or"),
+        ({"header": ("X-Lane",)}, "--header X-Lane: must be written 'Name: value'"),
+        ({"header": ("X-Lane: a\r\nX-Other: b",)}, "must be written 'Name: value'"),
+        ({"header": ("Content-Length: 3",)}, "--header Content-Length: 3: loadgen sets Content-Length itself"),
+        ({"extra_body": "{temperature"}, "--extra-body {temperature: is not JSON: "),
+        ({"extra_body": "[1]"}, "--extra-body [1]: must be a JSON object"),
+        ({"extra_body": "@nowhere.json"}, "--extra-body @nowhere.json: cannot be read: No such file"),
+        ({"extra_body": {"max_tokens": 4}}, "'max_tokens' cannot be set here: --output-tokens says how long"),
+        ({"extra_body": {"parameters": {"max_new_tokens": 4}}}, "'max_new_tokens' cannot be set here"),
+        ({"extra_body": {"ignore_eos": False}}, "'ignore_eos' cannot be set here: use --no-ignore-eos"),
+        ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: the turns of sessions hold no pictures"),
+        ({"image": "512"}, "--image 512: write the size of a picture as 512x512"),
+        ({"image": ("512x512", "0x9")}, "--image 512x512, 0x9: write the size of a picture as 512x512"),
         ({"label": "../x"}, "--label ../x: string should match pattern"),
         ({"colour": "red"}, "colour: there is no such setting"),
     ],
@@ -65,3 +77,44 @@ def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(PlanError) as caught:
         Plan(server="sglang", n=0, url="x")
     assert len(str(caught.value).splitlines()) == 3
+
+
+SECRETS = ("Authorization: Bearer sk-1", "X-Api-Key: sk-2", "Cookie: a=sk-3", "X-Lane: 7", "X-Auth: Bearer $MY_TOKEN")
+KEPT = ["Authorization: $AUTHORIZATION", "X-Api-Key: $X_API_KEY", "Cookie: $COOKIE", "X-Lane: 7", SECRETS[-1]]
+
+
+def test_what_is_kept_of_a_header_is_no_secret() -> None:
+    """In its place stands the environment variable that may hold it, so that what is kept can be run again."""
+    plan = Plan(server="tgi", n=1, header=SECRETS)
+    assert plan.model_dump(mode="json")["header"] == KEPT
+    assert plan.header == SECRETS
+    assert command_of(plan)[-10:] == [word for line in KEPT for word in ("--header", line)]
+    told = ["burst", "--header", SECRETS[0], f"--header={SECRETS[1]}", "--n", "1"]
+    assert without_secrets(told) == ["burst", "--header", KEPT[0], f"--header={KEPT[1]}", "--n", "1"]
+
+
+def test_headers_take_what_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is not set is named; $$ is a dollar sign; an Authorization of one's own wins over the key."""
+    monkeypatch.setenv("MY_TOKEN", "sk-4")
+    monkeypatch.setenv("LOADGEN_API_KEY", "sk-5")
+    plan = Plan(server="tgi", n=1, header=("X-Auth: Bearer ${MY_TOKEN}", "X-Price: 3 $$"))
+    headers = {"X-Auth": "Bearer sk-4", "X-Price": "3 $"}
+    assert access_of(plan).headers == headers | {"Authorization": "Bearer sk-5"}
+    plan = Plan(server="tgi", n=1, header=("authorization: Basic YQ==",))
+    assert access_of(plan).headers == {"authorization": "Basic YQ=="}
+    monkeypatch.delenv("MY_TOKEN")
+    for line, said in (("X-Auth: $MY_TOKEN", r"X-Auth: \$MY_TOKEN is not set"), ("X-Price: 3 $", "without a name")):
+        with pytest.raises(PlanError, match=said):
+            access_of(Plan(server="tgi", n=1, header=(line,)))
+
+
+def test_extra_body_is_json_a_file_or_a_table(tmp_path: Path) -> None:
+    """The three ways give one plan; the command that repeats a run says it in JSON."""
+    file = tmp_path / "plan.toml"
+    file.write_text('server = "tgi"\nn = 1\n[extra_body]\ntemperature = 0.7\n[extra_body.parameters]\ntop_p = 0.9\n')
+    (tmp_path / "body.json").write_text('{"temperature": 0.7, "parameters": {"top_p": 0.9}}')
+    plan = Plan(**read_plan(file))
+    assert plan == Plan(server="tgi", n=1, extra_body=f"@{tmp_path / 'body.json'}")
+    command = command_of(plan)
+    assert plan == Plan(server="tgi", n=1, extra_body=command[command.index("--extra-body") + 1])
+    assert command_of(Plan(server="tgi", n=1, ignore_eos=False))[-1] == "--no-ignore-eos"

@@ -265,7 +265,7 @@ def test_template_of_a_server_that_counts_plain_text() -> None:
     server = Counts(templated, generates=True, plain=Counts(words_in))
     made = exact_prompts(200, 40, 0, token_ids=False, local=None, server=server)
     assert {templated(str(prompt)) for prompt in made.prompts} == {40}
-    assert made.how == "text, counted by the server, plus its chat template"
+    assert made.how == "text, counted by the server, plus what the endpoint adds"
     assert len(server.asked) == 2
 
 

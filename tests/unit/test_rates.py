@@ -15,7 +15,7 @@ from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, header, run_of, summarise, text_of
 
-RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "input_tokens_per_s")
 Draw = Callable[[np.random.Generator, int], Floats]
 
 

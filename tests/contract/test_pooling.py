@@ -1,0 +1,65 @@
+"""Embeddings and rerank: what is asked, and what an answer says."""
+
+from __future__ import annotations
+
+import pytest
+
+from servers.kinds import pooling
+from tests.dialects import POOLING
+from workloads.request import Request
+
+TEXT = "the one and the other of them"
+ANSWER = b'{"object":"list","data":[{"index":0,"embedding":[0.5]}],"usage":{"prompt_tokens":7,"total_tokens":7}}'
+SCORES = b'{"results":[{"index":0,"relevance_score":0.5}],"usage":{"total_tokens":9}}'
+
+
+def asked(prompt: str | tuple[int, ...] = TEXT, **more: object) -> Request:
+    return Request(1, prompt, 7, 0, **more)  # type: ignore[arg-type]
+
+
+def test_a_request_is_these_bytes() -> None:
+    """Alike on every server; ids where the API takes them; a text to rank is cut in two at a blank, which stays."""
+    assert {server for server, _ in POOLING} == {"vllm", "openai"}
+    for server in ("vllm", "openai"):
+        body = POOLING[server, "embeddings"].encode(asked(), "m")
+        assert body == b'{"model":"m","input":"the one and the other of them"}'
+        body = POOLING[server, "rerank"].encode(asked(), "m")
+        assert body == b'{"model":"m","query":"the one and","documents":[" the other of them"]}'
+    assert POOLING["vllm", "embeddings"].encode(asked((5, 6)), "m") == b'{"model":"m","input":[5,6]}'
+
+
+def test_documents_of_the_user_make_the_whole_text_the_query() -> None:
+    """As a line of a JSONL file has them."""
+    body = POOLING["vllm", "rerank"].encode(asked(body={"documents": ["a", "b"], "top_n": 1}), "m")
+    assert body == b'{"model":"m","query":"the one and the other of them","documents":["a","b"],"top_n":1}'
+
+
+@pytest.mark.parametrize(("payload", "tokens"), [(ANSWER, 7), (SCORES, 9)])
+def test_an_answer_is_one_payload_without_tokens(payload: bytes, tokens: int) -> None:
+    """It ends with itself and says how long the prompt was."""
+    found = pooling.decode([payload])
+    assert (found.tokens, found.end_event, found.prompt_tokens, found.output_tokens) == ([0], 0, tokens, 0)
+    assert (found.error_kind, found.counted_by) == ("", "server")
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind", "said"),
+    [
+        (b'{"error":{"message":"no room","type":"x","code":400}}', "in_band_error", "no room (x, 400)"),
+        (b'{"data":[],"usage":{"prompt_tokens":7}}', "protocol", "neither embeddings nor scores"),
+        (ANSWER[:40], "protocol", "event 0 is not of this dialect"),
+        (ANSWER.replace(b"7", b"-7"), "protocol", "event 0 is not of this dialect"),
+        (ANSWER.replace(b"7", b"1e30"), "protocol", "event 0 is not of this dialect"),
+        (b"<html>", "protocol", "event 0 is not of this dialect"),
+    ],
+)
+def test_what_is_no_answer_is_an_error(payload: bytes, kind: str, said: str) -> None:
+    """The server's own error, an answer with nothing in it, half of one, an impossible number."""
+    found = pooling.decode([payload])
+    assert (found.end_event, found.error_kind) == (None, kind)
+    assert found.error_detail.startswith(said)
+
+
+def test_nothing_is_no_end() -> None:
+    """What was cut off is no answer at all."""
+    assert pooling.decode([]).end_event is None

@@ -1,0 +1,85 @@
+"""Embeddings and rerank, end to end against the simulated vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadgen import runfile
+from servers.simulated.config import SimulatedConfig
+from tests.command import FAST, accounted, burst, in_process, summary_of
+from tests.simulated import running
+
+
+@pytest.mark.parametrize("endpoint", ["embeddings", "rerank"])
+def test_a_burst_has_the_metrics_that_make_sense(endpoint: str, tmp_path: Path) -> None:
+    """Prompts of exactly the length asked for; E2E, requests and prompt tokens per second; nothing of tokens."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        common = ["--server", "vllm", "--url", simulated.url, "--endpoint", endpoint, "--n", "12"]
+        more = ["--input-tokens", "40", "--warmup", "2"]
+        code, out, err = burst(tmp_path, *common, *more, report=True)
+    assert code in (0, 5), err
+    found: dict[str, Any] = summary_of(tmp_path)
+    assert (found["requests"]["complete"], found["requests"]["warmup"]) == (12, 2)
+    assert (found["tokens"]["prompt_reported"], found["tokens"]["prompt_mismatches"]) == (480, 0)
+    assert (found["tokens"]["output_asked"], found["tokens"]["output_mismatches"]) == (0, 0)
+    rates, latency = found["throughput"], found["latency"]
+    assert rates["requests_per_s"] * 40 == pytest.approx(rates["input_tokens_per_s"], rel=1e-6)
+    assert (latency["e2e_s"]["n"], latency["ttft_s"]["n"], latency["tpot_s"]["n"]) == (12, 0, 0)
+    assert "Input throughput" in out
+    assert "E2E" in out
+    assert not any(word in out for word in ("Output throughput", "TTFT", "TPOT", "output lengths"))
+    assert (tmp_path / "run" / "report.html").exists()
+    assert f"40 tokens in, {endpoint}" in out
+    assert runfile.read(tmp_path / "run").header.plan["output_tokens"] == 0
+
+
+def test_runs_of_embeddings_are_compared(tmp_path: Path) -> None:
+    """What neither has is not told apart; work is equal."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            common = ["--server", "vllm", "--url", simulated.url, "--endpoint", "embeddings", "--n", "5"]
+            burst(tmp_path / name, *common, "--input-tokens", "16")
+    _, out, err = in_process(tmp_path, "compare", "a/run", "b/run")
+    assert "e2e.p50" in out + err
+    assert "output lengths" not in out + err
+
+
+def test_sessions_are_refused(tmp_path: Path) -> None:
+    """A turn quotes the answer before it, and there is none."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        common = ["--server", "vllm", "--url", simulated.url, "--endpoint", "embeddings", "--n", "2"]
+        code, _, err = burst(tmp_path, *common, "--workload", "multi-turn:turns=2", command="run")
+    assert (code, "--endpoint embeddings has no answers for sessions to quote" in err) == (2, True)
+
+
+@pytest.mark.parametrize("fault", ["500", "cut", "error", "malformed", "truncate", "reset", "content-length"])
+def test_a_broken_answer_is_not_complete(fault: str, tmp_path: Path) -> None:
+    """Whatever goes wrong on the wire, it is no embedding."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        common = ["--server", "vllm", "--url", simulated.url, "--endpoint", "embeddings", "--n", "2"]
+        header = ["--header", f"X-Simulated-Fault: {fault}", "--timeout", "5s", "--quiet"]
+        code, _, _ = burst(tmp_path, *common, "--input-tokens", "16", *header)
+    assert code == 1
+    assert "complete" not in accounted(tmp_path, 2)
+
+
+def test_the_simulated_server_embeds_and_ranks_several() -> None:
+    """One vector per text, one score per document, and the tokens of all of them."""
+    with running(SimulatedConfig(server="vllm", ttft_s=0)) as server, httpx.Client(base_url=server.url) as client:
+        one = client.post("/v1/embeddings", json={"input": "the one"}).json()
+        two = client.post("/v1/embeddings", json={"input": ["the one", "the one"]}).json()
+        assert [each["index"] for each in two["data"]] == [0, 1]
+        assert two["usage"]["prompt_tokens"] == 2 * one["usage"]["prompt_tokens"]
+        ranked = client.post("/v1/rerank", json={"query": "the", "documents": [" one", " other"], "top_n": 1}).json()
+        assert [each["document"]["text"] for each in ranked["results"]] == [" one"]
+        assert client.post("/v1/embeddings", json={"input": "a", "model": "nope"}).status_code == 404
+        assert client.post("/v1/rerank", json={"query": "a"}).status_code == 400
+        page = client.get("/metrics").text
+    assert "vllm:generation_tokens_total{" in page
+    generated = next(line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{"))
+    assert generated.endswith(" 0.0")

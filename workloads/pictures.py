@@ -1,0 +1,69 @@
+"""Pictures in requests, as URLs: synthetic ones of a given size, and files.
+
+A synthetic picture is of stripes in random colours. No two are alike, so no cache of a server helps, and yet each is a
+few kilobytes: of all its rows only the first has to be sent. What a server computes for it depends on its size alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+SIDE_LIMIT = 16_384
+ENDINGS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
+_URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A synthetic picture; as text its data URL, which is made anew each time."""
+
+    width: int
+    height: int
+    seed: str
+
+    def __str__(self) -> str:
+        return _data_url("png", self.png())
+
+    def png(self) -> bytes:
+        """8 bits per channel, RGB (PNG specification, third edition, sections 5 and 11)."""
+        row = Random(self.seed).randbytes(3 * self.width)  # noqa: S311 - colours, not secrets
+        same = b"\2" + bytes(len(row))  # filter type Up: nothing differs from the row above
+        header = struct.pack("!IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)
+        data = zlib.compress(b"\0" + row + same * (self.height - 1), 1)
+        chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
+        return b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack("!I", len(content)) + kind + content + struct.pack("!I", zlib.crc32(kind + content))
+            for kind, content in chunks
+        )
+
+
+def size(text: str) -> tuple[int, int]:
+    """Width and height of `512x512`. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    width, height = map(int, found.groups()) if found else (0, 0)
+    if not (0 < width <= SIDE_LIMIT and 0 < height <= SIDE_LIMIT):
+        raise ValueError(f"write the size of a picture as 512x512, each side up to {SIDE_LIMIT}")
+    return width, height
+
+
+def url_of(given: str, folder: Path) -> str:
+    """A URL as it is; of a file, by its path from `folder`, its content. Raises ValueError."""
+    if _URL.match(given):
+        return given
+    file = folder / given
+    if file.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{given!r} has no ending of a picture: {', '.join(ENDINGS)}")
+    try:
+        return _data_url(ENDINGS[file.suffix.lower()], file.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read the picture {given}: {error.strerror}") from None
+
+
+def _data_url(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -143,6 +143,7 @@ def compare(
     """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters,
     `run_variation` by how much two runs of one server are taken to differ at most. Work that was unequal is in
     `unequal`, and the figures are compared all the same: it is for the caller to refuse."""
+    cold = [*_cold("A", a), *_cold("B", b)]
     (a, left_a), (b, left_b) = _measured("A", a), _measured("B", b)
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
     if alone := len(a) == len(b) == 1:
@@ -151,7 +152,7 @@ def compare(
         what = "one figure per run, Welch's t between runs"
         found = of_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
     rows = judged(list(found), margin, gates)
-    notes = [*left_a, *left_b, *_notes(a, b, alone=alone)]
+    notes = [*left_a, *left_b, *cold, *_notes(a, b, alone=alone)]
     if short := [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]:
         notes.append(TOO_SHORT.format(", ".join(short), share(run_variation)))
     mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
@@ -182,9 +183,18 @@ def _measured(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[Compar
     return group, [f"{runs} of {title} is in doubt: {why}." for why in dict.fromkeys(bad.values())]
 
 
+def _cold(title: str, group: Sequence[ComparedRun]) -> list[str]:
+    """A sentence where some repeats met a cold server and vary by it."""
+    states = state([run.summary for run in group])
+    if len(set(states)) < 2:
+        return []
+    cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
+    return [f"Run {cold} of {title} met a cold server, the others a warm one."]
+
+
 def _no_measurement(run: ComparedRun) -> str:
     if run.summary.run.interrupted:
-        return "it is only a part, as it was interrupted"
+        return f"it is only a part, as it {'goes on' if run.summary.run.going_on else 'was interrupted'}"
     if run.summary.client.ok:
         return ""
     return f"its client was the limit and measured itself ({'; '.join(run.summary.client.reasons)})"
@@ -197,11 +207,6 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
         texts = [" / ".join(sorted({str(of(run)) for run in group})) for group in (a, b)]
         if texts[0] != texts[1]:
             found.append(f"{what[0].upper()}{what[1:]}: {texts[0]} in A, {texts[1]} in B.")
-    for title, group in (("A", a), ("B", b)):
-        states = state([run.summary for run in group])
-        if len(set(states)) > 1:  # such repeats vary by it
-            cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
-            found.append(f"Run {cold} of {title} met a cold server, the others a warm one.")
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         found.append(SAME_ADDRESS)

@@ -89,6 +89,35 @@ def test_markdown_and_page(runs: Path, tmp_path: Path) -> None:
     assert 'id="chart-comparison"' in page
 
 
+def test_options_may_stand_after_the_runs(runs: Path) -> None:
+    """Also after those on the second side of the two hyphens."""
+    a = [runs / "a" / f"repeat-{place}" for place in (1, 2)]
+    code, out, err = compare(*a, "--", runs / "b" / "repeat-1", "--json", "--margin", "2%")
+    assert code == 0, err
+    assert (json.loads(out)["runs_a"], json.loads(out)["margin"]) == (2, 0.02)
+    assert compare(runs / "a", runs / "b", "--json")[0] == 0
+
+
+@pytest.mark.parametrize(("counts_as", "code"), [(None, 6), ("pass", 0), ("fail", 4)])
+def test_what_cannot_be_told_is_never_silent(counts_as: str | None, code: int, runs: Path) -> None:
+    """p99 of 40 requests: exit code 6 and the reason, with --quiet too, unless --inconclusive says what it counts as."""
+    one, other = runs / "a" / "repeat-1", runs / "b" / "repeat-1"
+    asked = ["--inconclusive", counts_as] if counts_as else []
+    found, out, err = compare(one, other, "--quiet", "--anyway", "--fail-if", "ttft.p99 worse by 5%", *asked)
+    assert (found, out) == (code, "")
+    assert ("needs 662" in err) == (counts_as != "pass")
+
+
+def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
+    """Twice as slow is beyond what two runs of one server differ by: exit code 4, A and B named; with the bound set to
+    99 % nobody can tell."""
+    two = [runs / "a" / "repeat-1", runs / "b" / "repeat-1", "--quiet", "--fail-if", "tpot.p50 worse by 5%"]
+    code, _, err = compare(*two)
+    assert code == 4
+    assert " ms to " in err or " to 4" in err
+    assert compare(*two, "--run-variation", "99%")[0] == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -20,9 +20,10 @@ from analysis.objectives import ObjectiveError
 from analysis.report import markdown
 from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
+from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
-from tests.runs import burst, failed, footer, header, healthy, write
+from tests.runs import burst, complete, failed, footer, header, healthy, write
 
 
 def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> ComparedRun:
@@ -32,6 +33,22 @@ def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: in
     first = header(n, **changes)
     first.server = facts or first.server
     return read(write(folder, [first, *records, *healthy(), footer(records)]))
+
+
+def limited(run: ComparedRun) -> ComparedRun:
+    """The same, but the client was the limit."""
+    client = changed(run.summary.client, verdict="limited", reasons=["reads were late"])
+    return replace(run, summary=changed(run.summary, client=client))
+
+
+def scripted(folder: Path, *, ttft_ms: float = 200, itl_ms: float = 20, chunks: int = 24, seed: int = 1) -> ComparedRun:
+    """A burst of 70 on a server that keeps to a script to a millisecond."""
+    random = np.random.default_rng(seed)
+    records = [
+        complete(place, [int(1e6 * (ttft_ms + itl_ms * step + random.uniform(0, 1))) for step in range(chunks)])
+        for place in range(70)
+    ]
+    return read(write(folder, [header(70), *records, *healthy(), footer(records)]))
 
 
 def row(**changes: Any) -> ComparedFigure:
@@ -87,9 +104,9 @@ def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> No
     assert found.ratio_ci95 == pytest.approx((math.exp(expected.low), math.exp(expected.high)), rel=1e-6)
 
 
-@pytest.mark.parametrize(("a", "b"), [([1.0, None], [2.0, 2.1]), ([0.0, 1.0], [1, 1]), ([1e-75, 1e75], [1, 1])])
-def test_of_what_has_no_ratio_no_interval_is_claimed(a: list[float | None], b: list[float | None]) -> None:
-    """A figure that a run lacks is not left out quietly, and runs may differ beyond all measure."""
+@pytest.mark.parametrize(("a", "b"), [([0.0, 1.0], [1.0, 1.0]), ([1e-75, 1e75], [1.0, 1.0])])
+def test_of_what_has_no_ratio_no_interval_is_claimed(a: list[float], b: list[float]) -> None:
+    """Runs may differ beyond all measure."""
     assert figures.of_values("e2e.p50", a, b).ratio_ci95 is None
 
 
@@ -192,7 +209,8 @@ def test_hardly_any_samples_are_never_a_verdict(lost: int, tmp_path: Path) -> No
 
 
 def test_unequal_work_is_named(tmp_path: Path) -> None:
-    """Each thing that makes work unequal is found, with what it was on either side; another server is none."""
+    """Each thing that makes work unequal is found, with what it was on either side; another server, what it admits, how
+    it is asked and how well its client kept up are none."""
     a = run(tmp_path / "a")
     assert not unequal_work([a], [run(tmp_path / "b", server="vllm")])
     plan = header(60).plan
@@ -201,13 +219,17 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
         "input_tokens": {"plan": plan | {"input_tokens": 128}},
         "seed": {"plan": plan | {"seed": 8}},
         "arrivals": {"plan": plan | {"arrivals": "poisson:3"}},
-        "server limits": {"facts": server | {"limits": {"max_concurrent_requests": 4}}},
         "clock": {"simulated": True},
         "model": {"facts": server | {"model": "other"}},
     }.items():
         assert name in {each.what for each in unequal_work([a], [run(tmp_path / name, **changes)])}, name
-    lame = replace(a, summary=changed(a.summary, client=changed(a.summary.client, verdict="limited")))
-    assert [each.what for each in unequal_work([a], [lame])] == ["client verdict"]
+    assert not unequal_work([a], [limited(a)])
+    chat = {"plan": plan | {"endpoint": "chat"}, "facts": server | {"model": f"meta/{server['model']}", "limits": {}}}
+    other = run(tmp_path / "chat", **chat)
+    assert not unequal_work([a], [other])
+    notes = compare([a], [other]).notes
+    assert "Endpoint: generate in A, chat in B." in notes
+    assert any(note.startswith("Server limits: max_concurrent_requests 1000") for note in notes)
     third = run(tmp_path / "third", plan=plan | {"repeat": 3, "repeats": 3, "seed": 9})
     assert not unequal_work([a], [third])
 
@@ -274,13 +296,13 @@ def test_wrong_conditions_are_all_named() -> None:
 
 
 def test_sides_are_told_apart() -> None:
-    """Two runs are one each; more need the two hyphens, which the parser has swallowed."""
-    assert sides(["a", "b"], ["loadgen", "compare", "a", "b"]) == ([Path("a")], [Path("b")])
-    command = ["loadgen", "compare", "a1", "a2", "--", "b1"]
-    assert sides(["a1", "a2", "b1"], command) == ([Path("a1"), Path("a2")], [Path("b1")])
-    for runs, line in ((["a"], ["a"]), (["a", "b", "c"], ["a", "b", "c"]), (["a"], ["a", "--"]), (["a"], ["--", "a"])):
+    """Two runs are one each; more need the two hyphens."""
+    between = BETWEEN_SIDES
+    assert sides(["a", "b"]) == sides(["a", between, "b"]) == ([Path("a")], [Path("b")])
+    assert sides(["a1", "a2", between, "b1"]) == ([Path("a1"), Path("a2")], [Path("b1")])
+    for runs in (["a"], ["a", "b", "c"], ["a", between], [between, "a"], ["a", between, between, "b"], [between, "a", "b"]):
         with pytest.raises(PlanError):
-            sides(runs, line)
+            sides(runs)
 
 
 @pytest.mark.parametrize("scene", TUNING, ids=lambda scene: scene.name)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace as changed
 from scipy import stats as reference
 
 from analysis import stats
-from analysis.compare import FIGURES, ComparedRun, compare, document, figures, noise, read, remark, unequal_work
+from analysis.compare import FIGURES, compare, document, figures, noise, remark, unequal_work
 from analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
 from analysis.compare.noise import Samples, parts
 from analysis.objectives import ObjectiveError
@@ -23,32 +22,8 @@ from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
-from tests.runs import burst, complete, failed, footer, header, healthy, write
-
-
-def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> ComparedRun:
-    """A burst of 60 on a server of this pace."""
-    records = [*burst(n - lost, 8, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
-    facts = changes.pop("facts", None)
-    first = header(n, **changes)
-    first.server = facts or first.server
-    return read(write(folder, [first, *records, *healthy(), footer(records)]))
-
-
-def limited(run: ComparedRun) -> ComparedRun:
-    """The same, but the client was the limit."""
-    client = changed(run.summary.client, verdict="limited", reasons=["reads were late"])
-    return replace(run, summary=changed(run.summary, client=client))
-
-
-def scripted(folder: Path, *, ttft_ms: float = 200, itl_ms: float = 20, chunks: int = 24, seed: int = 1) -> ComparedRun:
-    """A burst of 70 on a server that keeps to a script to a millisecond."""
-    random = np.random.default_rng(seed)
-    records = [
-        complete(place, [int(1e6 * (ttft_ms + itl_ms * step + random.uniform(0, 1))) for step in range(chunks)])
-        for place in range(70)
-    ]
-    return read(write(folder, [header(70), *records, *healthy(), footer(records)]))
+from tests.compared import limited, run
+from tests.runs import header
 
 
 def row(**changes: Any) -> ComparedFigure:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import Comparison, compare, document
+from analysis.compare import Comparison, compare, document, read
 from analysis.compare.figures import parse_gates
 from analysis.report.terminal import render
+from tests.compared import limited, run, scripted
 from tests.runs import burst, footer, header, healthy, write
-from tests.unit.test_compare import limited, read, run, scripted
 
 SLOWER = {"itl_ms": 29.0}
 

@@ -182,7 +182,7 @@ def _untold(figure: str, a: float, b: float, *, why: str) -> ComparedFigure:
 
 
 class Variation(NamedTuple):
-    """How runs vary, as logarithms: one piece of two runs, all in all and without a change of pace; the bound stated."""
+    """How runs vary, as logarithms: a piece of two runs, as it is and without a change of pace; the bound stated."""
 
     piece: float
     without_shift: float

@@ -28,7 +28,7 @@ def test_slower_tokens_are_called_in_single_runs_of_any_length(chunks: int, tmp_
     b = scripted(tmp_path / "b", chunks=chunks, **SLOWER)
     found = compare([a], [b], gates=parse_gates(["tpot.p50 worse by 5%", "output_tokens_per_s worse"]))
     assert verdicts(found)["tpot.p50"] == "worse"
-    assert [each.verdict for each in found.gates][:1] == ["fail"]
+    assert [each.verdict for each in found.gates] == ["fail", "fail"]
     same = compare([a], [again], gates=parse_gates(["tpot.p50 worse by 5%"]))
     assert not {"better", "worse"} & set(verdicts(same).values())
     assert same.gates[0].verdict in ("pass", "cannot tell")
@@ -60,9 +60,7 @@ def test_the_bound_can_be_set(tmp_path: Path) -> None:
     """Who expects runs to differ by 60 % is told nothing by 45 %; who expects 1 % is told that nothing changed."""
     a, again, b = scripted(tmp_path / "a"), scripted(tmp_path / "c", seed=3), scripted(tmp_path / "b", **SLOWER)
     assert verdicts(compare([a], [b], run_variation=0.6))["tpot.p50"] == "cannot tell"
-    narrow = compare([a], [again], run_variation=0.01)
-    assert verdicts(narrow)["tpot.p50"] == "no difference"
-    assert narrow.json()["rows"][0]["run_variation"] == pytest.approx(0.01, abs=0.2)
+    assert verdicts(compare([a], [again], run_variation=0.01))["tpot.p50"] == "no difference"
 
 
 def test_table_and_gate_say_the_same(tmp_path: Path) -> None:

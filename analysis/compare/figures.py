@@ -335,9 +335,7 @@ def of_values(
     return _with_interval(found, p_value(*tested))
 
 
-def judged(
-    rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()
-) -> list[ComparedFigure]:
+def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()) -> list[ComparedFigure]:
     """Every row with its verdict. `margin` is by how much a figure may differ before it matters. *No difference larger
     than X* when the 95 % interval lies within the margin; else *better* or *worse* when the adjusted p-value is below
     5 %; else *cannot tell*. Figures of gates were asked for before the runs were seen, so the others do not count for

@@ -91,7 +91,9 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     )
     if output.quiet:
         for each in report.findings():
-            if each.level in ("warning", "error") and each.id != "interrupted":  # of which there is a line with the hint
+            if (
+                each.level in ("warning", "error") and each.id != "interrupted"
+            ):  # of which there is a line with the hint
                 complain(each.sentence)
     return errors.EXIT_INTERRUPTED if interrupted else exit_code(found)
 

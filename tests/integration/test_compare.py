@@ -101,7 +101,7 @@ def test_options_may_stand_after_the_runs(runs: Path) -> None:
 
 @pytest.mark.parametrize(("counts_as", "code"), [(None, 6), ("pass", 0), ("fail", 4)])
 def test_what_cannot_be_told_is_never_silent(counts_as: str | None, code: int, runs: Path) -> None:
-    """p99 of 40 requests: exit code 6 and the reason, with --quiet too, unless --inconclusive says what it counts as."""
+    """p99 of 40 requests: exit code 6 and the reason, with --quiet too, unless --inconclusive says otherwise."""
     one, other = runs / "a" / "repeat-1", runs / "b" / "repeat-1"
     asked = ["--inconclusive", counts_as] if counts_as else []
     found, out, err = compare(one, other, "--quiet", "--anyway", "--fail-if", "ttft.p99 worse by 5%", *asked)

@@ -275,7 +275,14 @@ def test_sides_are_told_apart() -> None:
     between = BETWEEN_SIDES
     assert sides(["a", "b"]) == sides(["a", between, "b"]) == ([Path("a")], [Path("b")])
     assert sides(["a1", "a2", between, "b1"]) == ([Path("a1"), Path("a2")], [Path("b1")])
-    for runs in (["a"], ["a", "b", "c"], ["a", between], [between, "a"], ["a", between, between, "b"], [between, "a", "b"]):
+    for runs in (
+        ["a"],
+        ["a", "b", "c"],
+        ["a", between],
+        [between, "a"],
+        ["a", between, between, "b"],
+        [between, "a", "b"],
+    ):
         with pytest.raises(PlanError):
             sides(runs)
 

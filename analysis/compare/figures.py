@@ -148,10 +148,8 @@ def of_groups(
             yield shares_of_groups(*([completed(summary) for summary in group] for group in (a, b)))
         elif not figure.endswith(".pairs"):
             values = [each.get(figure) for each in values_a], [each.get(figure) for each in values_b]
-            if any(value is None for group in values for value in group):
-                yield _untold(figure, *(_mean(figure, group) for group in (a, b)), why=SOME_LACK)
-            else:
-                yield of_values(figure, *values, run_variation)
+            row = of_values(figure, *values, run_variation)
+            yield _untold(figure, *(_mean(figure, group) for group in (a, b)), why=row.why) if row.why else row
 
 
 def _mean(figure: str, group: Sequence[Summary]) -> float:
@@ -315,21 +313,24 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
 
 
 def of_values(
-    figure: str, a: Sequence[float], b: Sequence[float], run_variation: float = RUN_VARIATION
+    figure: str, a: Sequence[float | None], b: Sequence[float | None], run_variation: float = math.inf
 ) -> ComparedFigure:
     """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
     is one of the ratio; of a share the values themselves."""
-    mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
-    plain, few = stats.difference_of_means(a, b), min(len(a), len(b))
+    known_a, known_b = known = [[value for value in group if value is not None] for group in (a, b)]
+    if len(known_a) < len(a) or len(known_b) < len(b):
+        return _untold(figure, math.nan, math.nan, why=SOME_LACK)
+    mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
+    plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
     found = replace(
         _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=ends(*plain),
         p_value=p_value(*plain), test=BETWEEN[few > 1], error=plain[1], freedom=plain[2], count=few,
         more_of="runs",
     )  # fmt: skip
-    if found.unit == "share" or min(*a, *b) <= 0:
+    if found.unit == "share" or min(*known_a, *known_b) <= 0:
         return found
-    effect, error, freedom = tested = stats.difference_of_means(*([math.log(x) for x in group] for group in (a, b)))
-    spread = max(math.log(max(group) / min(group)) for group in (a, b))
+    effect, error, freedom = tested = stats.difference_of_means(*([math.log(x) for x in group] for group in known))
+    spread = max(math.log(max(group) / min(group)) for group in known)
     bound = max(math.log1p(run_variation), SPREAD_MORE * spread)
     found = replace(found, error=error, freedom=freedom, ratio=math.exp(effect), bound=bound)
     return _with_interval(found, p_value(*tested))

@@ -44,6 +44,8 @@ STEPS_LEAST = 8 * PIECES
 """A run of fewer steps is too short to be cut: chance that lingers for some steps would be in all pieces alike."""
 STEPS_SEEN = 2 * PIECES
 """From so many on its pieces show at least what varies from step to step."""
+EXPLAINED = 0.8
+"""Of the differences between pieces, what a change of pace explains: chance alone hardly does."""
 STRATUM = 16
 """Neighbours in a burst of which the differences are taken for chance."""
 WORTH_MOST = 100
@@ -205,9 +207,12 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
 
 
 def _one_step(values: Floats) -> Floats:
-    """The means before and after the place that parts the values best."""
-    fits = (np.repeat((values[:cut].mean(), values[cut:].mean()), (cut, len(values) - cut)) for cut in range(1, PIECES))
-    return min(fits, key=lambda fit: float(np.square(values - fit).sum()))
+    """The means before and after the place that parts the values best, where that explains most of how they differ;
+    their mean elsewhere."""
+    fits = [np.repeat((values[:cut].mean(), values[cut:].mean()), (cut, len(values) - cut)) for cut in range(1, PIECES)]
+    left = [float(np.square(values - fit).sum()) for fit in fits]
+    whole = np.full(len(values), values.mean())
+    return fits[int(np.argmin(left))] if min(left) <= (1 - EXPLAINED) * np.square(values - whole).sum() else whole
 
 
 def _progress(frame: Frame) -> Floats | None:

@@ -366,18 +366,23 @@ def _texts(row: ComparedFigure, *, brief: bool) -> list[str]:
     its difference stands for the ratio."""
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
     values = [significant(each and each * factor, 4) for each in (row.a, row.b)]
-    shift, scale, form = (1.0, 100.0, "+.1f") if brief else (0.0, 1.0, ".3f")
     ratio = difference = UNKNOWN
     interval = UNKNOWN if row.difference is None else "unbounded"
     if row.difference is not None:
         difference = f"{row.difference * factor:+.4g} {unit}"
         ratio = f"{row.difference * factor:+.3g}"
     if row.ratio is not None:
-        ratio = f"{(row.ratio - shift) * scale:{form}}{' %' if brief else ''}"
+        ratio = f"{_percent(row.ratio)} %" if brief else f"{row.ratio:.3f}"
     if row.ratio is not None and row.ratio_ci95:
-        interval = " to ".join(f"{(end - shift) * scale:{form}}" for end in row.ratio_ci95)
+        interval = " to ".join(_percent(end) if brief else f"{end:.3f}" for end in row.ratio_ci95)
     elif row.difference_ci95:
         interval = " to ".join(f"{end * factor:+.3g}" for end in row.difference_ci95)
     p = row.adjusted_p
     p_text = UNKNOWN if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
     return [*values, unit, ratio, interval, *([] if brief else [difference, p_text])]
+
+
+def _percent(ratio: float) -> str:
+    """By how much a ratio is not 1."""
+    percent = (ratio - 1) * 100
+    return f"{percent:+,.0f}" if abs(percent) >= 100 else f"{percent:+.1f}"

@@ -21,7 +21,7 @@ from analysis.compare import noise
 from analysis.compare.noise import ComparedRun, samples_of
 from analysis.metrics import Metric, by_key
 from analysis.objectives import LATENCIES, RATES, read_each
-from analysis.repeats import completed, figures_of
+from analysis.repeats import completed
 from analysis.report.format import count, significant, unit_of
 from analysis.stats import student_cdf, student_quantile
 from analysis.summary import Summary
@@ -36,13 +36,15 @@ RUN_VARIATION = 0.10
 """By how much two runs of one server are taken to differ at most, unless they show more themselves."""
 SHOWN_MORE = 0.995
 """Runs show that they vary by so many of their own standard errors: Student's t of this share, which is 3.5."""
+SHOWN_MOST = 2.0
+"""So many times the bound stated: what looks like more is in what is compared, such as phases that changed unalike."""
 SPREAD_MORE = 2.0
 """Groups vary by so many times the largest difference within one of them."""
 MORE_MOST = 1_000_000
 RUNS_MOST = 1000
 """More requests, or runs, than these are no advice."""
 NOTHING = "in a run nothing was sent"
-SOME_LACK = "not every run has it, or has samples enough for it"
+SOME_LACK = "not every run has it"
 LOGARITHM_MOST = 500.0
 """Beyond it the exponential is no float: runs that differ so much have no interval of a ratio."""
 SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
@@ -142,24 +144,20 @@ def of_groups(
 ) -> Iterator[ComparedFigure]:
     """One row per figure; samples of several runs are not thrown together, so there are no pairs. At least one of the
     groups has two runs."""
-    values_a, values_b = ([figures_of(summary) for summary in group] for group in (a, b))
     for figure in figures:
         if figure == "complete":
             yield shares_of_groups(*([completed(summary) for summary in group] for group in (a, b)))
         elif not figure.endswith(".pairs"):
-            values = [each.get(figure) for each in values_a], [each.get(figure) for each in values_b]
-            row = of_values(figure, *values, run_variation)
-            yield _untold(figure, *(_mean(figure, group) for group in (a, b)), why=row.why) if row.why else row
+            values_a, values_b = ([_value(figure, each) for each in group] for group in (a, b))
+            yield of_values(figure, values_a, values_b, run_variation)
 
 
-def _mean(figure: str, group: Sequence[Summary]) -> float:
-    """Over runs, of however few samples; NaN where a run has none."""
+def _value(figure: str, summary: Summary) -> float | None:
+    """Of one run, of however few samples: how it varies between runs is seen."""
     name, _, statistic = figure.partition(".")
-    found = [
-        getattr(getattr(each.latency, name), statistic) if statistic else getattr(each.throughput, name)
-        for each in group
-    ]
-    return math.nan if None in found else math.fsum(found) / len(found)
+    if not statistic:
+        return getattr(summary.throughput, name)  # type: ignore[no-any-return]
+    return getattr(getattr(summary.latency, name), statistic)  # type: ignore[no-any-return]
 
 
 def _blank(figure: str) -> ComparedFigure:
@@ -189,7 +187,7 @@ class Variation(NamedTuple):
     def bound(self, server_error: float) -> float:
         """The bound for a figure: the one stated, or as far as the runs themselves show that such figures vary."""
         shown = student_quantile(SHOWN_MORE, noise.FREEDOM) * server_error
-        return max(self.stated, shown) if math.isfinite(shown) else self.stated
+        return min(max(self.stated, shown), SHOWN_MOST * self.stated) if math.isfinite(shown) else self.stated
 
 
 def _by_noise(

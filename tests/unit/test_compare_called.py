@@ -73,12 +73,21 @@ def test_table_and_gate_say_the_same(tmp_path: Path) -> None:
     assert found.gates[0].said.count(" to ") == 2  # from A to B, and the interval
 
 
-def test_groups_show_figures_of_too_few_samples(tmp_path: Path) -> None:
-    """Their means, without an interval."""
-    group = [run(tmp_path / f"a{place}", seed=place) for place in range(2)]
-    (row,) = [each for each in compare(group, group).rows if each.figure == "ttft.p99"]
-    assert row.a == row.b
-    assert (row.difference, row.ratio_ci95, row.verdict) == (0, None, "cannot tell")
+def test_groups_tell_what_single_runs_have_too_few_samples_for(tmp_path: Path) -> None:
+    """p99 of 60 requests: repeats show how it varies."""
+    a = [run(tmp_path / f"a{place}", seed=place) for place in range(2)]
+    b = [run(tmp_path / f"b{place}", seed=place + 9, pace=2.0) for place in range(2)]
+    assert verdicts(compare(a, b))["e2e.p99"] == "worse"
+    assert verdicts(compare(a[:1], b[:1]))["e2e.p99"] == "cannot tell"
+
+
+def test_servers_that_differ_unalike_in_each_phase_are_called(tmp_path: Path) -> None:
+    """First tokens a third sooner, the others 45 % slower: that is no chance, however unlike the pieces of the runs."""
+    found = compare(
+        [scripted(tmp_path / "a", chunks=64, ttft_ms=600)], [scripted(tmp_path / "b", chunks=64, ttft_ms=400, **SLOWER)]
+    )
+    called = verdicts(found)
+    assert (called["tpot.p50"], called["ttft.p50"]) == ("worse", "better")
 
 
 def test_a_repeat_that_was_no_measurement_is_left_out(tmp_path: Path) -> None:

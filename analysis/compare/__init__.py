@@ -337,7 +337,7 @@ def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
         )
         rows.append((doc.TableCell(row.figure, code=True), *_texts(row, brief=brief), verdict))
     if brief and any(row.needs_more for row in found.rows):
-        notes.append("inconclusive, N more: about so many more in each of A and B would tell.")
+        notes.append("inconclusive (N more): about so many more in each of A and B would tell.")
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
 
@@ -345,7 +345,7 @@ def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
     text = "inconclusive" if row.verdict == "cannot tell" else row.verdict
     if brief and row.verdict == "no difference":
         return f"{text} > {share(row.no_larger_than or 0)}"
-    return f"{text}, {row.needs_more:,} more" if brief and row.needs_more else text
+    return f"{text} ({row.needs_more:,} more)" if brief and row.needs_more else text
 
 
 def remark(row: ComparedFigure) -> str:

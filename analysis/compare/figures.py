@@ -263,9 +263,9 @@ def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, vary: Va
         return _untold(figure, 0.5, share, why=f"too few samples: {needed} are needed, there are {few}")
     medians = noise.quantile(samples[0], 0.5), noise.quantile(samples[1], 0.5)
     server = noise.latency_error(metric, a, b, vary.piece, medians)
-    short, at_95 = not math.isfinite(server), student_quantile(0.975, noise.FREEDOM)
-    steady = noise.latency_error(metric, a, b, vary.without_shift, medians)
-    server = vary.bound(steady) / at_95 if short else min(server, SHOWN_MOST * vary.stated / at_95)
+    if not math.isfinite(server):  # too short to show it: as much as makes the bound an interval of 95 %
+        steady = noise.latency_error(metric, a, b, vary.without_shift, medians)
+        server = vary.bound(steady) / student_quantile(0.975, noise.FREEDOM)
     together = max(math.hypot(server, noise.stamp_error(metric, a, b, medians)), noise.RUNS_DIFFER)
     share, error, p = noise.superiority(*samples, together)
     low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))

@@ -109,6 +109,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         asked_s=plan.get("duration_s"),
         **{name: plan.get(name) for name in PLANNED},
         interrupted=footer is None or footer.interrupted,
+        going_on=run.going_on,
         damaged_lines=run.damaged_lines,
         notes=[] if footer is None else footer.notes,
         command=shlex.join(header.command),

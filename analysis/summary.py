@@ -19,7 +19,7 @@ FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
 
 
-class RunInfo(msgspec.Struct, kw_only=True):
+class RunInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Which run this is, what was planned, and how it can be had again."""
 
     id: str
@@ -44,6 +44,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
     workers: int | None
     timeout_s: float | None
     interrupted: bool
+    """Whether only a part of it is recorded."""
+    going_on: bool = False
+    """Whether that is because it had not ended when this was written."""
     damaged_lines: int
     """Lines of the run file that could not be read and are in no figure."""
     notes: list[str]

@@ -14,5 +14,6 @@ case $? in
     1) echo "fail: some requests failed or were truncated"; exit 1 ;;
     4) echo "fail: an --assert does not hold"; exit 1 ;;
     5) echo "void: the client was the limit, which says nothing about the server"; exit 1 ;;
+    6) echo "void: too few requests to tell whether an --assert holds"; exit 1 ;;
     *) echo "void: nothing was measured"; exit 1 ;;
 esac

@@ -23,5 +23,5 @@ for result in results:
     print(f"TTFT p50 {summary.latency.ttft.p50:.3f} s, p90 {summary.latency.ttft.p90:.3f} s")
 print(results[0].frame().nlargest(3, "ttft_s")[["request", "ttft_s", "e2e_s"]])
 for row in compare(*results).rows:
-    print(row.figure, row.verdict)
+    print(f"{row.figure:20} {row.a} {row.b} {row.verdict}")
 print(results[0].report())

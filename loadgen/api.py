@@ -171,17 +171,19 @@ def compare(
     b: Result | Path | str | Sequence[Result | Path | str],
     *,
     margin: float = 0.05,
+    run_variation: float = 0.10,
     anyway: bool = False,
 ) -> Comparison:
     """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
-    larger than `margin` (a share), or that it cannot be told. Raises PlanError for runs of unequal work unless
-    `anyway`, RunFileError for what is no run."""
+    larger than `margin` (a share), or that it cannot be told; what lies beyond `run_variation`, by which two runs of
+    one server may differ at most, is called. Raises PlanError for runs of unequal work unless `anyway`, RunFileError
+    for what is no run."""
     from loadgen.cli.compare import compare_paths
 
     sides = ([side] if isinstance(side, Result | Path | str) else side for side in (a, b))
     paths_a, paths_b = ([run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides)
     hint = None if anyway else "Make them alike, or give anyway=True."
-    return compare_paths(paths_a, paths_b, hint, margin=margin)[0]
+    return compare_paths(paths_a, paths_b, hint, margin=margin, run_variation=run_variation)[0]
 
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:

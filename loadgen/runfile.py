@@ -12,6 +12,7 @@ no footer and is read just the same. Lines that are damaged are skipped and coun
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
@@ -162,6 +163,8 @@ class Run(msgspec.Struct):
     telemetry: list[Telemetry]
     footer: Footer | None
     damaged_lines: int = 0
+    going_on: bool = False
+    """Whether a process of this machine is still writing it."""
 
 
 class RunFileError(Exception):
@@ -186,6 +189,8 @@ class RunWriter:
         self._encoder = msgspec.json.Encoder()
         self._pending = bytearray()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with suppress(OSError):  # tells readers that the run goes on, until this process ends
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.error: OSError | None = None
         """Why the last flush could not write everything; None when it could."""
 
@@ -258,7 +263,18 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
             run.telemetry.append(item)
         elif isinstance(item, Footer):
             run.footer = item
+    run.going_on = run.footer is None and any(map(_being_written, (main, *parts)))
     return run
+
+
+def _being_written(file: Path) -> bool:
+    """Whether a RunWriter has it open."""
+    try:
+        with file.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _header(main: Path, line: bytes) -> Header:

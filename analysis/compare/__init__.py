@@ -4,13 +4,15 @@
     figures   each figure of A against that of B: better, worse, no difference or cannot tell; and `--fail-if`
     noise     how far a figure of one run may lie from that of another run of the same server
 
-What is compared by choice (the server, its version, its address) is no difference of work. Everything that changes what
-has to be done, when, or how well it was measured is.
+What is compared by choice (the server, its version, its address, how it is asked, what it admits, what it runs on) is
+no difference of work: the notes name it. Everything that changes what has to be done, or when, is. A repeat that was no
+measurement, because its client was the limit or it was interrupted, is left out where others are left, and else marked.
 """
 
 from __future__ import annotations
 
 import html
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +24,9 @@ from msgspec.structs import replace
 
 from analysis import report as doc
 from analysis.compare.figures import (
+    LOGARITHM_MOST,
     MARGIN,
+    RUN_VARIATION,
     ComparedFigure,
     Gate,
     GateResult,
@@ -62,6 +66,10 @@ ONE_RUN_EACH = (
     f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes runs "
     "differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
 )
+TOO_SHORT = (
+    "The runs are too short to show how the server varies: what {} rests on is the bound of {} for that "
+    "(--run-variation), and longer runs or repeats may say more."
+)
 SAME_ADDRESS = (
     "Both sent the same prompts to the same address: with a prefix cache the later ones were helped by the earlier "
     "ones, unless the server was started again or its cache emptied in between."
@@ -99,6 +107,8 @@ class Comparison:
     """SIMULATED if any of the runs was."""
     method: str
     margin: float
+    run_variation: float
+    """By how much two runs of one server are taken to differ at most, as a share."""
     rows: list[ComparedFigure]
     unequal: list[UnequalWork]
     """What makes the work unequal; nothing of it may be left for a fair comparison."""
@@ -117,7 +127,9 @@ class Comparison:
         found = asdict(self)
         found["conditions"] = found.pop("gates")
         for row in found["rows"]:
-            for name in ("error", "error_least", "freedom"):
+            bound = row.pop("bound")
+            row["run_variation"] = round(math.expm1(bound), 6) if bound < LOGARITHM_MOST else None
+            for name in ("error", "error_least", "freedom", "sampling"):
                 del row[name]
         return found
 
@@ -129,35 +141,80 @@ def read(path: Path) -> ComparedRun:
 
 
 def compare(
-    a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, margin: float = MARGIN, gates: Sequence[Gate] = ()
+    a: Sequence[ComparedRun],
+    b: Sequence[ComparedRun],
+    *,
+    margin: float = MARGIN,
+    gates: Sequence[Gate] = (),
+    run_variation: float = RUN_VARIATION,
 ) -> Comparison:
-    """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters. Work
-    that was unequal is in `unequal`, and the figures are compared all the same: it is for the caller to refuse."""
+    """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters,
+    `run_variation` by how much two runs of one server are taken to differ at most. Work that was unequal is in
+    `unequal`, and the figures are compared all the same: it is for the caller to refuse."""
+    cold = [*_cold("A", a), *_cold("B", b)]
+    (a, left_a), (b, left_b) = _measured("A", a), _measured("B", b)
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
     if alone := len(a) == len(b) == 1:
-        what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures)
+        what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures, run_variation)
     else:
         what = "one figure per run, Welch's t between runs"
-        found = of_groups([run.summary for run in a], [run.summary for run in b], figures)
-    rows = judged(list(found), margin)
-    method = (
-        f"From {what}; intervals are 95 % each. Better and worse are said at 5 % for all "
-        f"{sum(row.p_value is not None for row in rows)} figures together (Holm's correction)."
-    )
+        found = of_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
+    rows = judged(list(found), margin, gates)
+    notes = [*left_a, *left_b, *cold, *_notes(a, b, alone=alone)]
+    if short := [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]:
+        notes.append(TOO_SHORT.format(", ".join(short), share(run_variation)))
     mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
     name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
-    beside = unequal_work(a, b), _notes(a, b, alone=alone), judge_gates(gates, rows)
-    return Comparison(name_a, name_b, len(a), len(b), mark, method, margin, rows, *beside)
+    method = _method(what, rows, gates, run_variation)
+    beside = unequal_work(a, b), notes, judge_gates(gates, rows)
+    return Comparison(name_a, name_b, len(a), len(b), mark, method, margin, run_variation, rows, *beside)
+
+
+def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], run_variation: float) -> str:
+    asked = {gate.figure for gate in gates}
+    tested = sum(row.p_value is not None and row.figure not in asked for row in rows)
+    others = f", the {len(gates)} with a --fail-if at 5 % by themselves (Bonferroni's)" if gates else ""
+    return (
+        f"From {what}; intervals are 95 % each. Two runs of one server are taken to differ by at most "
+        f"{share(run_variation)} (--run-variation), or as these runs show: beyond that a difference is called. Better "
+        f"and worse are said at 5 % for all {tested} figures together (Holm's correction){others}."
+    )
+
+
+def _measured(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
+    """The runs that measured the server, and a sentence for each that did not. Where none did, all of them."""
+    bad = {place: why for place, run in enumerate(group) if (why := _no_measurement(run))}
+    kept = [run for place, run in enumerate(group) if place not in bad]
+    if kept:
+        return kept, [f"Run {place + 1} of {title} is left out: {why}." for place, why in bad.items()]
+    runs = "The run" if len(group) == 1 else "Every run"
+    return group, [f"{runs} of {title} is in doubt: {why}." for why in dict.fromkeys(bad.values())]
+
+
+def _cold(title: str, group: Sequence[ComparedRun]) -> list[str]:
+    """A sentence where some repeats met a cold server and vary by it."""
+    states = state([run.summary for run in group])
+    if len(set(states)) < 2:
+        return []
+    cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
+    return [f"Run {cold} of {title} met a cold server, the others a warm one."]
+
+
+def _no_measurement(run: ComparedRun) -> str:
+    if run.summary.run.interrupted:
+        return f"it is only a part, as it {'goes on' if run.summary.run.going_on else 'was interrupted'}"
+    if run.summary.client.ok:
+        return ""
+    return f"its client was the limit and measured itself ({'; '.join(run.summary.client.reasons)})"
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:
     """What leaves the work equal and yet may mislead."""
     found = [ONE_RUN_EACH] if alone else []
-    for title, group in (("A", a), ("B", b)):
-        states = state([run.summary for run in group])
-        if len(set(states)) > 1:  # such repeats vary by it
-            cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
-            found.append(f"Run {cold} of {title} met a cold server, the others a warm one.")
+    for what, of in CONDITIONS:
+        texts = [" / ".join(sorted({str(of(run)) for run in group})) for group in (a, b)]
+        if texts[0] != texts[1]:
+            found.append(f"{what[0].upper()}{what[1:]}: {texts[0]} in A, {texts[1]} in B.")
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         found.append(SAME_ADDRESS)
@@ -182,10 +239,6 @@ def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[Une
             if abs(mean_a - mean_b) > LENGTHS_ALIKE * max(mean_a, mean_b):
                 text_a, text_b = f"{mean_a:.1f} in the mean", f"{mean_b:.1f} in the mean"
                 found.append(UnequalWork(what, text_a, text_b, "longer requests are more work"))
-    verdict_a, verdict_b = (", ".join(sorted({run.summary.client.verdict for run in group})) for group in (a, b))
-    if (verdict_a, verdict_b) != ("ok", "ok"):
-        why = "a client that was the bottleneck measured itself, not the server"
-        found.append(UnequalWork("client verdict", verdict_a, verdict_b, why))
     return found
 
 
@@ -197,6 +250,11 @@ def _seed(run: ComparedRun) -> int:
     """That of the first repeat."""
     plan = run.run.header.plan
     return int(plan.get("seed", 0)) - max(0, int(plan.get("repeat", 0)) - 1)
+
+
+def _model(run: ComparedRun) -> str:
+    """Its name without a folder or an organisation, which servers leave out or not."""
+    return str(run.summary.server.model).rstrip("/").rpartition("/")[2].lower()
 
 
 def _limits(run: ComparedRun) -> str:
@@ -213,15 +271,19 @@ CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
     *((name, "the plan asks for other work", _planned(name)) for name in PLANNED),
     ("seed", "other prompts, lengths or gaps were drawn", _seed),
     ("warm-up", "a cold server is slower at first", _planned("warmup")),
-    ("model", "another model is another amount of work", lambda run: run.summary.server.model),
-    ("endpoint", "another way of asking, with other work around it", lambda run: run.summary.server.endpoint),
-    ("server limits", "it admits, holds or turns away another number of requests", _limits),
+    ("model", "another model is another amount of work", _model),
     ("clock", "time does not pass alike", lambda run: simulated(run.summary) or "a real server"),
-    ("stamps", "another error bar", lambda run: run.summary.client.stamps),
     ("users", "another load", _users),
-    ("platform", "other hardware", _planned("platform")),
     ("run", "a part of a run is no run", lambda run: "interrupted" if run.summary.run.interrupted else "to its end"),
 )
+"""What makes work unequal."""
+CONDITIONS: tuple[tuple[str, Callable[[ComparedRun], Any]], ...] = (
+    ("endpoint", lambda run: run.summary.server.endpoint),
+    ("server limits", _limits),
+    ("platform", lambda run: run.summary.server.platform or "not said"),
+    ("stamps", lambda run: run.summary.client.stamps),
+)
+"""Where servers differ, or how exactly they were measured."""
 
 
 def document(found: Comparison, *, brief: bool) -> doc.Document:
@@ -270,21 +332,20 @@ def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
 
 
 def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
-    """One row per figure. Briefly, those that could not be tested stand below it."""
+    """One row per figure. Briefly, why some could not be tested stands below it."""
     heads: dict[str, doc.Kind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
-    heads |= dict.fromkeys(("B / A", "95 %") if brief else ("B / A", "95 %", "difference", "p (Holm)"), "number")
+    heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
     notes = []
     for row in found.rows:
         if brief and row.why:
             notes.append(f"{row.figure}: inconclusive ({row.why})")
-            continue
         verdict = doc.TableCell(
             _verdict(row, brief=brief), row.verdict, "" if brief else remark(row), LEVELS[row.verdict]
         )
-        rows.append((doc.TableCell(row.figure, code=True), *_texts(row)[: -2 if brief else None], verdict))
+        rows.append((doc.TableCell(row.figure, code=True), *_texts(row, brief=brief), verdict))
     if brief and any(row.needs_more for row in found.rows):
-        notes.append("inconclusive, N more: about so many more in each of A and B would tell.")
+        notes.append("inconclusive (N more): about so many more in each of A and B would tell.")
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
 
@@ -292,7 +353,7 @@ def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
     text = "inconclusive" if row.verdict == "cannot tell" else row.verdict
     if brief and row.verdict == "no difference":
         return f"{text} > {share(row.no_larger_than or 0)}"
-    return f"{text}, {row.needs_more:,} more" if brief and row.needs_more else text
+    return f"{text} ({row.needs_more:,} more)" if brief and row.needs_more else text
 
 
 def remark(row: ComparedFigure) -> str:
@@ -308,18 +369,28 @@ def remark(row: ComparedFigure) -> str:
     return f"needs about {count(row.needs_more, f'more {row.more_of[:-1]}')} in each"
 
 
-def _texts(row: ComparedFigure) -> list[str]:
-    """A, B, unit, ratio, its interval, difference and p-value; of a share its difference stands for the ratio."""
-    if row.a is None or row.b is None:
-        return [UNKNOWN, UNKNOWN, "", *[UNKNOWN] * 4]
+def _texts(row: ComparedFigure, *, brief: bool) -> list[str]:
+    """A, B and unit; the ratio (briefly, by how much it is not 1) and its interval; difference and p-value. Of a share
+    its difference stands for the ratio."""
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
-    ratio = interval = UNKNOWN
-    if row.ratio is not None and row.ratio_ci95:
-        ratio, interval = f"{row.ratio:.3f}", " to ".join(f"{end:.3f}" for end in row.ratio_ci95)
-    elif row.difference is not None and row.difference_ci95:
+    values = [significant(each and each * factor, 4) for each in (row.a, row.b)]
+    ratio = difference = UNKNOWN
+    interval = UNKNOWN if row.difference is None else "unbounded"
+    if row.difference is not None:
+        difference = f"{row.difference * factor:+.4g} {unit}"
         ratio = f"{row.difference * factor:+.3g}"
+    if row.ratio is not None:
+        ratio = f"{_percent(row.ratio)} %" if brief else f"{row.ratio:.3f}"
+    if row.ratio is not None and row.ratio_ci95:
+        interval = " to ".join(_percent(end) if brief else f"{end:.3f}" for end in row.ratio_ci95)
+    elif row.difference_ci95:
         interval = " to ".join(f"{end * factor:+.3g}" for end in row.difference_ci95)
     p = row.adjusted_p
     p_text = UNKNOWN if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-    difference = f"{(row.difference or 0) * factor:+.4g} {unit}"
-    return [significant(row.a * factor, 4), significant(row.b * factor, 4), unit, ratio, interval, difference, p_text]
+    return [*values, unit, ratio, interval, *([] if brief else [difference, p_text])]
+
+
+def _percent(ratio: float) -> str:
+    """By how much a ratio is not 1."""
+    percent = (ratio - 1) * 100
+    return f"{percent:+,.0f}" if abs(percent) >= 100 else f"{percent:+.1f}"

@@ -1,7 +1,9 @@
 """Each figure of A against that of B, from its difference and error to one of four verdicts, and `--fail-if`.
 
 One run against one run: from raw samples, with the sources of chance that a run shows (analysis.compare.noise). Groups
-of repeats: one figure per run, so that requests need not be independent.
+of repeats: one figure per run, so that requests need not be independent. In both an interval is never wider than what
+makes whole runs differ may plausibly do (RUN_VARIATION), so that what lies beyond that is called. Table and `--fail-if`
+judge by the same interval.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,8 @@ from analysis.compare import noise
 from analysis.compare.noise import ComparedRun, samples_of
 from analysis.metrics import Metric, by_key
 from analysis.objectives import LATENCIES, RATES, read_each
-from analysis.repeats import completed, figures_of
+from analysis.repeats import completed
+from analysis.report.format import count, significant, unit_of
 from analysis.stats import student_cdf, student_quantile
 from analysis.summary import Summary
 
@@ -29,13 +32,24 @@ ERROR_MOST = 0.05
 """The chance that a comparison of a server with itself calls any figure better or worse."""
 MARGIN = 0.05
 """By how much a figure may differ before it matters, as a share of A's."""
+RUN_VARIATION = 0.10
+"""By how much two runs of one server are taken to differ at most, unless they show more themselves."""
+SHOWN_MORE = 0.995
+"""Runs show that they vary by so many of their own standard errors: Student's t of this share, which is 3.5."""
+SHOWN_MOST = 2.0
+"""So many times the bound stated: what looks like more is in what is compared, such as phases that changed unalike."""
+SPREAD_MORE = 2.0
+"""Groups vary by so many times the largest difference within one of them."""
 MORE_MOST = 1_000_000
 RUNS_MOST = 1000
 """More requests, or runs, than these are no advice."""
+NOTHING = "in a run nothing was sent"
+SOME_LACK = "not every run has it"
 LOGARITHM_MOST = 500.0
 """Beyond it the exponential is no float: runs that differ so much have no interval of a ratio."""
 SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
-SHORT = "the run is too short to show how the server varies; repeats would"
+BOUNDED = "bootstrap of the quantile, stamps, and all that runs may differ by"
+SHORT = "the run is too short for a rate"
 BETWEEN = ("Student's t, with the other group's variation between runs", "Welch's t between runs")
 EXACT_FREEDOM = 1e6
 """An exact interval needs no allowance for an error that was itself estimated."""
@@ -64,6 +78,10 @@ class ComparedFigure:
     error: float = math.nan
     """Standard error of the logarithm of the ratio, or of the difference for a share."""
     freedom: float = math.nan
+    sampling: float = 0.0
+    """Of `error`, what is in no run-to-run variation: chance in requests, and stamps."""
+    bound: float = math.inf
+    """The most that run-to-run variation may plausibly be, as `error` a logarithm; infinite where nobody can say."""
     error_least: float = 0.0
     """Below which no number of requests would take it."""
     count: int = 0
@@ -89,99 +107,166 @@ class ComparedFigure:
         """The side on which B lies."""
         return (self.effect > 0) == (self.direction == "lower") and self.effect != 0
 
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Of the effect: by its error, or by the bound, whichever is narrower."""
+        low, high = ends(self.effect, self.error, self.freedom, confidence)
+        most = (ends(0, self.sampling, self.freedom, confidence)[1] if self.sampling else 0.0) + self.bound
+        return max(low, self.effect - most), min(high, self.effect + most)
+
     def relative(self, effect: float) -> float:
         """An effect as a share of A's, or as a difference of shares."""
         return math.expm1(effect) if self.ratio is not None else effect
 
+    def effect_of(self, relative: float) -> float:
+        """The effect that is this share of A's, or this difference of shares."""
+        return relative if self.ratio is None else math.log1p(relative) if relative > -1 else -math.inf
 
-def of_single_runs(a: ComparedRun, b: ComparedRun, figures: Sequence[str]) -> Iterator[ComparedFigure]:
+
+def of_single_runs(
+    a: ComparedRun, b: ComparedRun, figures: Sequence[str], run_variation: float = RUN_VARIATION
+) -> Iterator[ComparedFigure]:
     """One row per figure."""
-    piece = noise.piece_error(a, b)
+    vary = Variation(noise.piece_error(a, b), noise.piece_error(a, b, shift=True), math.log1p(run_variation))
     for figure in figures:
         name, _, statistic = figure.partition(".")
         if figure == "complete":
             yield shares_of_runs(completed(a.summary), completed(b.summary))
         elif statistic == "pairs":
-            yield _pairs(figure, by_key(name), a, b, piece)
+            yield _pairs(figure, by_key(name), a, b, vary)
         elif statistic:
-            yield _quantile(by_key(name), statistic, a, b, piece)
+            yield _quantile(by_key(name), statistic, a, b, vary)
         else:
-            yield _rate(by_key(name), a, b, piece)
+            yield _rate(by_key(name), a, b, vary)
 
 
-def of_groups(a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str]) -> Iterator[ComparedFigure]:
+def of_groups(
+    a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str], run_variation: float = RUN_VARIATION
+) -> Iterator[ComparedFigure]:
     """One row per figure; samples of several runs are not thrown together, so there are no pairs. At least one of the
     groups has two runs."""
-    values_a, values_b = ([figures_of(summary) for summary in group] for group in (a, b))
     for figure in figures:
         if figure == "complete":
             yield shares_of_groups(*([completed(summary) for summary in group] for group in (a, b)))
         elif not figure.endswith(".pairs"):
-            yield of_values(figure, [each.get(figure) for each in values_a], [each.get(figure) for each in values_b])
+            values_a, values_b = ([_value(figure, each) for each in group] for group in (a, b))
+            yield of_values(figure, values_a, values_b, run_variation)
 
 
-def _blank(figure: str, why: str = "") -> ComparedFigure:
-    """A row that says what its figure is, and why there is nothing else to say."""
+def _value(figure: str, summary: Summary) -> float | None:
+    """Of one run, of however few samples: how it varies between runs is seen."""
+    name, _, statistic = figure.partition(".")
+    if not statistic:
+        return getattr(summary.throughput, name)  # type: ignore[no-any-return]
+    return getattr(getattr(summary.latency, name), statistic)  # type: ignore[no-any-return]
+
+
+def _blank(figure: str) -> ComparedFigure:
+    """A row that says what its figure is."""
     name, _, statistic = figure.partition(".")
     if figure == "complete" or statistic == "pairs":
-        return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower", why=why)
+        return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower")
     metric = by_key(name)
-    return ComparedFigure(figure, "per second" if metric.unit.endswith("/s") else "s", metric.direction, why=why)
+    return ComparedFigure(figure, "per second" if metric.unit.endswith("/s") else "s", metric.direction)
 
 
-def _by_noise(figure: str, a: float, b: float, within: float, count: int) -> ComparedFigure:
-    """A ratio with this error of its logarithm, as single runs show it."""
-    effect, error = math.log(b / a), max(within, noise.RUNS_DIFFER)
-    low, high = (math.exp(end) for end in ends(effect, error, noise.FREEDOM))
-    return replace(
-        _blank(figure), a=a, b=b, difference=b - a, difference_ci95=(a * (low - 1), a * (high - 1)), ratio=b / a,
-        ratio_ci95=(low, high), p_value=p_value(effect, error, noise.FREEDOM), test=SINGLE, error=error,
-        freedom=noise.FREEDOM, error_least=noise.RUNS_DIFFER, count=count,
+def _untold(figure: str, a: float, b: float, *, why: str) -> ComparedFigure:
+    """A row of what was measured, and why nothing can be told from it; NaN is what nothing was measured of."""
+    row = replace(_blank(figure), a=None if math.isnan(a) else a, b=None if math.isnan(b) else b, why=why)
+    if row.a is None or row.b is None:
+        return row
+    return replace(row, difference=b - a, ratio=b / a if row.unit != "share" and min(a, b) > 0 else None)
+
+
+class Variation(NamedTuple):
+    """How runs vary, as logarithms: a piece of two runs, as it is and without a change of pace; the bound stated."""
+
+    piece: float
+    without_shift: float
+    stated: float
+
+    def bound(self, server_error: float) -> float:
+        """The bound for a figure: the one stated, or as far as the runs themselves show that such figures vary."""
+        shown = student_quantile(SHOWN_MORE, noise.FREEDOM) * server_error
+        return min(max(self.stated, shown), SHOWN_MOST * self.stated) if math.isfinite(shown) else self.stated
+
+
+def _by_noise(
+    figure: str, values: tuple[float, float], count: int, *, sampling: float, server: float, bound: float
+) -> ComparedFigure:
+    """A ratio with these errors of its logarithm, as single runs show them. Of runs too short to show how the server
+    varies (`server` is NaN) nothing but the bound is known."""
+    (a, b), effect, short = values, math.log(values[1] / values[0]), not math.isfinite(server)
+    error = math.inf if short else max(math.hypot(sampling, server), noise.RUNS_DIFFER)
+    row = replace(
+        _blank(figure), a=a, b=b, difference=b - a, ratio=b / a, test=BOUNDED if short else SINGLE, error=error,
+        freedom=noise.FREEDOM, sampling=sampling, bound=bound, error_least=noise.RUNS_DIFFER, count=count,
     )  # fmt: skip
+    return _with_interval(row, 1.0 if short else p_value(effect, error, noise.FREEDOM))
 
 
-def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
+    """A ratio with its interval, and its p-value where what lies beyond the bound makes it smaller."""
+    if (beyond := abs(row.effect) - row.bound) > 0:
+        p = min(p, p_value(beyond, row.sampling, row.freedom))
+    found = row.interval()
+    if found[1] > LOGARITHM_MOST:
+        return replace(row, p_value=p)
+    difference = row.difference_ci95
+    if difference is None or found != ends(row.effect, row.error, row.freedom):
+        difference = (row.a or 0.0) * math.expm1(found[0]), (row.a or 0.0) * math.expm1(found[1])
+    ratio = math.exp(found[0]), math.exp(found[1])
+    return replace(row, p_value=p, ratio_ci95=ratio, difference_ci95=difference)
+
+
+def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, vary: Variation) -> ComparedFigure:
     figure, share = f"{metric.key}.{statistic}", float(statistic.removeprefix("p")) / 100
     samples = samples_of(a, metric), samples_of(b, metric)
+    values = noise.quantile(samples[0], share), noise.quantile(samples[1], share)
     few = min(len(each.values) for each in samples)
     if few < (needed := stats.samples_needed(share)):
-        return _blank(figure, f"too few samples: {statistic} needs {needed:,}, there are {few:,}")
-    values = noise.quantile(samples[0], share), noise.quantile(samples[1], share)
+        return _untold(figure, *values, why=f"too few samples: {statistic} needs {needed:,}, there are {few:,}")
     worth = min(noise.worth(each, share, value) for each, value in zip(samples, values, strict=True))
     if worth < needed:  # a stall is in the gaps of all requests: thousands of gaps may be a few events
-        return _blank(figure, f"the samples are worth {worth:,.0f} independent ones: {statistic} needs {needed:,}")
+        why = f"the samples are worth {worth:,.0f} independent ones: {statistic} needs {needed:,}"
+        return _untold(figure, *values, why=why)
     if min(values) <= 0:
-        return _blank(figure, "one of them is 0, which no ratio can be taken of")
+        return _untold(figure, *values, why="one of them is 0, which no ratio can be taken of")
     random = np.random.default_rng(SEED)
-    within = math.sqrt(
+    sampling = math.sqrt(
         noise.quantile_error(samples[0], share, random) ** 2
         + noise.quantile_error(samples[1], share, random) ** 2
-        + noise.latency_error(metric, a, b, piece, values) ** 2
         + noise.stamp_error(metric, a, b, values) ** 2
     )
-    if not math.isfinite(within):
-        return _blank(figure, SHORT)
-    return _by_noise(figure, *values, within, min(a.requests, b.requests))
+    if not math.isfinite(sampling):
+        return _untold(figure, *values, why="some of its samples are 0")
+    server, steady = (noise.latency_error(metric, a, b, piece, values) for piece in vary[:2])
+    errors = {"sampling": sampling, "server": server, "bound": vary.bound(steady)}
+    return _by_noise(figure, values, min(a.requests, b.requests), **errors)
 
 
-def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, vary: Variation) -> ComparedFigure:
     """A rate is what was done by the time it took, so it varies as that time does."""
-    value_a, value_b = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
-    if min(value_a, value_b) <= 0 or not math.isfinite(piece):
-        return _blank(metric.key, SHORT)
-    within = math.hypot(noise.server_error(piece, 1.0), noise.stamp_error(metric, a, b, (a.span_s, b.span_s)))
-    return _by_noise(metric.key, value_a, value_b, within, min(a.requests, b.requests))
+    values = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
+    if min(values) <= 0:
+        return _untold(metric.key, *values, why=SHORT)
+    server, steady = (noise.server_error(piece, 1.0) for piece in vary[:2])
+    sampling = noise.stamp_error(metric, a, b, (a.span_s, b.span_s))
+    errors = {"sampling": sampling, "server": server, "bound": vary.bound(steady)}
+    return _by_noise(metric.key, values, min(a.requests, b.requests), **errors)
 
 
-def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: float) -> ComparedFigure:
+def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, vary: Variation) -> ComparedFigure:
     samples = samples_of(a, metric), samples_of(b, metric)
-    if min(len(each.values) for each in samples) < (needed := stats.samples_needed(0.5)):
-        return _blank(figure, f"too few samples: {needed} are needed")
+    few = min(len(each.values) for each in samples)
+    if few < (needed := stats.samples_needed(0.5)):
+        share = noise.superiority(*samples, 0.0)[0] if few else math.nan
+        return _untold(figure, 0.5, share, why=f"too few samples: {needed} are needed, there are {few}")
     medians = noise.quantile(samples[0], 0.5), noise.quantile(samples[1], 0.5)
-    seen = noise.latency_error(metric, a, b, piece, medians), noise.stamp_error(metric, a, b, medians)
-    together = max(math.hypot(*seen), noise.RUNS_DIFFER)
-    if not math.isfinite(together):
-        return _blank(figure, SHORT)
+    server = noise.latency_error(metric, a, b, vary.piece, medians)
+    if not math.isfinite(server):  # too short to show it: as much as makes the bound an interval of 95 %
+        steady = noise.latency_error(metric, a, b, vary.without_shift, medians)
+        server = vary.bound(steady) / student_quantile(0.975, noise.FREEDOM)
+    together = max(math.hypot(server, noise.stamp_error(metric, a, b, medians)), noise.RUNS_DIFFER)
     share, error, p = noise.superiority(*samples, together)
     low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))
     return replace(
@@ -194,7 +279,7 @@ def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, piece: f
 def shares_of_runs(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
     """Shares of requests that were complete, of (complete, all): Fisher's exact test, and Newcombe's interval."""
     if not a[1] or not b[1]:
-        return _blank("complete", "nothing was sent")
+        return _untold("complete", *(good / total if total else math.nan for good, total in (a, b)), why=NOTHING)
     share_a, share_b = a[0] / a[1], b[0] / b[1]
     low, high = stats.shares_interval(a, b, share_b - share_a, stats.wilson_interval)
     low, high = max(-1.0, low), min(1.0, high)
@@ -211,7 +296,7 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
     for any figure; and as if all requests of a group were of one run, by Fisher's exact test and the exact interval of
     each share. Runs that are complete to the last request do not vary, and yet more of them might."""
     if not all(total for _, total in (*a, *b)):
-        return _blank("complete", "in a run nothing was sent")
+        return _untold("complete", math.nan, math.nan, why=NOTHING)
     (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
     found = of_values("complete", [good / total for good, total in a], [good / total for good, total in b])
     low, high = stats.shares_interval((good_a, all_a), (good_b, all_b), found.difference or 0.0, stats.share_interval)
@@ -225,12 +310,14 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
     )  # fmt: skip
 
 
-def of_values(figure: str, a: Sequence[float | None], b: Sequence[float | None]) -> ComparedFigure:
+def of_values(
+    figure: str, a: Sequence[float | None], b: Sequence[float | None], run_variation: float = math.inf
+) -> ComparedFigure:
     """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
     is one of the ratio; of a share the values themselves."""
     known_a, known_b = known = [[value for value in group if value is not None] for group in (a, b)]
     if len(known_a) < len(a) or len(known_b) < len(b):
-        return _blank(figure, "not every run has it, or has samples enough for it")
+        return _untold(figure, math.nan, math.nan, why=SOME_LACK)
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
     found = replace(
@@ -241,17 +328,22 @@ def of_values(figure: str, a: Sequence[float | None], b: Sequence[float | None])
     if found.unit == "share" or min(*known_a, *known_b) <= 0:
         return found
     effect, error, freedom = tested = stats.difference_of_means(*([math.log(x) for x in group] for group in known))
-    low, high = ends(*tested)
-    interval = None if high - effect > LOGARITHM_MOST else (math.exp(low), math.exp(high))
-    found = replace(found, p_value=p_value(*tested), error=error, freedom=freedom)
-    return replace(found, ratio=math.exp(effect), ratio_ci95=interval)
+    spread = max(math.log(max(group) / min(group)) for group in known)
+    bound = max(math.log1p(run_variation), SPREAD_MORE * spread)
+    found = replace(found, error=error, freedom=freedom, ratio=math.exp(effect), bound=bound)
+    return _with_interval(found, p_value(*tested))
 
 
-def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN) -> list[ComparedFigure]:
+def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()) -> list[ComparedFigure]:
     """Every row with its verdict. `margin` is by how much a figure may differ before it matters. *No difference larger
-    than X* when the 95 % interval lies within the margin; else *better* or *worse* when Holm's adjusted p-value is
-    below 5 %; else *cannot tell*."""
-    adjusted = holm([row.p_value for row in rows])
+    than X* when the 95 % interval lies within the margin; else *better* or *worse* when the adjusted p-value is below
+    5 %; else *cannot tell*. Figures of gates were asked for before the runs were seen, so the others do not count for
+    them: they are adjusted by Bonferroni's method, the others by Holm's."""
+    asked = {gate.figure for gate in gates}
+    adjusted = holm([None if row.figure in asked else row.p_value for row in rows])
+    for place, row in enumerate(rows):
+        if row.figure in asked and row.p_value is not None:
+            adjusted[place] = min(1.0, row.p_value * len(gates))
     return [row if p is None else _judged(row, margin, p) for row, p in zip(rows, adjusted, strict=True)]
 
 
@@ -281,7 +373,7 @@ def ends(effect: float, error: float, freedom: float, confidence: float = 0.95) 
 
 
 def _judged(row: ComparedFigure, margin: float, adjusted_p: float) -> ComparedFigure:
-    most = max(abs(row.relative(end)) for end in ends(row.effect, row.error, row.freedom))
+    most = max(abs(row.relative(end)) for end in row.interval())
     row = replace(row, adjusted_p=adjusted_p, no_larger_than=most)
     if most <= margin:
         return replace(row, verdict="no difference")
@@ -303,6 +395,8 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
 
 def _number_for(row: ComparedFigure, aim: float, share: float) -> int | None:
     """How many more it takes until the error times Student's t of this share is no more than `aim`."""
+    if not math.isfinite(row.error):
+        return None
     if row.more_of == "runs":
         for runs in range(row.count + 1, RUNS_MOST):
             error = row.error * math.sqrt(row.count / runs)
@@ -331,8 +425,8 @@ class Gate:
     Like an objective, a gate speaks of the server, of which the runs are samples: it fails when the whole interval of
     the difference is worse by more than the bound, passes when the whole interval is not, and otherwise cannot be told.
     Each is a question asked before the runs were seen, so the figures of the table, which were not, do not count: with
-    k gates each interval is one of 1 - 5 % / k (Bonferroni), so that the chance of any false failure is 2.5 %. Not by
-    Holm's method as in the table, because then no interval would go with the verdict.
+    k gates each interval is one of 1 - 5 % / k (Bonferroni), so that the chance of any false failure is 2.5 %. The
+    table judges its figure by the same interval, so that both say the same.
     """
 
     text: str
@@ -374,17 +468,21 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
     found = []
     for gate in gates:
         row, error = by_figure[gate.figure], ERROR_MOST / len(gates)
+        factor, unit = unit_of(gate.figure, row.a)
+        a, b = (significant(each and each * factor, 4) for each in (row.a, row.b))
         if row.p_value is None:
-            found.append(GateResult(gate.text, "cannot tell", row.why))
+            found.append(GateResult(gate.text, "cannot tell", f"{a} to {b} {unit}; {row.why}"))
             continue
         sign = 1 if row.direction == "lower" else -1  # so that more is worse
-        low, high = sorted(sign * row.relative(end) for end in ends(row.effect, row.error, row.freedom, 1 - error))
+        low, high = sorted(sign * row.relative(end) for end in row.interval(1 - error))
         said = (
-            f"{sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval {low * 100:+.1f} % to "
-            f"{high * 100:+.1f} % (+ is worse)"
+            f"{a} to {b} {unit}, {sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error):.4g} % interval "
+            f"{low * 100:+.1f} % to {high * 100:+.1f} % (+ is worse)"
         )
         told = low > gate.bound or high <= gate.bound
-        if row.needs_more and not told:
-            said += f"; about {row.needs_more:,} more {row.more_of} in each would help to tell"
+        if not told:
+            aim = abs(row.effect - row.effect_of(sign * gate.bound))
+            more = _number_for(row, aim, 1 - error / 2) if aim else None
+            said += f"; about {count(more, f'more {row.more_of[:-1]}')} in each would tell" if more else ""
         found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "cannot tell", said))
     return found

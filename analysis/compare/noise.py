@@ -14,6 +14,9 @@ are told apart, and their variances added:
 
 What differs between whole runs (another card, its temperature, a neighbour) is in none of them, and only repeats show
 it. As it is never nothing, no error is taken to be below RUNS_DIFFER.
+
+A change of pace from one phase to the next (first tokens as fast, the others slower) makes pieces differ too and is no
+chance. `piece_error` without a `shift` counts it; with one it takes out the one step that explains most.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ FREEDOM = PIECES // 2 - 1
 """Degrees of freedom that are claimed for it: those of pieces joined in twos."""
 STEPS_LEAST = 8 * PIECES
 """A run of fewer steps is too short to be cut: chance that lingers for some steps would be in all pieces alike."""
+STEPS_SEEN = 2 * PIECES
+"""From so many on its pieces show at least what varies from step to step."""
+EXPLAINED = 0.8
+"""Of the differences between pieces, what a change of pace explains: chance alone hardly does."""
 STRATUM = 16
 """Neighbours in a burst of which the differences are taken for chance."""
 WORTH_MOST = 100
@@ -173,12 +180,12 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
         return float(np.std(np.log(drawn)))
 
 
-def piece_error(a: ComparedRun, b: ComparedRun) -> float:
-    """Standard deviation of the logarithm of the ratio of B's to A's time for one of PIECES pieces of the same work.
-    NaN where a run has no tokens, or too few steps."""
+def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float:
+    """Standard deviation of the logarithm of the ratio of B's to A's time for one of PIECES pieces of the same work,
+    which may be allowed one `shift` of pace. NaN where a run has no tokens, or too few steps."""
     for run in (a, b):
         gap_s = run.summary.latency.icl.mean  # about one step of the engine
-        if not gap_s or run.span_s / gap_s < STEPS_LEAST:
+        if not gap_s or run.span_s / gap_s < (STEPS_SEEN if shift else STEPS_LEAST):
             return math.nan
     progress_a, progress_b = _progress(a.frame), _progress(b.frame)
     if progress_a is None or progress_b is None:
@@ -187,6 +194,8 @@ def piece_error(a: ComparedRun, b: ComparedRun) -> float:
     course = progress_a / progress_a[-1] + progress_b / progress_b[-1]
     edges = np.interp(np.linspace(0, 2, PIECES + 1), course, shares)
     lengths = [np.diff(np.interp(edges, shares, each)) for each in (progress_a, progress_b)]
+    if shift and min(map(np.min, lengths)) > 0:
+        lengths[1] = lengths[1] / np.exp(_one_step(np.log(lengths[1] / lengths[0])))
     errors = []
     for level in LEVELS:
         joined_a, joined_b = (each.reshape(-1, level).sum(axis=1) for each in lengths)
@@ -195,6 +204,15 @@ def piece_error(a: ComparedRun, b: ComparedRun) -> float:
             return math.inf
         errors.append(float(np.std(np.log(joined_b[known] / joined_a[known]), ddof=1)) * math.sqrt(level))
     return max(errors)
+
+
+def _one_step(values: Floats) -> Floats:
+    """The means before and after the place that parts the values best, where that explains most of how they differ;
+    their mean elsewhere."""
+    fits = [np.repeat((values[:cut].mean(), values[cut:].mean()), (cut, len(values) - cut)) for cut in range(1, PIECES)]
+    left = [float(np.square(values - fit).sum()) for fit in fits]
+    whole = np.full(len(values), values.mean())
+    return fits[int(np.argmin(left))] if min(left) <= (1 - EXPLAINED) * np.square(values - whole).sum() else whole
 
 
 def _progress(frame: Frame) -> Floats | None:

@@ -83,11 +83,15 @@ class MatrixReport:
         for group in self.groups:
             of = f"{self._group_title(group)}, " if len(self.groups) > 1 else ""
             blocks += [Paragraph(f"{of}{line}") for line in self._leads(group)]
+        return self._document([Section("answer", "", [*blocks, doc.Findings(self.findings())])])
+
+    def findings(self) -> list[Finding]:
+        """What failed, and whether the figures are valid."""
         failures = [
             Finding("failure", "error", f"failed: {self._name(each.cell)}, repeat {each.repeat}: {each.reason}")
             for each in self.found.failures
         ]
-        return self._document([Section("answer", "", [*blocks, doc.Findings([*failures, *self._findings()])])])
+        return [*failures, *self._findings()]
 
     def full(self, measured: Sequence[CellRunData]) -> Document:
         """For the page; `measured` are the finished runs."""

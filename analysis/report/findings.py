@@ -212,11 +212,14 @@ def _warnings(summary: Summary) -> list[Finding]:
     run, client = summary.run, summary.client
     merged = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced with later ones"
     reopened = f"{count(client.reopened, 'connection')} closed by the server and reopened."
+    part = "Still going on: figures are of what is recorded so far; `loadgen report` makes them again."
+    if not run.going_on:
+        part = "Interrupted: figures are of the part that was recorded."
     damaged = f"{count(run.damaged_lines, 'damaged line')} of the run file left out."
     said = [
         *(("bottleneck", True, f"{reason[0].upper()}{reason[1:]}.", "client") for reason in client.reasons),
         ("forced", run.forced, f"Measured with --force: {run.forced}.", ""),
-        ("interrupted", run.interrupted, "Interrupted: figures are of the part that was recorded.", ""),
+        ("interrupted", run.interrupted, part, ""),
         ("damaged", run.damaged_lines, damaged, ""),
         ("coalesced", client.first_token_merged, f"{merged}: TTFT is an upper bound.", "client"),
         ("reopened", client.reopened, reopened, "client"),

@@ -28,11 +28,18 @@ COMMANDS = {
 }
 """Where the function, or the group of commands, of that name stands."""
 
+BETWEEN_SIDES = "\0--"
+"""What `compare` gets for `--`, which parts its runs. To a parser it ends the options, and swallows itself."""
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
 class Grouped(TyperCommand):
     """Its help lists options under the heading that each of them names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.name == "compare":
+            args = [BETWEEN_SIDES if each == "--" else each for each in args]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.options import share
-from loadgen.cli.output import runs_in, screen, write_text
-from loadgen.errors import EXIT_ASSERTION, EXIT_OK, PlanError
+from loadgen.cli.output import CountsAs, Inconclusive, complain, runs_in, screen, shown, verdicts_code, write_text
+from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from analysis.compare import ComparedRun, Comparison
@@ -23,16 +24,31 @@ def compare(
     runs: Annotated[
         list[str],
         Argument(
-            help="Runs of A and of B: two of them, or A... -- B...; a folder may hold repeats.", metavar="A... -- B..."
+            help="Runs of A and of B: two of them, or A... -- B...; a folder may hold repeats. Options may stand "
+            "before or after.",
+            metavar="A... -- B...",
         ),
     ],
     fail_if: Annotated[
         list[str] | None,
-        Option(metavar="EXPR", help="What B must not be, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4."),
+        Option(
+            metavar="EXPR",
+            help="What B must not be, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4 when one holds, 6 when "
+            "one is inconclusive.",
+        ),
     ] = None,
+    inconclusive: Inconclusive = None,
     margin: Annotated[
         float, Option(parser=share, metavar="SHARE", help="By how much a figure may differ before it matters.")
     ] = 0.05,
+    run_variation: Annotated[
+        float,
+        Option(
+            parser=share,
+            metavar="SHARE",
+            help="By how much two runs of one server may differ at most: what lies beyond is called better or worse.",
+        ),
+    ] = 0.10,
     anyway: Annotated[bool, Option("--anyway", help="Compare unequal work too, and say what differs.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
     as_markdown: Annotated[bool, Option("--markdown", help="Print it as Markdown, for a pull request.")] = False,
@@ -41,10 +57,11 @@ def compare(
     ] = None,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
 ) -> None:
-    """Compare B with A: for each figure better, worse, no difference larger than X, or cannot tell.
+    """Compare B with A: both figures, their difference and its interval, and beside it a verdict.
 
-    Groups of repeats are compared by how they vary between runs, single runs by what chance within a run can do.
-    Unequal work is refused. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed.
+    Better, worse, no difference larger than X, or inconclusive. Groups of repeats are compared by how they vary between
+    runs, single runs by what chance within a run can do. Unequal work is refused; a repeat whose client was the limit
+    is left out. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed, 6 one is inconclusive.
     """
     from analysis.compare.figures import parse_gates
     from analysis.objectives import ObjectiveError
@@ -54,7 +71,7 @@ def compare(
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
-    found, compared = compare_paths(*sides(runs, sys.argv), hint, margin=margin, gates=gates)
+    found, compared = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
     if html is not None:
         from analysis.compare import page
         from analysis.report.page import render
@@ -62,42 +79,45 @@ def compare(
 
         parts = [reported(each.run, each.frame, each.summary) for each in compared]
         write_text(html, render(page(found, parts)))
-    _print(found, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
-    raise Exit(EXIT_ASSERTION if any(each.verdict == "fail" for each in found.gates) else EXIT_OK)
+    _print(found, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
+    raise Exit(verdicts_code({each.verdict for each in found.gates}, inconclusive))
 
 
 def compare_paths(
-    a: Sequence[Path], b: Sequence[Path], unequal_hint: str | None, *, margin: float, gates: Sequence[Gate] = ()
+    a: Sequence[Path],
+    b: Sequence[Path],
+    unequal_hint: str | None,
+    *,
+    margin: float,
+    run_variation: float,
+    gates: Sequence[Gate] = (),
 ) -> tuple[Comparison, list[ComparedRun]]:
     """B against A, and all their runs; a path may be a folder of repeats. Raises PlanError with this hint for runs of
     unequal work, unless it is None; RunFileError."""
     from analysis.compare import compare, read
 
     group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in (a, b))
-    found = compare(group_a, group_b, margin=margin, gates=gates)
+    found = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
     if found.unequal and unequal_hint:
         lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
         raise PlanError("\n".join(lines), unequal_hint)
     return found, [*group_a, *group_b]
 
 
-def sides(runs: Sequence[str], command: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """The runs on either side of `--`, which the parser leaves out of `runs` but `command` still holds; of two runs
-    one each. Raises PlanError where it is not clear which is which."""
-    paths = [Path(run) for run in runs]
-    after = 1
-    if "--" in command:
-        after = len(command) - 1 - list(command).index("--")
-        if not 0 < after < len(paths):
-            raise PlanError("there are runs on one side of -- only", "Write: loadgen compare A... -- B...")
-    elif len(paths) != 2:
-        raise PlanError(
-            f"{len(paths)} runs, and nothing says where B begins", "Write: loadgen compare A... -- B... (options first)"
-        )
-    return paths[:-after], paths[-after:]
+def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The runs on either side of `--`; of two runs one each. Raises PlanError where it is not clear which is which."""
+    paths = [Path(run) for run in runs if run != BETWEEN_SIDES]
+    begin = list(runs).index(BETWEEN_SIDES) if BETWEEN_SIDES in runs else 1
+    if len(paths) + 1 < len(runs):
+        raise PlanError("there is more than one --", "Write: loadgen compare A... -- B...")
+    if len(paths) == len(runs) != 2:
+        raise PlanError(f"{len(paths)} runs, and nothing says where B begins", "Write: loadgen compare A... -- B...")
+    if not 0 < begin < len(paths):
+        raise PlanError("there are runs on one side of -- only", "Write: loadgen compare A... -- B...")
+    return paths[:begin], paths[begin:]
 
 
-def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
+def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
     from analysis.compare import document
     from analysis.report import markdown
     from analysis.report.terminal import render
@@ -111,5 +131,5 @@ def _print(found: Comparison, *, as_json: bool, as_markdown: bool, quiet: bool) 
         print(render(document(found, brief=True), width=width, colour=colour), end="")
         return
     for each in found.gates:
-        if each.verdict == "fail" or (each.verdict == "cannot tell" and not quiet):
-            print(f"loadgen: {each.sentence}", file=sys.stderr)
+        if shown(each.verdict, inconclusive, quiet=quiet):
+            complain(each.sentence)

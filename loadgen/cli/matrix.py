@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from loadgen import errors
-from loadgen.cli.output import Output, write_summary, write_text
+from loadgen.cli.output import Output, complain, write_summary, write_text
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def matrix(
     ] = False,
     out: Annotated[Path | None, Option(help="Folder of the matrix. Default: runs/matrix-<name>.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print matrix.json and nothing else.")] = False,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
 ) -> None:
     """Start each server on each host with each model in turn, measure every workload, and compare.
 
@@ -89,6 +89,12 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     output.document(
         text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{folder / 'matrix.html'}"
     )
+    if output.quiet:
+        for each in report.findings():
+            if (
+                each.level in ("warning", "error") and each.id != "interrupted"
+            ):  # of which there is a line with the hint
+                complain(each.sentence)
     return errors.EXIT_INTERRUPTED if interrupted else exit_code(found)
 
 

@@ -6,11 +6,11 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TextIO
 
 from msgspec import to_builtins
 from typer import Option
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
 ASSERT = (
     "What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
-    "Exit code 4 when one fails."
+    "Exit code 4 when one fails, 6 when one is inconclusive."
 )
+UNTOLD = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
 GOOD = "What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all."
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **OUTPUT)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but errors.", **OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", help="Print nothing but what failed.", **OUTPUT)]
 Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
 Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
+CountsAs = Literal["pass", "fail"] | None
+Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **OUTPUT)]
 Junit = Annotated[
     Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **OUTPUT)
 ]
@@ -47,7 +50,7 @@ SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen repor
 
 def finish(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; its exit code."""
-    return exit_code(output.results([folder], folder / "report.html" if report else None))
+    return exit_code(output.results([folder], folder / "report.html" if report else None), output.inconclusive)
 
 
 def expressions(
@@ -69,21 +72,38 @@ def expressions(
         raise PlanError(str(error), error.hint) from None
 
 
-def exit_code(summaries: Sequence[Summary]) -> int:
+def exit_code(summaries: Sequence[Summary], inconclusive: CountsAs = None) -> int:
     """The first of these to which one run leads: 130 interrupted, 4 an objective failed, 1 a request
-    was not complete and no objective speaks of that, 5 the client was the limit, 0 otherwise."""
-    verdicts, unanswered = {each.verdict for summary in summaries for each in summary.objectives}, False
-    for summary in summaries:
-        named = {each.figure for each in summary.objectives}  # `complete` speaks of all of them
-        unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
-        unanswered |= any(getattr(summary.requests, state) for state in unnamed)
+    was not complete and no objective speaks of that, 5 the client was the limit, 6 an objective is inconclusive, 0
+    otherwise."""
+    told = verdicts_code({each.verdict for summary in summaries for each in summary.objectives}, inconclusive)
     reasons = {
         errors.EXIT_INTERRUPTED: any(summary.run.interrupted for summary in summaries),
-        errors.EXIT_ASSERTION: "fail" in verdicts,
-        errors.EXIT_REQUESTS_FAILED: unanswered,
+        errors.EXIT_ASSERTION: told == errors.EXIT_ASSERTION,
+        errors.EXIT_REQUESTS_FAILED: any(map(unanswered, summaries)),
         errors.EXIT_CLIENT_LIMITED: any(summary.client.verdict == "limited" for summary in summaries),
     }
-    return next((code for code, holds in reasons.items() if holds), errors.EXIT_OK)
+    return next((code for code, holds in reasons.items() if holds), told)
+
+
+def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:
+    """What objectives or conditions lead to: 4 one failed, 6 one is inconclusive and nothing says what that counts as,
+    0 otherwise."""
+    codes = {"pass": errors.EXIT_OK, "fail": errors.EXIT_ASSERTION, None: errors.EXIT_INCONCLUSIVE}
+    untold = codes[inconclusive] if "cannot tell" in verdicts else errors.EXIT_OK
+    return errors.EXIT_ASSERTION if "fail" in verdicts else untold
+
+
+def unanswered(summary: Summary) -> bool:
+    """Whether requests ended in a way that no objective speaks of; `complete` speaks of all of them."""
+    named = {each.figure for each in summary.objectives}
+    unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
+    return any(getattr(summary.requests, state) for state in unnamed)
+
+
+def complain(sentence: str) -> None:
+    """For people who asked for no text."""
+    print(f"loadgen: {sentence}", file=sys.stderr)
 
 
 class Group(NamedTuple):
@@ -106,6 +126,7 @@ class Output:
     assertions: Sequence[str] | None = None
     goodput: Sequence[str] | None = None
     junit: Path | None = None
+    inconclusive: CountsAs = None
 
     def __post_init__(self) -> None:
         self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit)
@@ -180,12 +201,26 @@ class Output:
         return Group(path, parts, found, together)
 
     def _complain(self, summaries: list[Summary]) -> None:
-        """What did not pass, for people who asked for no text; with --quiet only what failed."""
-        from analysis.report.findings import measured
+        """What failed, for people who asked for no text: what leads to an exit code, and with --json what does not."""
+        from analysis.report.findings import findings, measured
+        from analysis.report.tables import failures
 
-        for each in (each for summary in summaries for each in summary.objectives):
-            if each.verdict == "fail" or (each.verdict == "cannot tell" and not self.quiet):
-                print(f"loadgen: {each.verdict}: {each.objective}: {measured(each)}", file=sys.stderr)
+        for summary in summaries:
+            of = f"{summary.run.id}: " if len(summaries) > 1 else ""
+            failed = {"interrupted", "client", *(["complete"] if unanswered(summary) else [])}
+            for each in findings(summary):
+                if each.id in failed and each.level != "ok":
+                    complain(of + each.sentence)
+            for row in failures(summary).rows if unanswered(summary) else ():
+                complain(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
+            for stated in summary.objectives:
+                if shown(stated.verdict, self.inconclusive, quiet=self.quiet):
+                    complain(f"{of}{stated.verdict}: {stated.objective}: {measured(stated)}")
+
+
+def shown(verdict: str, inconclusive: CountsAs, *, quiet: bool) -> bool:
+    """Whether a verdict is to be said where no text was asked for."""
+    return verdict == "fail" or (verdict == "cannot tell" and not (quiet and inconclusive == "pass"))
 
 
 def folder_of(run: Path) -> Path:

@@ -7,14 +7,14 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import Assertions, Goodput, Junit, Output, exit_code, folder_of
+from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, folder_of, runs_in
 from loadgen.errors import LoadgenError, OutputError, PlanError
 
-Silent = Annotated[bool, Option("--quiet", help="Print nothing but errors.")]
+Silent = Annotated[bool, Option("--quiet", help="Print nothing but what failed.")]
 
 
 def report(
@@ -34,17 +34,20 @@ def report(
         bool, Option("--serve", help="Then show the page on a free port of loopback, until Ctrl-C.")
     ] = False,
     assertions: Assertions = None,
+    inconclusive: Inconclusive = None,
     goodput: Goodput = None,
     junit: Junit = None,
 ) -> None:
     """Rebuild summary.json and report.html from what a run recorded. Several runs share one page.
 
-    Works on a run that was interrupted or killed and on a file with damaged lines, and says so in the report.
-    Exit codes: 0 written, 2 not a run or not writable. With --assert a run is judged as if it had just ended: 4 an
-    --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 130 interrupted.
+    Works on a run that is going on, was interrupted or killed, and on a file with damaged lines, and says so in the
+    report. Exit codes: 0 written, 2 not a run or not writable. With --assert a run is judged as if it had just ended: 4
+    an --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 6 an --assert is
+    inconclusive, 130 interrupted or going on.
     """
     page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / "report.html"
-    output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
+    judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
+    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     summaries = output.results(runs, page)
     if serve:
         from analysis.report.page import HOST, server_of
@@ -53,11 +56,13 @@ def report(
             print(f"http://{HOST}:{server.server_port}/ shows it until Ctrl-C.", file=sys.stderr, flush=True)
             server.serve_forever()
     if output.objectives:
-        raise Exit(exit_code(summaries))
+        raise Exit(exit_code(summaries, inconclusive))
 
 
 def export(
-    run: Annotated[Path, Argument(help="Run folder, or its run.jsonl.", metavar="RUN", show_default=False)],
+    run: Annotated[
+        Path, Argument(help="Run folder, its run.jsonl, or a folder of repeats.", metavar="RUN", show_default=False)
+    ],
     parquet: Annotated[
         Path | None, Option(help="Folder for Parquet files; needs pip install 'llm-loadgen[parquet]'.", metavar="DIR")
     ] = None,
@@ -66,9 +71,9 @@ def export(
 ) -> None:
     """Write a run as tables: requests, chunks, telemetry and run, one file each.
 
-    A folder that holds such files already gets new ones. Rows are written as the run file is read, so a large run does
-    not have to fit into memory. Exit codes: 0 written, 2 not a run, not writable, or the libraries for Parquet are not
-    installed.
+    Repeats get a folder each, of their names. A folder that holds such files already gets new ones. Rows are written as
+    the run file is read, so a large run does not have to fit into memory. Exit codes: 0 written, 2 not a run, not
+    writable, or the libraries for Parquet are not installed.
     """
     wanted = [(folder, form) for folder, form in ((parquet, "parquet"), (as_csv, "csv")) if folder is not None]
     if not wanted:
@@ -77,11 +82,12 @@ def export(
         raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or take --csv DIR.")
     from analysis.export import export as written
 
-    for folder, form in wanted:
-        try:
-            files = written(run, folder, form)
-        except OSError as error:
-            where = f"{error.filename or folder}: {error.strerror}"
-            raise OutputError(where, "Name a folder that can be written.") from error
-        if not quiet:
-            print(*files, sep="\n")
+    for each in runs_in(run):
+        for folder, form in wanted:
+            try:
+                files = written(each, folder if each == run else folder / each.name, form)
+            except OSError as error:
+                where = f"{error.filename or folder}: {error.strerror}"
+                raise OutputError(where, "Name a folder that can be written.") from error
+            if not quiet:
+                print(*files, sep="\n")

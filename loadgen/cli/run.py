@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.options import run_command, seconds
-from loadgen.cli.output import AsJson, Assertions, Goodput, Junit, Output, Quiet, Report, finish
+from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def drive(
         float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN, **DISTRIBUTED)
     ] = 600.0,
     assertions: Assertions = None,
+    inconclusive: Inconclusive = None,
     goodput: Goodput = None,
     junit: Junit = None,
     report: Report = True,
@@ -58,7 +59,8 @@ def drive(
     from loadgen import prepare
     from loadgen.plan import Plan
 
-    output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
+    judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
+    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     asked = Plan(**settings)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
@@ -90,7 +92,8 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N prompts of exactly the same length all at once and report the results.
 
     Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
-    reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
+    reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive, 130
+    interrupted.
     """
     drive(settings, **shared)
 
@@ -105,7 +108,8 @@ def run(
     """Send requests as they are due and report the results.
 
     Exit codes: 0 all complete, 1 some failed, were truncated or dropped and no --assert speaks of it, 2 usage, 3 server
-    not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
+    not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive,
+    130 interrupted.
     """
     from loadgen.plan import from_catalog, read_plan
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from loadgen.cli.options import run_command, seconds
-from loadgen.cli.output import Assertions, Output, Quiet, finish
+from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, finish
 from loadgen.errors import EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ LAST_ANSWERS_S = 60
 def _output(
     *,
     assertions: Assertions = None,
+    inconclusive: Inconclusive = None,
     report: Annotated[bool, Option("--report/--no-report", help="--headless: write report.html.")] = True,
     as_json: Annotated[bool, Option("--json", help="--headless: print summary.json and nothing else.")] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
-    return Output(as_json=as_json, quiet=quiet, assertions=assertions), report
+    return Output(as_json=as_json, quiet=quiet, assertions=assertions, inconclusive=inconclusive), report
 
 
 @run_command(_output, interactive=True, defaults={"label": "ui"}, also={"output_tokens": ("--n-tokens",)})
@@ -51,8 +52,8 @@ def ui(
     """Explore by hand: Locust's web page, on loopback, with exact latencies. Each start makes a run of its own.
 
     Needs the extra `ui`. With --headless it ends as `loadgen burst` does. Exit codes: 0 ok, 1 some requests failed, 2
-    usage, 3 server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130
-    interrupted.
+    usage, 3 server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert
+    is inconclusive, 130 interrupted.
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Say how long with --run-time.")

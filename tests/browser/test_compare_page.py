@@ -59,7 +59,7 @@ def test_the_comparison_opens_and_says_what_was_found(
         page.wait_for_selector(f"#chart-{chart} .plot-container", state="attached")
     assert complaints == []
     assert "owned" not in page.title()
-    rows = page.locator("#comparison table").filter(has_text="p (Holm)").locator("tbody tr").all()
+    rows = page.locator("#comparison table").filter(has_text="adjusted p").locator("tbody tr").all()
     said = [" ".join(row.locator("td").last.inner_text().split()) for row in rows]
     verdicts = [row.cells[-1] for row in figures_table(found, brief=False).rows]
     assert said == [f"{verdict.text} {verdict.note}".strip() for verdict in verdicts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_a_ci_job_fails_when_b_is_worse(runs: Path) -> None:
     worse = ["--fail-if", "tpot.p50 worse by 5%", "--quiet"]
     code, out, err = compare(*worse, runs / "a", runs / "b")
     assert (code, out) == (4, "")
-    assert err.startswith("loadgen: fail: tpot.p50 worse by 5%: +")
+    assert re.match(r"loadgen: fail: tpot.p50 worse by 5%: [\d.]+ to [\d.]+ ms, \+", err)
     assert compare(*worse, runs / "b", runs / "a")[0] == 0
     assert compare("--fail-if", "tpot.p50 worse by 400%", runs / "a", runs / "b")[0] == 0
 
@@ -87,6 +88,35 @@ def test_markdown_and_page(runs: Path, tmp_path: Path) -> None:
     page = (tmp_path / "c.html").read_text("utf-8")
     assert 'id="comparison"' in page
     assert 'id="chart-comparison"' in page
+
+
+def test_options_may_stand_after_the_runs(runs: Path) -> None:
+    """Also after those on the second side of the two hyphens."""
+    a = [runs / "a" / f"repeat-{place}" for place in (1, 2)]
+    code, out, err = compare(*a, "--", runs / "b" / "repeat-1", "--json", "--margin", "2%")
+    assert code == 0, err
+    assert (json.loads(out)["runs_a"], json.loads(out)["margin"]) == (2, 0.02)
+    assert compare(runs / "a", runs / "b", "--json")[0] == 0
+
+
+@pytest.mark.parametrize(("counts_as", "code"), [(None, 6), ("pass", 0), ("fail", 4)])
+def test_what_cannot_be_told_is_never_silent(counts_as: str | None, code: int, runs: Path) -> None:
+    """p99 of 40 requests: exit code 6 and the reason, with --quiet too, unless --inconclusive says otherwise."""
+    one, other = runs / "a" / "repeat-1", runs / "b" / "repeat-1"
+    asked = ["--inconclusive", counts_as] if counts_as else []
+    found, out, err = compare(one, other, "--quiet", "--anyway", "--fail-if", "ttft.p99 worse by 5%", *asked)
+    assert (found, out) == (code, "")
+    assert ("needs 662" in err) == (counts_as != "pass")
+
+
+def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
+    """Twice as slow is beyond what two runs of one server differ by: exit code 4, A and B named; with the bound set to
+    99 % nobody can tell."""
+    two = [runs / "a" / "repeat-1", runs / "b" / "repeat-1", "--quiet", "--fail-if", "tpot.p50 worse by 5%"]
+    code, _, err = compare(*two)
+    assert code == 4
+    assert re.search(r"tpot.p50 worse by 5%: \d+\.\d+ to \d+\.\d+ ms, \+", err)
+    assert compare(*two, "--run-variation", "99%")[0] == 6
 
 
 @pytest.mark.parametrize(

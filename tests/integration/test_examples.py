@@ -59,6 +59,7 @@ def test_compare_servers_prints_a_line_for_each(environment: Environment, tmp_pa
         (3, "void", False),
         (4, "fail", False),
         (5, "void", False),
+        (6, "void", False),
     ],
 )
 def test_gate_passes_only_when_all_is_well(

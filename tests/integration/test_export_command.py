@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -76,6 +77,16 @@ def test_the_tables_lead_to_the_figures_of_the_report(tmp_path: Path) -> None:
         assert counted[name].quantile([0.5, 0.9]).tolist() == pytest.approx(
             [latency[name]["p50"], latency[name]["p90"]], abs=1e-9
         )
+
+
+def test_repeats_get_a_folder_each(run: Run, tmp_path: Path) -> None:
+    """Of their names, each with all tables."""
+    for place in (1, 2):
+        (tmp_path / "repeats" / f"repeat-{place}").mkdir(parents=True)
+        shutil.copy(run.path, tmp_path / "repeats" / f"repeat-{place}")
+    export(tmp_path / "repeats", as_csv=tmp_path / "tables", quiet=True)
+    found = sorted(str(file.relative_to(tmp_path / "tables")) for file in (tmp_path / "tables").rglob("*.csv"))
+    assert found == sorted(f"repeat-{place}/{name}.csv" for place in (1, 2) for name in TABLES)
 
 
 def test_an_export_that_breaks_off_leaves_no_table(tmp_path: Path) -> None:

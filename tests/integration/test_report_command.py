@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.cli.report import report
 from loadgen.errors import OutputError
-from loadgen.runfile import RunFileError
+from loadgen.runfile import RunFileError, RunWriter
 from tests.runs import burst, footer, header, healthy, write
 
 
@@ -50,6 +50,23 @@ def test_a_killed_run_is_reported_from_its_parts(tmp_path: Path, capsys: pytest.
     assert "Interrupted: figures are of the part" in output
     assert "1 damaged line of the run file left out." in output
     assert "Interrupted: figures are of the part" in (folder / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_goes_on_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While a worker has its part open; no sooner is it closed than the run is one that was interrupted."""
+    folder = write(tmp_path / "run", [header(100)])
+    part = RunWriter(folder / "part-0.jsonl")
+    for record in burst(20, 4):
+        part.add(record)
+    part.flush()
+    report([folder], None, as_json=False, quiet=False)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "20 of 100 requests complete" in output
+    assert "Still going on: figures are of what is recorded so far" in output
+    assert "Interrupted" not in output
+    part.close()
+    report([folder], None, as_json=False, quiet=True)
+    assert "Interrupted: figures are of the part" in capsys.readouterr().err
 
 
 def test_several_runs_share_a_page(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

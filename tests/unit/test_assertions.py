@@ -32,7 +32,8 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
         (ended(dropped=1), 1),
         (ended(interrupted=True, failed=1), 130),
         (ended(("ttft", "pass")), 0),
-        (ended(("ttft", "cannot tell")), 0),
+        (ended(("ttft", "cannot tell")), 6),
+        (ended(("ttft", "cannot tell"), failed=1), 1),
         (ended(("ttft", "cannot tell"), limited=True), 5),
         (ended(("ttft", "pass"), ("tpot", "fail")), 4),
         (ended(("ttft", "fail"), failed=1, limited=True), 4),
@@ -40,7 +41,8 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
         (ended(("ttft", "fail"), interrupted=True), 130),
         (ended(("ttft", "pass"), failed=1), 1),
         (ended(("complete", "pass"), failed=1, truncated=1, dropped=1), 0),
-        (ended(("complete", "cannot tell"), failed=1), 0),
+        (ended(("complete", "cannot tell"), failed=1), 6),
+        (ended(("ttft", "cannot tell"), ("tpot", "fail")), 4),
         (ended(("complete", "pass"), failed=1, limited=True), 5),
         (ended(("failed", "pass"), failed=1), 0),
         (ended(("failed", "pass"), failed=1, truncated=1), 1),
@@ -49,8 +51,14 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
     ],
 )
 def test_a_run_leads_to_one_exit_code(summary: Any, code: int) -> None:
-    """130 before 4 before 1 before 5 before 0, and 1 only for endings that no objective speaks of."""
+    """130 before 4 before 1 before 5 before 6 before 0, and 1 only for endings that no objective speaks of."""
     assert exit_code([summary]) == code
+
+
+def test_what_is_inconclusive_counts_as_asked() -> None:
+    """As a pass or as a failure."""
+    untold = ended(("ttft", "cannot tell"))
+    assert (exit_code([untold], "pass"), exit_code([untold], "fail")) == (0, 4)
 
 
 def test_of_several_runs_the_worst_counts() -> None:

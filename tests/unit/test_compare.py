@@ -9,29 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace as changed
 from scipy import stats as reference
 
 from analysis import stats
-from analysis.compare import FIGURES, ComparedRun, compare, document, figures, noise, read, remark, unequal_work
+from analysis.compare import FIGURES, compare, document, figures, noise, remark, unequal_work
 from analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
 from analysis.compare.noise import Samples, parts
 from analysis.objectives import ObjectiveError
 from analysis.report import markdown
 from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
+from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError
-from tests.runs import burst, failed, footer, header, healthy, write
-
-
-def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> ComparedRun:
-    """A burst of 60 on a server of this pace."""
-    records = [*burst(n - lost, 8, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
-    facts = changes.pop("facts", None)
-    first = header(n, **changes)
-    first.server = facts or first.server
-    return read(write(folder, [first, *records, *healthy(), footer(records)]))
+from tests.compared import limited, run
+from tests.runs import header
 
 
 def row(**changes: Any) -> ComparedFigure:
@@ -192,7 +184,8 @@ def test_hardly_any_samples_are_never_a_verdict(lost: int, tmp_path: Path) -> No
 
 
 def test_unequal_work_is_named(tmp_path: Path) -> None:
-    """Each thing that makes work unequal is found, with what it was on either side; another server is none."""
+    """Each thing that makes work unequal is found, with what it was on either side; another server, what it admits, how
+    it is asked and how well its client kept up are none."""
     a = run(tmp_path / "a")
     assert not unequal_work([a], [run(tmp_path / "b", server="vllm")])
     plan = header(60).plan
@@ -205,13 +198,17 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
         "image": {"plan": plan | {"image": ["512x512"]}},
         "header": {"plan": plan | {"header": ["X-Lane: slow"]}},
         "arrivals": {"plan": plan | {"arrivals": "poisson:3"}},
-        "server limits": {"facts": server | {"limits": {"max_concurrent_requests": 4}}},
         "clock": {"simulated": True},
         "model": {"facts": server | {"model": "other"}},
     }.items():
         assert name in {each.what for each in unequal_work([a], [run(tmp_path / name, **changes)])}, name
-    lame = replace(a, summary=changed(a.summary, client=changed(a.summary.client, verdict="limited")))
-    assert [each.what for each in unequal_work([a], [lame])] == ["client verdict"]
+    assert not unequal_work([a], [limited(a)])
+    chat = {"plan": plan | {"endpoint": "chat"}, "facts": server | {"model": f"meta/{server['model']}", "limits": {}}}
+    other = run(tmp_path / "chat", **chat)
+    assert not unequal_work([a], [other])
+    notes = compare([a], [other]).notes
+    assert "Endpoint: generate in A, chat in B." in notes
+    assert any(note.startswith("Server limits: max_concurrent_requests 1000") for note in notes)
     third = run(tmp_path / "third", plan=plan | {"repeat": 3, "repeats": 3, "seed": 9})
     assert not unequal_work([a], [third])
 
@@ -278,13 +275,20 @@ def test_wrong_conditions_are_all_named() -> None:
 
 
 def test_sides_are_told_apart() -> None:
-    """Two runs are one each; more need the two hyphens, which the parser has swallowed."""
-    assert sides(["a", "b"], ["loadgen", "compare", "a", "b"]) == ([Path("a")], [Path("b")])
-    command = ["loadgen", "compare", "a1", "a2", "--", "b1"]
-    assert sides(["a1", "a2", "b1"], command) == ([Path("a1"), Path("a2")], [Path("b1")])
-    for runs, line in ((["a"], ["a"]), (["a", "b", "c"], ["a", "b", "c"]), (["a"], ["a", "--"]), (["a"], ["--", "a"])):
+    """Two runs are one each; more need the two hyphens."""
+    between = BETWEEN_SIDES
+    assert sides(["a", "b"]) == sides(["a", between, "b"]) == ([Path("a")], [Path("b")])
+    assert sides(["a1", "a2", between, "b1"]) == ([Path("a1"), Path("a2")], [Path("b1")])
+    for runs in (
+        ["a"],
+        ["a", "b", "c"],
+        ["a", between],
+        [between, "a"],
+        ["a", between, between, "b"],
+        [between, "a", "b"],
+    ):
         with pytest.raises(PlanError):
-            sides(runs, line)
+            sides(runs)
 
 
 @pytest.mark.parametrize("scene", TUNING, ids=lambda scene: scene.name)

@@ -1,0 +1,270 @@
+"""What a simulated vLLM refuses before it makes a token, in the words and the order of 0.32.0: what a body may say
+(entrypoints/openai/*/protocol.py), its types, and the values of sampling (sampling_params.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from servers.simulated import protocol, tokenizer
+from servers.simulated.protocol import ErrorReply
+from servers.simulated.state import ServerState
+
+MOST_LOGPROBS, _MOST_PROMPTS = 20, 1024
+# A text with more than so many characters per token of the context is refused unread (err_toolong_text).
+_TOKEN_CHARACTERS = 9
+
+_INTEGERS = ("logprobs", "max_tokens", "max_completion_tokens", "n", "seed", "top_k", "min_tokens", "prompt_logprobs")
+_NUMBERS = ("frequency_penalty", "presence_penalty", "temperature", "top_p", "min_p", "repetition_penalty")
+_FLAGS = ("echo", "logprobs", "stream", "ignore_eos", "include_stop_str_in_output", "return_token_ids")
+_NEVER_NULL = ("min_tokens", "ignore_eos", "include_stop_str_in_output")
+
+# Name, what is allowed, the words for the rest, and whether the parameter and its value stand behind them.
+_SAMPLING: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
+    ("n", lambda value: value >= 1, "n must be at least 1, got {}.", False),
+    ("presence_penalty", lambda value: -2 <= value <= 2, "presence_penalty must be in [-2, 2], got {}.", False),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "frequency_penalty must be in [-2, 2], got {}.", False),
+    ("repetition_penalty", lambda value: value > 0, "repetition_penalty must be greater than zero, got {}.", False),
+    ("temperature", lambda value: value >= 0, "temperature must be non-negative, got {}.", True),
+    ("temperature", lambda value: value <= 2, "temperature must be in [0, 2], got {}.", True),
+    ("top_p", lambda value: 0 < value <= 1, "top_p must be in (0, 1], got {}.", True),
+    ("top_k", lambda value: value >= -1, "top_k must be 0 (disable), or at least 1, got {}.", False),
+    ("min_p", lambda value: 0 <= value <= 1, "min_p must be in [0, 1], got {}.", False),
+)
+
+
+def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> None:
+    """All that needs neither prompt nor engine."""
+    if not chat:
+        _check_prompt(body)
+    else:
+        _check_tools(body)
+    logprobs = "top_logprobs" if chat else "logprobs"
+    for name in ("prompt_logprobs", logprobs):
+        value = body.get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise bad(f"`{name}` must be an integer.", name, value)
+    if (prompt_logprobs := body.get("prompt_logprobs")) is not None:
+        if body.get("stream") and (prompt_logprobs > 0 or prompt_logprobs == -1):
+            raise bad("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        if prompt_logprobs < 0 and prompt_logprobs != -1:
+            raise bad("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", prompt_logprobs)
+    if (top := body.get(logprobs)) is not None:
+        if top < 0 and top != -1:
+            raise bad(f"`{logprobs}` must be a positive value or -1.", logprobs, top)
+        if chat and top and not body.get("logprobs"):
+            raise bad("when using `top_logprobs`, `logprobs` must be set to true.", logprobs)
+    if body.get("stream_options") and not body.get("stream"):
+        raise bad("Stream options can only be defined when `stream=True`.", "stream_options")
+    if problems := [*_schema(body, chat=chat)]:
+        raise invalid(*problems)
+    check_model(state, body)
+
+
+def _check_prompt(body: Mapping[str, Any]) -> None:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > _MOST_PROMPTS and not all(type(token) is int for token in prompt):
+        raise bad(
+            f"prompt list length {len(prompt)} exceeds the maximum allowed count of {_MOST_PROMPTS}. To increase this "
+            "limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
+            "prompt",
+        )
+    if prompt in (None, "") and body.get("prompt_embeds") in (None, []):
+        raise bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+
+
+def _check_tools(body: Mapping[str, Any]) -> None:
+    choice = body.get("tool_choice", "none")
+    if body.get("continue_final_message") and body.get("add_generation_prompt"):
+        raise bad("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    if body.get("tools") == []:
+        why = "Either provide at least one tool or omit the field entirely."
+        raise bad(f"`tools` must not be an empty array. {why}", "tools")
+    if choice not in ("none", None):
+        if body.get("tools") is None:
+            raise bad("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        if choice not in ("auto", "required") and not isinstance(choice, dict):
+            kinds = 'Only named tools, "none", "auto" or "required" are supported.'
+            raise bad(f"Invalid value for `tool_choice`: {choice}! {kinds}", "tool_choice")
+
+
+def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
+    """Raises ErrorReply for a name that is not served."""
+    if body.get("model") not in (None, state.config.model):
+        message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
+        raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
+
+
+def check_sampling(body: Mapping[str, Any], asked: int) -> None:
+    """`SamplingParams._verify_args`; `asked` is `max_tokens` after clamping."""
+    for name, allows, words, named in _SAMPLING:
+        value = protocol.number(body.get(name))
+        if value is not None and not allows(value):
+            shown = int(value) if name in _INTEGERS else value
+            raise bad(words.format(shown), *((name, shown) if named else ()))
+    if asked < 1:
+        raise bad(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
+    least = protocol.integer(body.get("min_tokens")) or 0
+    if least < 0:
+        raise bad(f"min_tokens must be greater than or equal to 0, got {least}.")
+    if least > asked:
+        raise bad(f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
+    if not all(stops(body)):
+        raise bad("stop cannot contain an empty string.")
+    temperature, answers = protocol.number(body.get("temperature")), protocol.integer(body.get("n")) or 1
+    if temperature is not None and temperature < 1e-5 and answers > 1:
+        raise bad(f"n must be 1 when using greedy sampling, got {answers}.")
+
+
+def check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logprobs") -> None:
+    """What the engine says to more than it gives."""
+    if logprobs is not None and logprobs > MOST_LOGPROBS:
+        why = f"Requested {of} logprobs of {logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
+        raise bad(why, name, logprobs)
+
+
+def stops(body: Mapping[str, Any]) -> Sequence[str]:
+    """Strings at which the answer ends."""
+    given = body.get("stop") or []
+    return [given] if isinstance(given, str) else given
+
+
+def wanted(state: ServerState, asked: Any, default: int) -> int:
+    """The limit on new tokens as asked; past the context it is refused before the prompt is looked at."""
+    tokens = default if (given := protocol.integer(asked)) is None else given
+    if tokens > state.longest:
+        why = f"max_tokens={tokens} cannot be greater than max_model_len={state.longest}."
+        raise bad(why, "max_tokens", tokens)
+    return tokens
+
+
+def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[int]:
+    """A text, or token ids as they are."""
+    longest = state.longest
+    limit = f"This model's maximum context length is {longest} tokens. However, your prompt contains "
+    ending = "Please reduce the length of the input prompt."
+    if isinstance(prompt, str):
+        most = _TOKEN_CHARACTERS * longest
+        if len(prompt) > most:
+            bound = f"(more than {most} characters, which is the upper bound for {longest} input tokens)"
+            raise bad(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
+        ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
+    else:
+        ids = checked_ids(prompt)
+    if not ids:
+        raise bad("The decoder prompt cannot be empty")
+    if len(ids) >= longest:
+        why = "which exceeds this limit even without any output tokens."
+        raise bad(f"{limit}{len(ids)} input tokens, {why} {ending}", "input_tokens", len(ids))
+    return ids
+
+
+def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
+    """Token ids of the vocabulary, or ErrorReply."""
+    outside = next((token for token in prompt if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE), None)
+    if outside is not None:
+        raise bad(f"Token id {outside} is out of vocabulary")
+    return prompt
+
+
+def bad(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
+    """The parameter stands behind the message, and the value where that is at fault."""
+    shown = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
+    said = f"{message} ({shown})" if parameter else message
+    return ErrorReply(protocol.openai_error(said, "BadRequestError", 400, parameter))
+
+
+# What pydantic says about a body that does not fit the schema.
+
+
+def problem(where: str, kind: str, message: str, **more: Any) -> dict[str, Any]:
+    """One of its complaints."""
+    return {"type": kind, "loc": where, "msg": message, **more}
+
+
+def invalid(*problems: Mapping[str, Any]) -> ErrorReply:
+    """All of them."""
+    head = f"{len(problems)} validation error{'s' * (len(problems) > 1)}:"
+    said = "\n".join([head, *(f"  {each}" for each in problems)])
+    return ErrorReply(protocol.openai_error(said, "Bad Request", 400, problems[0]["loc"]))
+
+
+def missing(where: str, body: Mapping[str, Any]) -> ErrorReply:
+    """A field that has to be there."""
+    return invalid(problem(where, "missing", "Field required", input=f"<dict of {len(body)} items>"))
+
+
+def _schema(body: Mapping[str, Any], *, chat: bool) -> list[Mapping[str, Any]]:
+    found = [_messages_problem(body)] if chat else [_prompt_problem(body.get("prompt"))]
+    flags = [name for name in _FLAGS if name != "logprobs" or chat]
+    for names, check in ((_INTEGERS, _integer_problem), (_NUMBERS, _number_problem), (flags, _flag_problem)):
+        for name in (each for each in names if each in body):
+            if chat and (name, check) == ("logprobs", _integer_problem):
+                continue
+            if body[name] is not None or name in _NEVER_NULL or (name == "n" and not chat):
+                found.append(check(f"body.{name}", body[name]))
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, Mapping):
+        why = "Input should be a valid dictionary or instance of StreamOptions"
+        found.append(problem("body.stream_options", "model_attributes_type", why))
+    if not isinstance(stop := body.get("stop") or [], str | list) or not all(isinstance(each, str) for each in stop):
+        found.append(problem("body.stop", "string_type", "Input should be a valid string", input=stop))
+    return [each for each in found if each]
+
+
+def _messages_problem(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "messages" not in body:
+        return problem("body.messages", "missing", "Field required", input=f"<dict of {len(body)} items>")
+    messages = body["messages"]
+    if not isinstance(messages, list):
+        return problem("body.messages", "list_type", "Input should be a valid list", input=messages)
+    for place, each in enumerate(messages):
+        if not isinstance(each, Mapping):
+            return problem(f"body.messages.{place}", "dict_type", "Input should be a valid dictionary", input=each)
+        if not isinstance(each.get("role"), str):
+            where = f"body.messages.{place}.role"
+            return problem(where, "missing", "Field required", input=f"<dict of {len(each)} items>")
+    return {}
+
+
+def _prompt_problem(prompt: Any) -> Mapping[str, Any]:
+    prompts = prompt if isinstance(prompt, list) and not all(type(token) is int for token in prompt) else [prompt]
+    for each in prompts:
+        if isinstance(each, str) or (isinstance(each, list) and all(type(token) is int for token in each)):
+            continue
+        if each is not None or len(prompts) > 1:
+            return problem("body.prompt.str", "string_type", "Input should be a valid string", input=prompt)
+    return {}
+
+
+def _integer_problem(where: str, value: Any) -> Mapping[str, Any]:
+    if protocol.integer(value) is not None or isinstance(value, bool):
+        return {}
+    if isinstance(value, str):
+        why = "Input should be a valid integer, unable to parse string as an integer"
+        return problem(where, "int_parsing", why, input=value)
+    if isinstance(value, float):
+        why = "Input should be a valid integer, got a number with a fractional part"
+        return problem(where, "int_from_float", why, input=value)
+    return problem(where, "int_type", "Input should be a valid integer", input=value)
+
+
+def _number_problem(where: str, value: Any) -> Mapping[str, Any]:
+    if isinstance(value, int | float):
+        return {}
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return {} if float(value) else {}
+        why = "Input should be a valid number, unable to parse string as a number"
+        return problem(where, "float_parsing", why, input=value)
+    return problem(where, "float_type", "Input should be a valid number", input=value)
+
+
+def _flag_problem(where: str, value: Any) -> Mapping[str, Any]:
+    if isinstance(value, bool) or value in (0, 1, "true", "false"):
+        return {}
+    if isinstance(value, str | int | float):
+        why = "Input should be a valid boolean, unable to interpret input"
+        return problem(where, "bool_parsing", why, input=value)
+    return problem(where, "bool_type", "Input should be a valid boolean", input=value)

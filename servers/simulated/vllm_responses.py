@@ -52,7 +52,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
         ends = {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete"} if length else {}
         content = {**part, "text": said.text, "logprobs": None}
         output = [{**item, "content": [content], "status": "completed"}]
-        return begun | {"status": "completed"} | ends | {"output": output, "usage": _usage(len(ids), asked)}
+        return begun | {"status": "completed"} | ends | {"output": output, "usage": _usage(len(ids), said.output_tokens)}
 
     def ended() -> bytes:
         content = {**part, "text": said.text, "logprobs": None}

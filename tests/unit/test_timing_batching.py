@@ -252,3 +252,56 @@ def test_each_server_has_a_policy() -> None:
     assert [name for name, policy in POLICIES.items() if not policy.reserve_output] == ["vllm"]
     assert [name for name, policy in POLICIES.items() if policy.prefill == "alone"] == ["tgi"]
     assert [name for name, policy in POLICIES.items() if policy.running_limit == UNLIMITED] == ["tgi"]
+
+
+CACHED = replace(GROWING, prefix_cache=True)
+
+
+def asks(engine: BatchingClock, prompt: list[int], salt: str = "") -> int:
+    """Nanoseconds to the first token of a prompt that is alone, in an engine that has been idle."""
+    job = Job(len(prompt), 1, 0, prompt=prompt, salt=salt)
+    at_ns = max((due_ns for _, _, due_ns in engine.emissions(1_000_000)), default=0)
+    job.arrived_ns = at_ns + 1000
+    engine.submit(job, job.arrived_ns)
+    return dues(engine.emissions(10_000_000), job)[0] - job.arrived_ns
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_is_computed_from_where_it_differs() -> None:
+    """Ten tokens per step: 40 take four steps; a prompt that shares 24 of them in whole blocks of 4 takes two more."""
+    engine, shared = clock(CACHED), list(range(26))
+    assert asks(engine, [*shared, *range(100, 114)]) == 40
+    assert engine.gauges().prefix_hits == 0
+    assert asks(engine, [*shared, *range(200, 214)]) == 20
+    assert engine.gauges().prefix_hits == 24
+
+
+def test_the_last_token_is_always_computed() -> None:
+    """Of the same prompt again all but the block with its last token is there."""
+    engine = clock(CACHED)
+    assert asks(engine, list(range(40))) == 40
+    assert asks(engine, list(range(40))) == 10
+    assert engine.gauges().prefix_hits == 36
+
+
+def test_prompts_of_different_salts_share_nothing() -> None:
+    """As with `cache_salt`."""
+    engine = clock(CACHED)
+    assert [asks(engine, list(range(40)), salt) for salt in ("a", "b", "a")] == [40, 40, 10]
+
+
+def test_the_prefix_cache_is_as_large_as_the_kv_cache() -> None:
+    """In 48 tokens one prompt of 40 pushes out the other, from its beginning."""
+    engine = clock(CACHED, kv_tokens=48)
+    assert [asks(engine, list(range(start, start + 40))) for start in (0, 100, 0)] == [40, 40, 40]
+
+
+def test_requests_of_one_step_share_too() -> None:
+    """Blocks can be shared as soon as a step computes them, so that of two at once the second computes its rest."""
+    engine = clock(CACHED)
+    first, second = (Job(16, 1, 0, prompt=list(range(16))) for _ in range(2))
+    for job in (first, second):
+        engine.submit(job, 0)
+    emitted = engine.emissions(1000)
+    assert engine.gauges().prefix_hits == 8
+    assert dues(emitted, first) == [20]
+    assert dues(emitted, second) == [30]

@@ -168,7 +168,8 @@ class ServerState:
             line.prompt_tokens = stream.completion.prompt_tokens
         line.received_ns += offset_ns
         line.due_ns, line.sent_ns = ([at_ns + offset_ns for at_ns in each] for each in (line.due_ns, line.sent_ns))
-        line.output_tokens = sum(line.tokens)
+        sent = sum(line.tokens)
+        line.output_tokens = stream.completion.generated(sent) if stream else sent
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
             self._log.write(msgspec.json.encode(line) + b"\n")
 

@@ -30,7 +30,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         raise bad("You must set `--enable-prompt-embeds` to input `prompt_embeds`.")
     if not (prompt := body["prompt"]):
         raise bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+    single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
     only_echo = bool(body.get("echo")) and protocol.integer(body.get("max_tokens")) == 0
     asked = 1 if only_echo else vllm_checks.wanted(state, body.get("max_tokens"), _COMPLETION_TOKENS)
     add_bos, prompts = body.get("add_special_tokens", True), []
@@ -79,8 +79,8 @@ def _encoding(
 
 
 def _bad_json(message: str, position: int) -> Reply:
-    more = {"input": "<dict of 0 items>", "ctx": {"error": message}}
-    return vllm_checks.invalid(f"body.{position}", "json_invalid", "JSON decode error", **more).reply
+    told = {"type": "json_invalid", "loc": f"body.{position}", "msg": "JSON decode error"}
+    return vllm_checks.invalid({**told, "input": "<dict of 0 items>", "ctx": {"error": message}}).reply
 
 
 def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:

@@ -57,7 +57,7 @@ def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> No
             raise bad("when using `top_logprobs`, `logprobs` must be set to true.", logprobs)
     if body.get("stream_options") and not body.get("stream"):
         raise bad("Stream options can only be defined when `stream=True`.", "stream_options")
-    if problems := [*_schema(body, chat=chat)]:
+    if problems := _schema(body, chat=chat):
         raise invalid(*problems)
     check_model(state, body)
 
@@ -119,6 +119,7 @@ def check_sampling(body: Mapping[str, Any], asked: int) -> None:
 
 def check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logprobs") -> None:
     """What the engine says to more than it gives."""
+    logprobs = tokenizer.VOCABULARY_SIZE if logprobs == -1 else logprobs  # all of them
     if logprobs is not None and logprobs > MOST_LOGPROBS:
         why = f"Requested {of} logprobs of {logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
         raise bad(why, name, logprobs)
@@ -126,8 +127,8 @@ def check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logpro
 
 def stops(body: Mapping[str, Any]) -> Sequence[str]:
     """Strings at which the answer ends."""
-    given = body.get("stop") or []
-    return [given] if isinstance(given, str) else given
+    given = body.get("stop")
+    return [given] if isinstance(given, str) else given if isinstance(given, list) else []
 
 
 def wanted(state: ServerState, asked: Any, default: int) -> int:
@@ -151,7 +152,7 @@ def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[in
             raise bad(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
         ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
     else:
-        ids = checked_ids(prompt)
+        ids = checked_ids(prompt if isinstance(prompt, list) else [prompt])
     if not ids:
         raise bad("The decoder prompt cannot be empty")
     if len(ids) >= longest:
@@ -177,94 +178,126 @@ def bad(message: str, parameter: str | None = None, value: Any = None) -> ErrorR
 
 # What pydantic says about a body that does not fit the schema.
 
+_MOST_PROBLEMS, _MOST_CHARACTERS = 10, 200
+_KINDS = {
+    "int_type": "Input should be a valid integer",
+    "int_parsing": "Input should be a valid integer, unable to parse string as an integer",
+    "int_from_float": "Input should be a valid integer, got a number with a fractional part",
+    "float_type": "Input should be a valid number",
+    "float_parsing": "Input should be a valid number, unable to parse string as a number",
+    "bool_type": "Input should be a valid boolean",
+    "bool_parsing": "Input should be a valid boolean, unable to interpret input",
+    "string_type": "Input should be a valid string",
+    "list_type": "Input should be a valid list",
+    "dict_type": "Input should be a valid dictionary",
+    "missing": "Field required",
+    "greater_than_equal": "Input should be greater than or equal to 0",
+    "model_attributes_type": "Input should be a valid dictionary or object to extract fields from",
+}
+Problem = Mapping[str, Any]
 
-def problem(where: str, kind: str, message: str, **more: Any) -> dict[str, Any]:
-    """One of its complaints."""
-    return {"type": kind, "loc": where, "msg": message, **more}
 
-
-def invalid(*problems: Mapping[str, Any]) -> ErrorReply:
-    """All of them."""
-    head = f"{len(problems)} validation error{'s' * (len(problems) > 1)}:"
-    said = "\n".join([head, *(f"  {each}" for each in problems)])
+def invalid(*problems: Problem) -> ErrorReply:
+    """The first of them by name."""
+    what, more = f"validation error{'s' * (len(problems) > 1)}", len(problems) - _MOST_PROBLEMS
+    said = "\n".join([f"{len(problems)} {what}:", *(f"  {each}" for each in problems[:_MOST_PROBLEMS])])
+    said += f"\n  ...and {more} more errors" if more > 0 else ""
     return ErrorReply(protocol.openai_error(said, "Bad Request", 400, problems[0]["loc"]))
 
 
 def missing(where: str, body: Mapping[str, Any]) -> ErrorReply:
     """A field that has to be there."""
-    return invalid(problem(where, "missing", "Field required", input=f"<dict of {len(body)} items>"))
+    return invalid(_problem(where, "missing", body))
 
 
-def _schema(body: Mapping[str, Any], *, chat: bool) -> list[Mapping[str, Any]]:
-    found = [_messages_problem(body)] if chat else [_prompt_problem(body.get("prompt"))]
+def _problem(where: str, kind: str, value: Any, **more: Any) -> Problem:
+    if isinstance(value, list | dict):
+        shown = f"<{type(value).__name__} of {len(value)} items>"
+    else:
+        shown = str(value)
+        shown = f"{shown[:_MOST_CHARACTERS]}...[truncated]" if len(shown) > _MOST_CHARACTERS else shown
+    return {"type": kind, "loc": where, "msg": _KINDS[kind], "input": shown, **more}
+
+
+def _schema(body: Mapping[str, Any], *, chat: bool) -> list[Problem]:
+    """In the order of kinds, where pydantic has that of its fields."""
+    found = _messages(body) if chat else _prompts("body.prompt", body.get("prompt"))
+    integers = [name for name in _INTEGERS if name != "logprobs" or not chat]
     flags = [name for name in _FLAGS if name != "logprobs" or chat]
-    for names, check in ((_INTEGERS, _integer_problem), (_NUMBERS, _number_problem), (flags, _flag_problem)):
+    for names, check in ((integers, _integer), (_NUMBERS, _number), (flags, _flag)):
         for name in (each for each in names if each in body):
-            if chat and (name, check) == ("logprobs", _integer_problem):
-                continue
             if body[name] is not None or name in _NEVER_NULL or (name == "n" and not chat):
-                found.append(check(f"body.{name}", body[name]))
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, Mapping):
-        why = "Input should be a valid dictionary or instance of StreamOptions"
-        found.append(problem("body.stream_options", "model_attributes_type", why))
-    if not isinstance(stop := body.get("stop") or [], str | list) or not all(isinstance(each, str) for each in stop):
-        found.append(problem("body.stop", "string_type", "Input should be a valid string", input=stop))
-    return [each for each in found if each]
+                found += check(f"body.{name}", body[name])
+    if not isinstance(options := body.get("stream_options") or {}, Mapping):
+        found.append(_problem("body.stream_options", "model_attributes_type", options))
+    stop = body.get("stop") or []
+    if isinstance(stop, list):
+        found += [each for place, value in enumerate(stop) for each in _string(f"body.stop.{place}", value)]
+    elif not isinstance(stop, str):
+        found += [_problem("body.stop", "string_type", stop), _problem("body.stop", "list_type", stop)]
+    return found
 
 
-def _messages_problem(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _messages(body: Mapping[str, Any]) -> list[Problem]:
     if "messages" not in body:
-        return problem("body.messages", "missing", "Field required", input=f"<dict of {len(body)} items>")
-    messages = body["messages"]
-    if not isinstance(messages, list):
-        return problem("body.messages", "list_type", "Input should be a valid list", input=messages)
+        return [_problem("body.messages", "missing", body)]
+    if not isinstance(messages := body["messages"], list):
+        return [_problem("body.messages", "list_type", messages)]
     for place, each in enumerate(messages):
         if not isinstance(each, Mapping):
-            return problem(f"body.messages.{place}", "dict_type", "Input should be a valid dictionary", input=each)
+            return [_problem(f"body.messages.{place}", "dict_type", each)]
         if not isinstance(each.get("role"), str):
-            where = f"body.messages.{place}.role"
-            return problem(where, "missing", "Field required", input=f"<dict of {len(each)} items>")
-    return {}
+            return [_problem(f"body.messages.{place}.role", "missing", each)]
+    return []
 
 
-def _prompt_problem(prompt: Any) -> Mapping[str, Any]:
-    prompts = prompt if isinstance(prompt, list) and not all(type(token) is int for token in prompt) else [prompt]
-    for each in prompts:
-        if isinstance(each, str) or (isinstance(each, list) and all(type(token) is int for token in each)):
-            continue
-        if each is not None or len(prompts) > 1:
-            return problem("body.prompt.str", "string_type", "Input should be a valid string", input=prompt)
-    return {}
+def _prompts(where: str, prompt: Any) -> list[Problem]:
+    """A prompt is ids, a list of ids, a text or a list of texts; what is none of them is refused as each of them."""
+    if prompt is None or isinstance(prompt, str):
+        return []
+    if not isinstance(prompt, list):
+        return [_problem(where, kind, prompt) for kind in ("list_type", "list_type", "string_type", "list_type")]
+    if all(type(each) is int and each >= 0 for each in prompt):  # most prompts, and long ones
+        return []
+    ids, many, texts = list[Problem](), list[Problem](), list[Problem]()
+    for place, each in enumerate(prompt):
+        at = f"{where}.{place}"
+        ids += _token(at, each)
+        if isinstance(each, list):
+            many += [found for spot, token in enumerate(each) for found in _token(f"{at}.{spot}", token)]
+        else:
+            many.append(_problem(at, "list_type", each))
+        texts += _string(at, each)
+    return [*ids, *many, _problem(where, "string_type", prompt), *texts] if ids and many and texts else []
 
 
-def _integer_problem(where: str, value: Any) -> Mapping[str, Any]:
+def _token(where: str, value: Any) -> list[Problem]:
+    if type(value) is int and value < 0:
+        return [_problem(where, "greater_than_equal", value, ctx={"ge": 0})]
+    return _integer(where, value)
+
+
+def _string(where: str, value: Any) -> list[Problem]:
+    return [] if isinstance(value, str) else [_problem(where, "string_type", value)]
+
+
+def _integer(where: str, value: Any) -> list[Problem]:
     if protocol.integer(value) is not None or isinstance(value, bool):
-        return {}
-    if isinstance(value, str):
-        why = "Input should be a valid integer, unable to parse string as an integer"
-        return problem(where, "int_parsing", why, input=value)
-    if isinstance(value, float):
-        why = "Input should be a valid integer, got a number with a fractional part"
-        return problem(where, "int_from_float", why, input=value)
-    return problem(where, "int_type", "Input should be a valid integer", input=value)
+        return []
+    kinds = {str: "int_parsing", float: "int_from_float"}
+    return [_problem(where, kinds.get(type(value), "int_type"), value)]
 
 
-def _number_problem(where: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, int | float):
-        return {}
+def _number(where: str, value: Any) -> list[Problem]:
     if isinstance(value, str):
         with suppress(ValueError):
-            return {} if float(value) else {}
-        why = "Input should be a valid number, unable to parse string as a number"
-        return problem(where, "float_parsing", why, input=value)
-    return problem(where, "float_type", "Input should be a valid number", input=value)
+            float(value)
+            return []
+        return [_problem(where, "float_parsing", value)]
+    return [] if isinstance(value, int | float) else [_problem(where, "float_type", value)]
 
 
-def _flag_problem(where: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, bool) or value in (0, 1, "true", "false"):
-        return {}
+def _flag(where: str, value: Any) -> list[Problem]:
     if isinstance(value, str | int | float):
-        why = "Input should be a valid boolean, unable to interpret input"
-        return problem(where, "bool_parsing", why, input=value)
-    return problem(where, "bool_type", "Input should be a valid boolean", input=value)
+        return [] if value in (0, 1, "0", "1", "true", "false") else [_problem(where, "bool_parsing", value)]
+    return [_problem(where, "bool_type", value)]

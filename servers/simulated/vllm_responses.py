@@ -35,6 +35,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     number = f"{state.started_s:08x}{request.index:08x}"
     begun = _response(state, request, number, asked)
     item = {"id": f"msg_{number}", "content": [], "role": "assistant", "status": "in_progress", "type": "message"}
+    item |= {"phase": None}
     part = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
     where, places = {"item_id": item["id"]}, count()
 
@@ -73,7 +74,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _usage(prompt: int, output: int) -> dict[str, Any]:
-    cached = {"cached_tokens": 0, "input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+    cached = {"cached_tokens": 0, "cache_write_tokens": 0, "input_tokens_per_turn": [], "cached_tokens_per_turn": []}
     made = {"reasoning_tokens": 0, "tool_output_tokens": 0, "output_tokens_per_turn": []}
     made |= {"tool_output_tokens_per_turn": []}
     counted = {"input_tokens": prompt, "input_tokens_details": cached, "output_tokens": output}
@@ -91,4 +92,6 @@ def _response(state: ServerState, request: CompletionRequest, number: str, asked
     nothing = ("max_tool_calls", "previous_response_id", "prompt", "reasoning")
     made |= {**dict.fromkeys(nothing), "service_tier": "auto", "status": "in_progress", "text": None}
     made |= {"top_logprobs": None, "truncation": "disabled"}
-    return made | dict.fromkeys(("usage", "user", "input_messages", "output_messages", "kv_transfer_params"))
+    made |= {"usage": None, "user": None, "presence_penalty": body.get("presence_penalty", 0.0)}
+    made |= {"frequency_penalty": body.get("frequency_penalty", 0.0)}
+    return made | dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -254,16 +255,15 @@ def test_each_server_has_a_policy() -> None:
     assert [name for name, policy in POLICIES.items() if policy.running_limit == UNLIMITED] == ["tgi"]
 
 
-CACHED = replace(GROWING, prefix_cache=True)
+CACHED, INSTANTS = replace(GROWING, prefix_cache=True), count(1_000, 10_000)
 
 
 def asks(engine: BatchingClock, prompt: list[int], salt: str = "") -> int:
     """Nanoseconds to the first token of a prompt that is alone, in an engine that has been idle."""
-    job = Job(len(prompt), 1, 0, prompt=prompt, salt=salt)
-    at_ns = max((due_ns for _, _, due_ns in engine.emissions(1_000_000)), default=0)
-    job.arrived_ns = at_ns + 1000
-    engine.submit(job, job.arrived_ns)
-    return dues(engine.emissions(10_000_000), job)[0] - job.arrived_ns
+    at_ns = next(INSTANTS)
+    job = Job(len(prompt), 1, at_ns, prompt=prompt, salt=salt)
+    engine.submit(job, at_ns)
+    return dues(engine.emissions(at_ns + 5_000), job)[0] - at_ns
 
 
 def test_a_prompt_that_begins_as_an_earlier_one_is_computed_from_where_it_differs() -> None:
@@ -296,12 +296,11 @@ def test_the_prefix_cache_is_as_large_as_the_kv_cache() -> None:
 
 
 def test_requests_of_one_step_share_too() -> None:
-    """Blocks can be shared as soon as a step computes them, so that of two at once the second computes its rest."""
+    """Blocks can be shared as soon as a step computes them: the second needs no step of its own."""
     engine = clock(CACHED)
     first, second = (Job(16, 1, 0, prompt=list(range(16))) for _ in range(2))
     for job in (first, second):
         engine.submit(job, 0)
     emitted = engine.emissions(1000)
-    assert engine.gauges().prefix_hits == 8
-    assert dues(emitted, first) == [20]
-    assert dues(emitted, second) == [30]
+    assert engine.gauges().prefix_hits == 12
+    assert dues(emitted, first) == dues(emitted, second) == [20]

@@ -62,7 +62,7 @@ def _shape(value: Any, key: str = "", *, exact: bool) -> Any:
 
 
 def main(url: str) -> None:
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         lines = [request | {"said": ask(client, request)} for request in requests()]
     FILE.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
 

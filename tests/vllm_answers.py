@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ FILE = Path(__file__).parent / "contract/vllm_answers.jsonl"
 `differs`, which stands in docs/simulated.md."""
 
 # Words of the protocol; all else is a number, a text or a list of ids, and only its kind is compared.
-_WORDS = ("finish_reason", "stop_reason", "object", "role", "index", "type", "status", "reason", "system_fingerprint")
+_WORDS = ("finish_reason", "stop_reason", "object", "role", "index", "type", "status", "reason")
 _COUNTS = ("completion_tokens", "output_tokens")
 _BY_WORD = ("top_logprobs", "prompt_logprobs")
 
@@ -32,16 +34,22 @@ def requests() -> list[dict[str, Any]]:
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
     """Status and shape of the answer; of a refusal every word."""
     reply = client.post(request["path"], json=request["body"])
-    exact = "stop" not in request["body"]  # where a stop string cuts depends on what is said
+    # Where a stop string cuts depends on what is said; how many tokens share an event is a matter of load.
+    exact = not {"stop", "stream"} & {*request["body"]}
     if not reply.headers.get("content-type", "").startswith("text/event-stream"):
         return {"status": reply.status_code, "body": _shape(reply.json(), exact=exact)}
     found: list[Any] = []
     for event in reply.text.removesuffix("\n\n").split("\n\n"):
         head, _, data = event.rpartition("data: ")
         shape = [head, data if data == "[DONE]" else _shape(json.loads(data), exact=exact)]
-        if shape not in found[-1:]:  # how many tokens share an event is a matter of load
-            found.append(shape)
-    return {"status": reply.status_code, "events": found}
+        found.append(shape)
+    found.sort(key=_answer)  # so is which of several answers comes first
+    return {"status": reply.status_code, "events": [each for each, _ in groupby(found)]}
+
+
+def _answer(event: list[Any]) -> float:
+    choices = event[1].get("choices") if isinstance(event[1], dict) else None
+    return choices[0]["index"] if choices else inf if event[1] == "[DONE]" or choices == [] else 0
 
 
 def _shape(value: Any, key: str = "", *, exact: bool) -> Any:
@@ -55,7 +63,7 @@ def _shape(value: Any, key: str = "", *, exact: bool) -> Any:
         if value and all(type(each) is int for each in value):
             return "ids"
         shapes = [_shape(each, key, exact=exact) for each in value]
-        return [each for place, each in enumerate(shapes) if key == "choices" or each not in shapes[max(0, place - 1) : place]]
+        return shapes if key == "choices" else [each for each, _ in groupby(shapes)]
     if value is None or isinstance(value, bool) or key in _WORDS or (key in _COUNTS and exact):
         return value
     return "text" if isinstance(value, str) else "number"

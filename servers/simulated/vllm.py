@@ -12,7 +12,7 @@ from servers.simulated import protocol, tokenizer, vllm_answers, vllm_checks
 from servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
 from servers.simulated.timing import Policy
-from servers.simulated.vllm_checks import bad
+from servers.simulated.vllm_checks import bad, refused
 from servers.simulated.vllm_responses import responses
 
 VERSION = "0.32.0"
@@ -24,12 +24,15 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/completions."""
     body = request.body
     vllm_checks.check_body(state, body, chat=False)
+    prompt = body.get("prompt")
     if body.get("suffix") is not None:
-        raise bad("suffix is not currently supported")
+        texts = isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
+        why = "is only supported for models with" if texts else "requires text prompt input for"
+        raise refused(f"suffix {why} FIM completion rendering", "suffix")
     if body.get("prompt_embeds") is not None:
-        raise bad("You must set `--enable-prompt-embeds` to input `prompt_embeds`.")
-    if not (prompt := body["prompt"]):
-        raise bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise bad("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds")
+    if not prompt:
+        raise bad("You must pass at least one prompt")
     single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
     only_echo = bool(body.get("echo")) and protocol.integer(body.get("max_tokens")) == 0
     asked = 1 if only_echo else vllm_checks.wanted(state, body.get("max_tokens"), _COMPLETION_TOKENS)
@@ -44,25 +47,13 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/chat/completions."""
     body = request.body
     vllm_checks.check_body(state, body, chat=True)
-    kinds = body.get("chat_template_kwargs") or {}
-    if body.get("chat_template") is not None or kinds.get("chat_template") is not None:
-        why = "Chat template is passed with request, but --trust-request-chat-template is not set."
-        raise bad(f"{why} Refused request with untrusted chat template.")
+    vllm_checks.check_chat(state, body)
     messages = body["messages"]
-    if any(_parts(each) - {"text"} for each in messages):
-        raise bad(f"{state.config.model} is not a multimodal model")
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     limit = None if asked is None else vllm_checks.wanted(state, asked, 0)
     text = tokenizer.chat_text(messages)
     ids = vllm_checks.prompt_ids(state, text, add_bos=True)
     return _encoding(state, request, [(ids, text)], state.longest if limit is None else limit, chat=True)
-
-
-def _parts(message: Mapping[str, Any]) -> set[str]:
-    """Kinds of the parts that a message's content has."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return {str(part.get("type", "text")) for part in parts if isinstance(part, Mapping)}
 
 
 def _encoding(
@@ -72,8 +63,8 @@ def _encoding(
     body, limits = request.body, [min(asked, state.longest - len(ids)) for ids, _ in prompts]
     for limit in limits:
         vllm_checks.check_sampling(body, limit)
-    vllm_checks.check_logprobs(protocol.integer(body.get("top_logprobs" if chat else "logprobs")))
-    vllm_checks.check_logprobs(protocol.integer(body.get("prompt_logprobs")), "prompt", "prompt_logprobs")
+    logprobs = protocol.integer(body.get("top_logprobs" if chat else "logprobs"))
+    vllm_checks.check_engine(body, [ids for ids, _ in prompts], logprobs)
     said = vllm_answers.say(state, request, prompts, limits)
     return vllm_answers.encoding(state, request, said, chat=chat)
 
@@ -98,7 +89,7 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     is_chat = "messages" in fields
     text = tokenizer.chat_text(fields["messages"]) if is_chat else fields.get("prompt")
     if not isinstance(text, str):
-        raise vllm_checks.missing("body.prompt", fields)
+        raise vllm_checks.missing(fields, "prompt", "messages")
     ids = [tokenizer.BOS_ID] * bool(is_chat or fields.get("add_special_tokens", True)) + tokenizer.encode(text)
     strings = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
     return protocol.ok({"count": len(ids), "max_model_len": state.longest, "tokens": ids, "token_strs": strings})
@@ -107,7 +98,7 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 def _detokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     vllm_checks.check_model(state, fields)
     if not isinstance(tokens := fields.get("tokens"), list):
-        raise vllm_checks.missing("body.tokens", fields)
+        raise vllm_checks.missing(fields, "tokens")
     return protocol.ok({"prompt": tokenizer.decode(vllm_checks.checked_ids(tokens))})
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -89,6 +89,28 @@ def _check_tools(body: Mapping[str, Any]) -> None:
             raise bad(f"Invalid value for `tool_choice`: {choice}! {kinds}", "tool_choice")
 
 
+def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
+    """What has no parser, no template, or no pictures here."""
+    choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+    if choice == "auto":
+        raise bad('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    if choice not in ("none", None):
+        function = choice.get("function") if isinstance(choice, Mapping) else None
+        named = function.get("name") if isinstance(function, Mapping) else None
+        named = f'"{choice}"' if named is None else f'function "{named}"'
+        raise bad(f"tool_choice={named} requires --tool-call-parser to be set")
+    options = body.get("chat_template_kwargs")
+    if body.get("chat_template") is not None or (isinstance(options, Mapping) and options.get("chat_template")):
+        why = "Chat template is passed with request, but --trust-request-chat-template is not set."
+        raise bad(f"{why} Refused request with untrusted chat template.")
+    if not body["messages"]:
+        raise bad("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    contents = (each.get("content") for each in body["messages"])
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    if any(isinstance(part, Mapping) and part.get("type", "text") != "text" for part in parts):
+        raise bad(f"{state.config.model} is not a multimodal model")
+
+
 def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
     """Raises ErrorReply for a name that is not served."""
     if body.get("model") not in (None, state.config.model):
@@ -117,8 +139,20 @@ def check_sampling(body: Mapping[str, Any], asked: int) -> None:
         raise bad(f"n must be 1 when using greedy sampling, got {answers}.")
 
 
-def check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logprobs") -> None:
-    """What the engine says to more than it gives."""
+def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
+    """What only the engine refuses: a stream has its 200 by then, and gets an event."""
+    try:
+        for ids in prompts:
+            checked_ids(ids)
+        _check_logprobs(logprobs)
+        _check_logprobs(protocol.integer(body.get("prompt_logprobs")), "prompt", "prompt_logprobs")
+    except ErrorReply as problem:
+        if not body.get("stream"):
+            raise
+        raise ErrorReply(protocol.events_reply(problem.reply.body, b"[DONE]")) from None
+
+
+def _check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logprobs") -> None:
     logprobs = tokenizer.VOCABULARY_SIZE if logprobs == -1 else logprobs  # all of them
     if logprobs is not None and logprobs > MOST_LOGPROBS:
         why = f"Requested {of} logprobs of {logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
@@ -136,6 +170,7 @@ def wanted(state: ServerState, asked: Any, default: int) -> int:
     tokens = default if (given := protocol.integer(asked)) is None else given
     if tokens > state.longest:
         why = f"max_tokens={tokens} cannot be greater than max_model_len={state.longest}."
+        why += " Please request fewer output tokens."
         raise bad(why, "max_tokens", tokens)
     return tokens
 
@@ -152,7 +187,7 @@ def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[in
             raise bad(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
         ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
     else:
-        ids = checked_ids(prompt if isinstance(prompt, list) else [prompt])
+        ids = prompt if isinstance(prompt, list) else [prompt]
     if not ids:
         raise bad("The decoder prompt cannot be empty")
     if len(ids) >= longest:
@@ -172,8 +207,12 @@ def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
 def bad(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
     """The parameter stands behind the message, and the value where that is at fault."""
     shown = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
-    said = f"{message} ({shown})" if parameter else message
-    return ErrorReply(protocol.openai_error(said, "BadRequestError", 400, parameter))
+    return refused(f"{message} ({shown})" if parameter else message, parameter)
+
+
+def refused(message: str, parameter: str | None) -> ErrorReply:
+    """With nothing behind the message."""
+    return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
 
 
 # What pydantic says about a body that does not fit the schema.
@@ -205,9 +244,9 @@ def invalid(*problems: Problem) -> ErrorReply:
     return ErrorReply(protocol.openai_error(said, "Bad Request", 400, problems[0]["loc"]))
 
 
-def missing(where: str, body: Mapping[str, Any]) -> ErrorReply:
-    """A field that has to be there."""
-    return invalid(_problem(where, "missing", body))
+def missing(body: Mapping[str, Any], *names: str) -> ErrorReply:
+    """Fields of which one has to be there."""
+    return invalid(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 
 def _problem(where: str, kind: str, value: Any, **more: Any) -> Problem:

@@ -20,7 +20,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     given = body.get("input")
     if not isinstance(given, str | list):
-        raise vllm_checks.missing("body.input", body)
+        raise vllm_checks.missing(body | {"tool_choice": "none"}, "input")  # filled in before it is checked
     if body.get("prompt") is not None:
         raise bad("prompt template is not supported", "prompt")
     vllm_checks.check_model(state, body)
@@ -40,7 +40,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     where, places = {"item_id": item["id"]}, count()
 
     def event(kind: str, **fields: Any) -> bytes:
-        told = {**fields, "sequence_number": next(places), "type": f"response.{kind}"}
+        told = dict(sorted({**fields, "sequence_number": next(places), "type": f"response.{kind}"}.items()))
         return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), protocol.dumps(told))
 
     def encode(first: int, tokens: int, last: bool) -> bytes:

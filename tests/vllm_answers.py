@@ -53,18 +53,16 @@ def _answer(event: list[Any]) -> float:
 
 
 def _shape(value: Any, key: str = "", *, exact: bool) -> Any:
-    if isinstance(value, dict):
-        if "error" in value:
-            return value
+    if isinstance(value, dict) and "error" not in value:
         if key in _BY_WORD:
             return ["by word", *(_shape(each, exact=exact) for each in list(value.values())[:1])]
         return {name: _shape(each, name, exact=exact) for name, each in value.items()}
     if isinstance(value, list):
-        if value and all(type(each) is int for each in value):
-            return "ids"
         shapes = [_shape(each, key, exact=exact) for each in value]
-        return shapes if key == "choices" else [each for each, _ in groupby(shapes)]
-    if value is None or isinstance(value, bool) or key in _WORDS or (key in _COUNTS and exact):
+        if key != "choices":
+            shapes = [each for each, _ in groupby(shapes)]
+        return "ids" if value and all(type(each) is int for each in value) else shapes
+    if value is None or isinstance(value, bool | dict) or key in _WORDS or (key in _COUNTS and exact):
         return value
     return "text" if isinstance(value, str) else "number"
 

@@ -151,8 +151,8 @@ def _completion(
         # A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`).
         said = protocol.dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
         raise ErrorReply(protocol.events_reply(said)) from None
-    said = state.complete(request, prompt_tokens, min(wanted, room), "stop")
-    return said.stopped(stops, "stop", anywhere=False)[0]  # compared token by token; what stopped it stays
+    made = state.complete(request, prompt_tokens, min(wanted, room), "stop")
+    return made.stopped(stops, "stop", anywhere=False)[0]  # compared token by token; what stopped it stays
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:

@@ -60,8 +60,8 @@ class Stream:
         self.line = line
         self.fd: int = transport.get_extra_info("socket").fileno()
         self.finished: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        told = {"prompt": completion.prompt, "salt": completion.salt}
-        self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self, **told)
+        prompt, salt = completion.prompt, completion.salt
+        self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self, prompt=prompt, salt=salt)
         self.detour: Detour | None = None if completion.streamed else collect
         self.ending: Ending = ""
         self.chunked = True

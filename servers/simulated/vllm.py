@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import msgspec
-
 from servers.simulated import protocol, tokenizer, vllm_answers, vllm_checks
-from servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
+from servers.simulated.protocol import CompletionRequest, Encoding, Reply
 from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
 from servers.simulated.timing import Policy
+from servers.simulated.vllm_answers import Prompt
 from servers.simulated.vllm_checks import bad, refused
 from servers.simulated.vllm_responses import responses
 
@@ -24,7 +22,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/completions."""
     body = request.body
     vllm_checks.check_body(state, body, chat=False)
-    prompt = body.get("prompt")
+    prompt: Any = body.get("prompt")
     if body.get("suffix") is not None:
         texts = isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
         why = "is only supported for models with" if texts else "requires text prompt input for"
@@ -36,10 +34,10 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
     only_echo = bool(body.get("echo")) and protocol.integer(body.get("max_tokens")) == 0
     asked = 1 if only_echo else vllm_checks.wanted(state, body.get("max_tokens"), _COMPLETION_TOKENS)
-    add_bos, prompts = body.get("add_special_tokens", True), []
+    add_bos, prompts = body.get("add_special_tokens", True), list[Prompt]()
     for each in [prompt] if single else prompt:
         ids = vllm_checks.prompt_ids(state, each, add_bos=add_bos)
-        prompts.append((ids, each if isinstance(each, str) else tokenizer.decode(ids)))
+        prompts.append((ids, each if isinstance(each, str) else None))
     return _encoding(state, request, prompts, asked, chat=False)
 
 
@@ -57,7 +55,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _encoding(
-    state: ServerState, request: CompletionRequest, prompts: list[tuple[Sequence[int], str]], asked: int, *, chat: bool
+    state: ServerState, request: CompletionRequest, prompts: list[Prompt], asked: int, *, chat: bool
 ) -> Encoding:
     """The answers to prompts that fit, of what the context leaves of `asked` (`get_max_tokens`)."""
     body, limits = request.body, [min(asked, state.longest - len(ids)) for ids, _ in prompts]

@@ -19,6 +19,8 @@ FINGERPRINT = "vllm-0.32.0-4465e90d"
 _LIKELY = -0.5  # the log probability of what is said; each place behind it is one less
 _NO_CHOICE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
+Prompt = tuple[Sequence[int], str | None]  # ids, and the text where that is what came
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -30,14 +32,14 @@ class Said:
     stop: str = ""  # the stop string that ended it
 
 
-def say(
-    state: ServerState, request: CompletionRequest, prompts: Sequence[tuple[Sequence[int], str]], asked: Sequence[int]
-) -> list[Said]:
-    """`n` answers to each prompt, given as ids and text, of at most so many tokens."""
+def say(state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], asked: Sequence[int]) -> list[Said]:
+    """`n` answers to each prompt, of at most so many tokens."""
     body = request.body
     answers, stops = protocol.integer(body.get("n")) or 1, vllm_checks.stops(body)
-    keeps, found = bool(body.get("include_stop_str_in_output")), []
-    for (ids, text), limit in zip(prompts, asked, strict=True):
+    keeps, found = bool(body.get("include_stop_str_in_output")), list[Said]()
+    echo = body.get("echo") and not body.get("return_token_ids")
+    for (ids, given), limit in zip(prompts, asked, strict=True):
+        text = "" if not echo else tokenizer.decode(ids) if given is None else given
         for _ in range(answers):
             said, stop = state.complete(request, len(ids), limit, "stop", len(found)), ""
             if stops:
@@ -114,7 +116,10 @@ class Looks:
         counted = b',"usage":' + usage(len(answer.prompt), 0) if self.continuous else b""
         given = protocol.dumps(list(answer.prompt) if self.shows_ids else None)
         head = self.stream + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % place
-        return head + b'"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (counted, given)
+        return head + b'"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (
+            counted,
+            given,
+        )
 
     def encoder(self, place: int, answer: Said) -> protocol.EventEncoder:
         """Events of one answer, joined from pieces."""

@@ -40,6 +40,15 @@ def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> No
         _check_prompt(body)
     else:
         _check_tools(body)
+    _check_counts(body, chat=chat)
+    if body.get("stream_options") and not body.get("stream"):
+        raise bad("Stream options can only be defined when `stream=True`.", "stream_options")
+    if problems := _schema(body, chat=chat):
+        raise invalid(*problems)
+    check_model(state, body)
+
+
+def _check_counts(body: Mapping[str, Any], *, chat: bool) -> None:
     logprobs = "top_logprobs" if chat else "logprobs"
     for name in ("prompt_logprobs", logprobs):
         value = body.get(name)
@@ -55,11 +64,6 @@ def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> No
             raise bad(f"`{logprobs}` must be a positive value or -1.", logprobs, top)
         if chat and top and not body.get("logprobs"):
             raise bad("when using `top_logprobs`, `logprobs` must be set to true.", logprobs)
-    if body.get("stream_options") and not body.get("stream"):
-        raise bad("Stream options can only be defined when `stream=True`.", "stream_options")
-    if problems := _schema(body, chat=chat):
-        raise invalid(*problems)
-    check_model(state, body)
 
 
 def _check_prompt(body: Mapping[str, Any]) -> None:
@@ -198,7 +202,9 @@ def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[in
 
 def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
     """Token ids of the vocabulary, or ErrorReply."""
-    outside = next((token for token in prompt if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE), None)
+    outside = next(
+        (token for token in prompt if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE), None
+    )
     if outside is not None:
         raise bad(f"Token id {outside} is out of vocabulary")
     return prompt

@@ -20,7 +20,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     given = body.get("input")
     if not isinstance(given, str | list):
-        raise vllm_checks.missing(body | {"tool_choice": "none"}, "input")  # filled in before it is checked
+        raise vllm_checks.missing({**body, "tool_choice": "none"}, "input")  # filled in before it is checked
     if body.get("prompt") is not None:
         raise bad("prompt template is not supported", "prompt")
     vllm_checks.check_model(state, body)
@@ -34,8 +34,14 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     said = state.complete(request, len(ids), asked, "stop")
     number = f"{state.started_s:08x}{request.index:08x}"
     begun = _response(state, request, number, asked)
-    item = {"id": f"msg_{number}", "content": [], "role": "assistant", "status": "in_progress", "type": "message"}
-    item |= {"phase": None}
+    item: dict[str, Any] = {
+        "id": f"msg_{number}",
+        "content": [],
+        "role": "assistant",
+        "status": "in_progress",
+        "type": "message",
+    }
+    item["phase"] = None
     part = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
     where, places = {"item_id": item["id"]}, count()
 
@@ -53,7 +59,9 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
         ends = {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete"} if length else {}
         content = {**part, "text": said.text, "logprobs": None}
         output = [{**item, "content": [content], "status": "completed"}]
-        return begun | {"status": "completed"} | ends | {"output": output, "usage": _usage(len(ids), said.output_tokens)}
+        return (
+            begun | {"status": "completed"} | ends | {"output": output, "usage": _usage(len(ids), said.output_tokens)}
+        )
 
     def ended() -> bytes:
         content = {**part, "text": said.text, "logprobs": None}

@@ -227,7 +227,7 @@ def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_shared_prefix_shows_in_the_metrics_and_the_time() -> None:
-    """Under the batching clock vLLM's second request of the same 4,000 tokens starts early, and the hits are counted."""
+    """Under the batching clock vLLM's second request of the same tokens is quicker, and the hits are counted."""
     body = {"prompt": [*range(300, 4300)], "max_tokens": 1}
     with running(SimulatedConfig(server="vllm", clock="batching", max_model_len=8192)) as server:
         for _ in range(2):

@@ -51,7 +51,8 @@ def test_the_chat_template_is_that_of_the_servers(folder: Path) -> None:
     told = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(told["chat_template"])
     parts = [{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]
-    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": parts}, {"role": "user", "content": None}]
+    said: list[object] = ["be", parts, None]
+    messages = [{"role": "user", "content": each} for each in said]
     shown = template.render(messages=messages, bos_token=told["bos_token"], add_generation_prompt=True)
     assert shown == "<s>" + tokenizer.chat_text(messages)
 

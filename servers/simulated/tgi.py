@@ -165,6 +165,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("typical_p", lambda value: 0 < value < 1, "`typical_p` must be > 0.0 and < 1.0"),
     ("top_k", lambda value: value > 0, "`top_k` must be strictly positive"),
     ("max_new_tokens", lambda value: value > 0, "`max_new_tokens` must be strictly positive"),
+    ("truncate", lambda _: True, ""),  # its type; what it may be depends on the limit
 )
 
 

@@ -24,10 +24,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     if body.get("prompt") is not None:
         raise bad("prompt template is not supported", "prompt")
     vllm_checks.check_model(state, body)
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    if body.get("instructions"):
-        messages = [{"role": "system", "content": body["instructions"]}, *messages]
-    ids = vllm_checks.prompt_ids(state, tokenizer.chat_text(messages), add_bos=True)
+    ids = vllm_checks.prompt_ids(state, _text(given, body.get("instructions")), add_bos=True)
     room = state.longest - len(ids)
     asked = min(vllm_checks.wanted(state, body.get("max_output_tokens"), room), room)
     vllm_checks.check_sampling(body, asked)
@@ -79,6 +76,11 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     )
     answer: Callable[[float], Reply] = lambda _: protocol.ok(whole())  # noqa: E731 - the shape of Encoding
     return Encoding(said, encode, answer, vllm_answers.FAILURE, merges=True, opening=opening)
+
+
+def _text(given: Any, instructions: Any) -> str:
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return tokenizer.chat_text([*([{"role": "system", "content": instructions}] if instructions else []), *messages])
 
 
 def _usage(prompt: int, output: int) -> dict[str, Any]:

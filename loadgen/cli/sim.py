@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from typer import BadParameter, Option
@@ -36,6 +37,9 @@ def serve(
     settings: dict[str, Any],
     *,
     api_key_env: Annotated[str | None, Option(help="Environment variable with the API key to ask for.")] = None,
+    write_model: Annotated[
+        Path | None, Option(help="Write the folder with tokenizer and configuration that other load testers ask for.")
+    ] = None,
     fault: Annotated[
         list[str] | None,
         Option(help="A fault, repeatable: reset@12:3,17 (these requests), stall=0.01 (a share), merged@4 (all)."),
@@ -44,6 +48,7 @@ def serve(
     """Serve until the end, and say how it went."""
     from servers.simulated import StartError
     from servers.simulated.config import SimulatedConfig, parse_rule
+    from servers.simulated.model import write_model as write
     from servers.simulated.server import run
 
     key = os.environ.get(api_key_env, "") if api_key_env else ""
@@ -51,6 +56,8 @@ def serve(
         raise BadParameter(f"the environment variable {api_key_env} is empty or not set")
     config = SimulatedConfig(**settings, api_key=key, faults=tuple(map(parse_rule, fault or ())))
     try:
+        if write_model is not None:
+            write(write_model, config.max_model_len)
         summary = run(config)
     except OSError as problem:
         raise StartError(str(problem)) from None

@@ -15,6 +15,7 @@ from servers.simulated.timing import Policy
 _CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
 _NATIVE_TOKENS, _OPENAI_TOKENS = 65_535, 65_536
+_MOST_BEST_OF, _MOST_STOPS = 8, 10
 # A text with more characters per token of the context is refused unread (httpserver/manager.py, `_encode`).
 _TOKEN_CHARACTERS = 8
 # An error after the stream has begun, and the last there is (api_openai.py, `_safe_stream_wrapper`).
@@ -33,7 +34,7 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
         raise _bad("'parameters' must be an object", 417)
     _check_values(parameters)
     asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
-    completion = _completion(state, request, body["inputs"], asked, add_bos=add_bos)
+    completion = _completion(state, request, body["inputs"], asked, _stops(parameters.get("stop_sequences")), add_bos)
     ids, texts, prompt_tokens, reason = (
         completion.ids,
         completion.texts,
@@ -131,11 +132,11 @@ def _openai(state: ServerState, request: CompletionRequest, prompt: Any, asked: 
     names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
     values = {name: body[name] for name in (*names, "best_of") if body.get(name) is not None}
     _check_values(values if asked is None else values | {"max_new_tokens": asked})
-    return _completion(state, request, prompt, asked, add_bos=add_bos)
+    return _completion(state, request, prompt, asked, _stops(body.get("stop")), add_bos)
 
 
 def _completion(
-    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, *, add_bos: bool
+    state: ServerState, request: CompletionRequest, prompt: Any, asked: Any, stops: list[str], add_bos: bool
 ) -> Completion:
     """Length checks happen when the body is first read: a stream has its 200 by then, and gets an event."""
     try:
@@ -150,7 +151,8 @@ def _completion(
         # A refusal after status 200: one event, and no end marker (`_safe_stream_wrapper`).
         said = protocol.dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
         raise ErrorReply(protocol.events_reply(said)) from None
-    return state.complete(request, prompt_tokens, min(wanted, room), "stop")
+    made = state.complete(request, prompt_tokens, min(wanted, room), "stop")
+    return made.stopped(stops, "stop", anywhere=False)[0]  # compared token by token; what stopped it stays
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
@@ -173,6 +175,7 @@ def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
 
 # Name, what is allowed, and the words of `SamplingParams.verify` for the rest.
 _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("best_of", lambda value: 0 < value <= _MOST_BEST_OF, "need 0 < best_of <= 8, but got {}"),
     ("best_of", lambda value: value == 1, "the simulated server only supports best_of == 1"),
     ("n", lambda value: value == 1, "current only supported n == best_of"),
     ("presence_penalty", lambda value: value >= 0, "presence_penalty must >= 0.0, got {}"),
@@ -191,6 +194,17 @@ def _check_values(parameters: Mapping[str, Any]) -> None:
         value = protocol.number(parameters.get(name))
         if value is not None and not allows(value):
             raise _bad(message.format(parameters[name]))
+    least, most = (protocol.integer(parameters.get(name)) for name in ("min_new_tokens", "max_new_tokens"))
+    if least is not None and most is not None and least > most:
+        raise _bad(f"min_new_tokens must <= max_new_tokens, but got min {least}, max {most}.")
+
+
+def _stops(given: Any) -> list[str]:
+    """Raises ErrorReply for too many (`StopSequenceGroups`)."""
+    stops = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    if len(stops) > _MOST_STOPS:
+        raise _bad("Too many stop sequence groups.")
+    return [stop for stop in stops if isinstance(stop, str) and stop]
 
 
 def error_reply(status: int, message: str) -> Reply:

@@ -6,7 +6,8 @@ Bodies are read the way lenient servers do, and JSON is written compactly, as al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -68,11 +69,23 @@ class Completion:
     ids: Sequence[int]  # at least one, which of an answer without tokens stands for all of it
     texts: Sequence[bytes]  # of each token, as it can stand inside a JSON string
     finish_reason: str  # the server's own word
+    prompt: Sequence[int] = ()  # token ids, where the prefix cache is to know them
+    salt: str = ""
+    others: tuple[Completion, ...] = ()  # further answers of the same request, which leave together with this one
 
     @property
     def output_tokens(self) -> int:
         """At least one."""
         return len(self.ids)
+
+    @property
+    def steps(self) -> int:
+        """Tokens of the longest answer."""
+        return max(self.output_tokens, *(each.output_tokens for each in self.others)) if self.others else len(self.ids)
+
+    def generated(self, steps: int) -> int:
+        """Tokens of all answers after so many steps."""
+        return sum(min(steps, each.output_tokens) for each in (self, *self.others)) if self.asked_tokens else 0
 
     @property
     def usage(self) -> dict[str, int]:
@@ -83,7 +96,22 @@ class Completion:
     @property
     def text(self) -> str:
         """The whole answer, without special tokens."""
-        return tokenizer.decode(self.ids)
+        shown = (text for token, text in zip(self.ids, self.texts, strict=True) if token != tokenizer.EOS_ID)
+        return b"".join(shown).decode()
+
+    def stopped(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
+        """Ends with the first token that completes one of `stops`, the first of them where several do; `anywhere`: also
+        where the token goes on behind it. With that stop, empty where there is none, and where in the text it begins.
+        Texts of the vocabulary are letters and blanks: a byte is a character."""
+        whole = b"".join(self.texts)
+        for place, end in enumerate(accumulate(map(len, self.texts))):
+            for stop in stops:
+                begun = max(0, end - len(self.texts[place]) - len(stop) + 1)
+                found = whole.find(stop.encode(), begun, end) if anywhere else end - len(stop)
+                if found >= 0 and whole.startswith(stop.encode(), found):
+                    kept = replace(self, ids=self.ids[: place + 1], texts=self.texts[: place + 1])
+                    return replace(kept, finish_reason=reason), stop, found
+        return self, "", len(whole)
 
 
 EventEncoder = Callable[[int, int, bool], bytes]

@@ -23,6 +23,7 @@ from servers.simulated.tokenizer import Vocabulary
 
 _LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another
 _COLLECT_PAUSE_S = 1.0
+_ANSWERS = 1_000_003  # answers of one request begin as far apart as requests with such numbers
 
 SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
@@ -98,10 +99,13 @@ class ServerState:
         self._ended: deque[tuple[LogLine, Stream | None, int, int]] = deque()
         self._collected_s = time.monotonic()
 
-    def complete(self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, ended: str) -> Completion:
-        """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that."""
+    def complete(
+        self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, ended: str, answer: int = 0
+    ) -> Completion:
+        """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that.
+        `answer`: which of a request's answers."""
         output = min(asked_tokens, request.stop_after or asked_tokens)
-        words, start = self.vocabulary, self.vocabulary.start(request.index)
+        words, start = self.vocabulary, self.vocabulary.start(request.index + answer * _ANSWERS)
         ids, texts = words.ids[start : start + output], words.texts[start : start + output]
         reason = "length" if output == asked_tokens else ended
         return Completion(request.streamed, prompt_tokens, asked_tokens, ids, texts, reason)
@@ -164,7 +168,8 @@ class ServerState:
             line.prompt_tokens = stream.completion.prompt_tokens
         line.received_ns += offset_ns
         line.due_ns, line.sent_ns = ([at_ns + offset_ns for at_ns in each] for each in (line.due_ns, line.sent_ns))
-        line.output_tokens = sum(line.tokens)
+        sent = sum(line.tokens)
+        line.output_tokens = stream.completion.generated(sent) if stream else sent
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
             self._log.write(msgspec.json.encode(line) + b"\n")
 
@@ -174,15 +179,14 @@ class ServerState:
         complete = stream.ending == "complete" and bool(line.sent_ns)
         self.by_reason[completion.finish_reason if complete else "abort"] += 1
         self.prompt_tokens += completion.prompt_tokens
-        if completion.asked_tokens:
-            self.output_tokens += stream.count  # generated, also when the client had gone
+        self.output_tokens += completion.generated(stream.count)  # also when the client had gone
         if not complete:
             return
         first_ns, received_ns, gaps = line.sent_ns[0], line.received_ns, stream.count - 1
         decode_s = (line.sent_ns[-1] - first_ns) / 1e9
         values = {
             "prompt_tokens": completion.prompt_tokens,
-            "output_tokens": min(stream.count, completion.asked_tokens),
+            "output_tokens": completion.generated(stream.count),
             "asked_tokens": completion.asked_tokens,
             "ttft_s": (first_ns - received_ns) / 1e9,
             "e2e_s": (ended_ns - received_ns) / 1e9,

@@ -55,12 +55,13 @@ class Stream:
         self.encoding = encoding
         self.completion = completion = encoding.completion
         self.event = encoding.event
-        self.total = completion.output_tokens
+        self.total = completion.steps
         self.transport = transport
         self.line = line
         self.fd: int = transport.get_extra_info("socket").fileno()
         self.finished: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self)
+        prompt, salt = completion.prompt, completion.salt
+        self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self, prompt=prompt, salt=salt)
         self.detour: Detour | None = None if completion.streamed else collect
         self.ending: Ending = ""
         self.chunked = True

@@ -16,10 +16,11 @@ from servers.simulated.timing import UNLIMITED, Policy
 
 VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
 _MOST_STOPS = _MOST_PROMPTS = 4
+_MOST_BEST_OF, _MOST_TOP = 2, 5
 _STREAM_TYPE: protocol.Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 _OVERLOADED = ("Model is overloaded", "overloaded")
 _FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
-_OPENAI_REASONS = {"eos_token": "stop", "length": "length"}
+_OPENAI_REASONS = {"eos_token": "stop", "length": "length", "stop_sequence": "stop_sequence"}
 Whole = Callable[[], Any]
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 
@@ -125,7 +126,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 def _completion(state: ServerState, request: CompletionRequest, text: str, values: Mapping[str, Any]) -> Completion:
     """Checks what validation.rs checks, in its order, and settles the output's length."""
     refuse = partial(_refusal, request)
-    _check_values(values, refuse)
+    _check_values(values, refuse, state.longest, streamed=request.streamed)
     if not text:
         raise refuse("`inputs` cannot be empty")
     prompt_tokens = 1 + tokenizer.count(text)  # the server puts one before every text
@@ -148,9 +149,10 @@ def _completion(state: ServerState, request: CompletionRequest, text: str, value
         ends = 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
         request = replace(request, stop_after=min(ends, request.stop_after or ends))
     said = state.complete(request, prompt_tokens, asked, "eos_token")
-    if said.finish_reason == "length":
-        return said
-    return replace(said, ids=[*said.ids[:-1], tokenizer.EOS_ID], texts=[*said.texts[:-1], _EOS_TEXT])
+    if said.finish_reason != "length":
+        said = replace(said, ids=[*said.ids[:-1], tokenizer.EOS_ID], texts=[*said.texts[:-1], _EOS_TEXT])
+    stops = [stop for stop in values.get("stop") or [] if stop]
+    return said.stopped(stops, "stop_sequence", anywhere=False)[0]  # it stays in the text (tokens.py)
 
 
 # Name, what is allowed, and validation.rs's words for the rest.
@@ -163,19 +165,32 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("typical_p", lambda value: 0 < value < 1, "`typical_p` must be > 0.0 and < 1.0"),
     ("top_k", lambda value: value > 0, "`top_k` must be strictly positive"),
     ("max_new_tokens", lambda value: value > 0, "`max_new_tokens` must be strictly positive"),
-    ("truncate", lambda value: value > 0, "`truncate` must be strictly positive and less than the limit"),
+    ("truncate", lambda _: True, ""),  # its type; what it may be depends on the limit
 )
 
 
-def _check_values(parameters: Mapping[str, Any], refuse: Callable[[str], ErrorReply]) -> None:
+def _check_values(
+    parameters: Mapping[str, Any], refuse: Callable[[str], ErrorReply], longest: int, *, streamed: bool
+) -> None:
+    best_of = protocol.number(parameters.get("best_of"))
+    if best_of is not None and not 0 < best_of <= _MOST_BEST_OF:
+        raise refuse(f"`best_of` must be > 0 and <= {_MOST_BEST_OF}. Given: {ceil(best_of)}")
+    if best_of == 2 and streamed:
+        raise refuse("`best_of` != 1 is not supported when streaming tokens")
+    truncate = protocol.number(parameters.get("truncate"))
+    if truncate is not None and not 0 < truncate < longest:
+        limit = f"`truncate` must be strictly positive and less than {longest - 1}."
+        raise refuse(f"{limit} Given: {ceil(truncate)}")
     for name, allows, message in _RULES:
         value = protocol.number(parameters.get(name))
         if value is None and parameters.get(name) is not None:
             raise _untyped(f"{name}: invalid type, expected a number")
         if value is not None and not allows(value):
             raise refuse(message)
+    if (top := protocol.number(parameters.get("top_n_tokens")) or 0) > _MOST_TOP:
+        raise refuse(f"`top_n_tokens` must be >= 0 and <= {_MOST_TOP}. Given: {ceil(top)}")
     stops = parameters.get("stop") or []
-    if not isinstance(stops, list):
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise _untyped("stop: invalid type, expected a sequence")
     if len(stops) > _MOST_STOPS:
         raise refuse(f"`stop` supports up to {_MOST_STOPS} stop sequences. Given: {len(stops)}")
@@ -253,7 +268,7 @@ def _identity(state: ServerState, request: CompletionRequest, kind: str) -> dict
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
     names = {"model_id": config.model, "model_sha": None, "model_pipeline_tag": "text-generation"}
-    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": 2}
+    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": _MOST_BEST_OF}
     limits |= {"max_stop_sequences": _MOST_STOPS, "max_input_tokens": state.longest - 1}  # launcher/src/main.rs
     limits |= {"max_total_tokens": state.longest, "validation_workers": 2, "max_client_batch_size": _MOST_PROMPTS}
     version = {"version": VERSION, "sha": "dfb3fbe7", "docker_label": DOCKER_LABEL}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from random import Random
@@ -31,6 +31,9 @@ class Job:
     held: int = 0  # KV cache taken, in tokens
     computed: int = 0  # tokens of the known sequence, prompt and what was emitted, that prefill has been through
     owner: Any = None  # whatever the caller wants back with each emission; the clock does not look at it
+    prompt: Sequence[int] = ()  # token ids, where they are known: what the prefix cache knows a prompt by
+    salt: str = ""  # prompts of different salts share nothing
+    prefix: list[int] = field(default_factory=list)  # the clock's: a key for each whole block of the prompt
 
 
 Emission = tuple[Job, int, int]  # (job, tokens, due_ns): so many tokens of this job are due at this instant
@@ -44,6 +47,7 @@ class Gauges:
     waiting: int
     kv_usage: float  # share of the KV cache in use, 0..1
     preemptions: int  # since the start
+    prefix_hits: int = 0  # prompt tokens since the start that the prefix cache had already
 
 
 class ScriptClock:
@@ -130,6 +134,7 @@ class Policy:
     """Admission takes KV cache for prompt and output at once. Otherwise for the prompt, and more as the output grows;
     when there is no more, the newest sequence is preempted and later computed again."""
     block_tokens: int = 1  # KV cache is handed out in blocks of so many tokens
+    prefix_cache: bool = False  # whole blocks that an earlier prompt began with are not computed again
     memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
 
 
@@ -161,7 +166,10 @@ class BatchingClock:
         self._idle_from_ns = 0
         # Steps without a pause between them are added up at speed 1 and divided once: rounding never accumulates.
         self._busy_from_ns = self._busy_ns = 0
-        self._preemptions = 0
+        self._preemptions = self._prefix_hits = 0
+        # Keys of the blocks in the prefix cache, the least recently used first. Sharing saves computing alone: a job
+        # still takes cache for its whole prompt, and what outputs push out is not modelled.
+        self._cached: dict[int, None] = {}
 
     def submit(self, job: Job, now_ns: int) -> None:
         """Raises ValueError for a job that the whole KV cache could not hold."""
@@ -171,6 +179,11 @@ class BatchingClock:
             what = f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens"
             why = f"never fit a KV cache of {self._kv_tokens} tokens: limit the model's length to the cache"
             raise ValueError(f"{what} {why}")
+        if self._policy.prefix_cache:
+            key, size = hash(job.salt), self._policy.block_tokens
+            for start in range(0, len(job.prompt) - size + 1, size):
+                key = hash((key, *job.prompt[start : start + size]))
+                job.prefix.append(key)
         self._waiting.append(job)
         if self._end_ns is None:
             self._start_after_pause()
@@ -205,7 +218,7 @@ class BatchingClock:
 
     def gauges(self) -> Gauges:
         running, usage = len(self._prefilling) + len(self._decoding), (self._kv_tokens - self._free) / self._kv_tokens
-        return Gauges(running, len(self._waiting), usage, self._preemptions)
+        return Gauges(running, len(self._waiting), usage, self._preemptions, self._prefix_hits)
 
     def _start_after_pause(self) -> None:
         self._busy_from_ns, self._busy_ns = max(self._waiting[0].arrived_ns, self._idle_from_ns), 0
@@ -219,7 +232,7 @@ class BatchingClock:
                 chunk = min(job.prompt_tokens + job.emitted - job.computed, budget)
                 if chunk <= 0:
                     break
-                self._chunks.append((job, chunk))
+                self._take(job, chunk)
                 budget -= chunk
             self._admit(now_ns, budget)
             self._decodes = True
@@ -277,11 +290,33 @@ class BatchingClock:
                 return
             self._waiting.popleft()
             self._free -= held
-            job.held, job.computed = held, 0
+            job.held, job.computed = held, self._cached_tokens(job, known)
             self._prefilling[job] = None
-            chunk = known if whole else min(known, budget)
-            self._chunks.append((job, chunk))
+            chunk = known if whole else min(known - job.computed, budget)
+            self._take(job, chunk)
             budget -= chunk
+
+    def _take(self, job: Job, chunk: int) -> None:
+        """Computes so many tokens of a job in this step; their blocks can be shared from now on, as in vLLM."""
+        self._chunks.append((job, chunk))
+        size, cached = self._policy.block_tokens, self._cached
+        for key in job.prefix[job.computed // size : (job.computed + chunk) // size]:
+            cached.pop(key, None)
+            cached[key] = None
+        while len(cached) > self._kv_tokens // size:
+            del cached[next(iter(cached))]
+
+    def _cached_tokens(self, job: Job, known: int) -> int:
+        """How many of the first tokens are in the prefix cache: whole blocks, and never all that is known, as the last
+        token has to be computed for its successor."""
+        size, hits = self._policy.block_tokens, 0
+        for key in job.prefix[: (known - 1) // size]:
+            if key not in self._cached:
+                break
+            self._cached[key] = self._cached.pop(key)
+            hits += size
+        self._prefix_hits += hits * (not job.emitted)  # a job that was preempted is not counted again
+        return hits
 
     def _grow(self) -> None:
         """Makes room for the token that each decoding sequence is about to add, by preemption where there is none. The

@@ -21,8 +21,8 @@ VOCABULARY_SIZE = 32_000  # as Llama 2's
 BOS_ID, EOS_ID, EOS_TEXT = 1, 2, "</s>"
 PERIOD = 8192  # power of two: how many drawn words repeat
 
-_SPECIALS = ("<unk>", "<s>", EOS_TEXT)
-_FIRST_BYTE = len(_SPECIALS)
+SPECIALS = ("<unk>", "<s>", EOS_TEXT)
+_FIRST_BYTE = len(SPECIALS)
 _UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
 _LONGEST = 1 + max(map(len, _WORDS))  # characters of a piece, with the blank before it
@@ -45,7 +45,7 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
     for unit in _UNITS.finditer(text):
         start, single = unit.start(), len(unit[0]) == 1
         for token in _unit_ids(unit[0]):
-            stop = start + (1 if single else len(_pieces()[token]))
+            stop = start + (1 if single else len(pieces()[token]))
             found.append((token, start, stop))
             start = start if single else stop
     return found
@@ -53,7 +53,7 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
 
 def decode(ids: Sequence[int]) -> str:
     """The text of `ids`, special tokens left out. Bytes that are no UTF-8 become the replacement character."""
-    return b"".join(_pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
+    return b"".join(pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
 def chat_text(messages: Any) -> str:
@@ -78,7 +78,7 @@ class Vocabulary:
         random = Random(f"babble/{seed}")  # noqa: S311 - words, not secrets
         drawn = [_ids()[f" {word}"] for word in random.choices(_WORDS, k=PERIOD)]
         self.ids = (drawn * (1 + -(-longest // PERIOD)))[: PERIOD + longest]
-        self.texts = [_pieces()[token] for token in self.ids]
+        self.texts = [pieces()[token] for token in self.ids]
 
     def start(self, index: int) -> int:
         """Where request number `index` begins: neighbours say different things (Knuth's multiplicative hash)."""
@@ -100,10 +100,10 @@ def _unit_ids(unit: str) -> tuple[int, ...]:
 
 
 @cache
-def _pieces() -> tuple[bytes, ...]:
+def pieces() -> tuple[bytes, ...]:
     """Bytes of every token, by id."""
     single = [bytes([byte]) for byte in range(256)]
-    return (*(text.encode() for text in _SPECIALS), *single, *(text.encode() for text in _texts()))
+    return (*(text.encode() for text in SPECIALS), *single, *(text.encode() for text in _texts()))
 
 
 @cache

@@ -224,3 +224,30 @@ def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """At tiny size it accounts for every send."""
     measure(["--n", "8", "--tokens", "5", "--ttft-ms", "5", "--itl-ms", "1"])
     assert "40 sends" in capsys.readouterr().out
+
+
+def test_a_shared_prefix_shows_in_the_metrics_and_the_time() -> None:
+    """Under the batching clock vLLM's second request of the same tokens is quicker, and the hits are counted."""
+    body = {"prompt": [*range(300, 4300)], "max_tokens": 1}
+    with running(SimulatedConfig(server="vllm", clock="batching", max_model_len=8192)) as server:
+        for _ in range(2):
+            httpx.post(f"{server.url}/v1/completions", json=body)
+        page = httpx.get(f"{server.url}/metrics").text
+        until(lambda: len(server.log) == 2)
+    first_ns, second_ns = (line.due_ns[0] - line.received_ns for line in server.log)
+    assert 'vllm:prefix_cache_hits_total{engine="0",model_name="llama-2-7b"} 3984.0' in page
+    assert 'vllm:prefix_cache_queries_total{engine="0",model_name="llama-2-7b"} 8000.0' in page
+    assert second_ns < first_ns / 3
+
+
+def test_all_answers_of_a_request_are_counted() -> None:
+    """Two prompts with three answers of five tokens each are thirty tokens, to the client and on the metrics page."""
+    body = {"prompt": [[5, 6], [7]], "n": 3, "max_tokens": 5}
+    with running(SimulatedConfig(server="vllm", **FAST)) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
+        page = httpx.get(f"{server.url}/metrics").text
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 30
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert len({choice["text"] for choice in answer["choices"]}) == 6
+    assert 'vllm:generation_tokens_total{engine="0",model_name="llama-2-7b"} 30.0' in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ FIELDS = (
     *("model", "prompt", "inputs", "messages", "parameters", "max_tokens", "max_completion_tokens", "max_new_tokens"),
     *("stream", "stream_options", "include_usage", "continuous_usage_stats", "return_token_ids", "n", "best_of"),
     *("temperature", "top_p", "top_k", "stop", "details", "do_sample", "seed", "logprobs", "truncate", "suffix"),
+    *("echo", "top_logprobs", "prompt_logprobs", "min_tokens", "presence_penalty", "tools", "input", "instructions"),
     *("ignore_eos", "add_special_tokens", "return_full_text", "return_details", "role", "content"),
 )
 SCALARS = st.none() | st.booleans() | st.integers(-2, 40) | st.floats(-2, 40) | st.sampled_from(["", "m", "a b", "7"])
@@ -36,6 +38,7 @@ LIKELY = st.fixed_dictionaries(
         "prompt": st.just("a"),
         "inputs": st.just("a"),
         "messages": st.just([{"role": "user", "content": "a"}]),
+        "input": st.just("a"),
         "parameters": st.dictionaries(st.sampled_from(FIELDS), SCALARS, max_size=5),
     }
 )
@@ -78,11 +81,12 @@ def outcome(server: str, path: str, request: CompletionRequest) -> Encoding | Re
 
 def check_events(encoding: Encoding) -> None:
     """Every event is `data:`, one line of JSON, and a blank line."""
-    last = encoding.completion.output_tokens - 1
-    events = [encoding.event(place, 1, place == last) for place in range(encoding.completion.output_tokens)]
+    last = encoding.completion.steps - 1
+    events = [encoding.event(place, 1, place == last) for place in range(last + 1)]
     for event in (*encoding.opening, *events, *encoding.closing, *encoding.failure, *encoding.role_only):
-        assert event.startswith(b"data:")
         assert event.endswith(b"\n\n")
-        payload = event.removeprefix(b"data:").strip()
-        assert b"\n" not in payload
-        assert payload == b"[DONE]" or json.loads(payload)
+        for each in event.removesuffix(b"\n\n").split(b"\n\n"):  # several answers of one request leave together
+            head, _, data = each.rpartition(b"data:")
+            assert re.fullmatch(rb"(event: [a-z_.]+\n)?", head)
+            assert b"\n" not in data
+            assert data.strip() == b"[DONE]" or json.loads(data)

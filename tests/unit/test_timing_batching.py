@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -252,3 +253,54 @@ def test_each_server_has_a_policy() -> None:
     assert [name for name, policy in POLICIES.items() if not policy.reserve_output] == ["vllm"]
     assert [name for name, policy in POLICIES.items() if policy.prefill == "alone"] == ["tgi"]
     assert [name for name, policy in POLICIES.items() if policy.running_limit == UNLIMITED] == ["tgi"]
+
+
+CACHED, INSTANTS = replace(GROWING, prefix_cache=True), count(1_000, 10_000)
+
+
+def asks(engine: BatchingClock, prompt: list[int], salt: str = "") -> int:
+    """Nanoseconds to the first token of a prompt that is alone, in an engine that has been idle."""
+    at_ns = next(INSTANTS)
+    job = Job(len(prompt), 1, at_ns, prompt=prompt, salt=salt)
+    engine.submit(job, at_ns)
+    return dues(engine.emissions(at_ns + 5_000), job)[0] - at_ns
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_is_computed_from_where_it_differs() -> None:
+    """Ten tokens per step: 40 take four steps; a prompt that shares 24 of them in whole blocks of 4 takes two more."""
+    engine, shared = clock(CACHED), list(range(26))
+    assert asks(engine, [*shared, *range(100, 114)]) == 40
+    assert engine.gauges().prefix_hits == 0
+    assert asks(engine, [*shared, *range(200, 214)]) == 20
+    assert engine.gauges().prefix_hits == 24
+
+
+def test_the_last_token_is_always_computed() -> None:
+    """Of the same prompt again all but the block with its last token is there."""
+    engine = clock(CACHED)
+    assert asks(engine, list(range(40))) == 40
+    assert asks(engine, list(range(40))) == 10
+    assert engine.gauges().prefix_hits == 36
+
+
+def test_prompts_of_different_salts_share_nothing() -> None:
+    """As with `cache_salt`."""
+    engine = clock(CACHED)
+    assert [asks(engine, list(range(40)), salt) for salt in ("a", "b", "a")] == [40, 40, 10]
+
+
+def test_the_prefix_cache_is_as_large_as_the_kv_cache() -> None:
+    """In 48 tokens one prompt of 40 pushes out the other, from its beginning."""
+    engine = clock(CACHED, kv_tokens=48)
+    assert [asks(engine, list(range(start, start + 40))) for start in (0, 100, 0)] == [40, 40, 40]
+
+
+def test_requests_of_one_step_share_too() -> None:
+    """Blocks can be shared as soon as a step computes them: the second needs no step of its own."""
+    engine = clock(CACHED)
+    first, second = (Job(16, 1, 0, prompt=list(range(16))) for _ in range(2))
+    for job in (first, second):
+        engine.submit(job, 0)
+    emitted = engine.emissions(1000)
+    assert engine.gauges().prefix_hits == 12
+    assert dues(emitted, first) == dues(emitted, second) == [20]

@@ -30,10 +30,10 @@ from loadgen.errors import PlanError
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, workload
+from workloads.prompts import tokenizer_file
+from workloads.ruler import Counter
 from workloads.syntax import WorkloadError
 
-ANSWERS = "answers"
-"""Output lengths that are those of a dataset's own answers."""
 CATALOG = Path(workload.__file__).with_name("catalog")
 """Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
 
@@ -73,6 +73,22 @@ def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _there(tokenizer: Path | None) -> Path | None:
+    if tokenizer is not None:
+        tokenizer_file(tokenizer)
+    return tokenizer
+
+
+def _outputs(settings: dict[str, Any]) -> int | str:
+    """Output lengths where none were named."""
+    return lengths.ANSWERS if _file_of(settings["workload"]) else lengths.UNNAMED
+
+
+def _file_of(named: str) -> Path | None:
+    """The file that a workload's requests are from."""
+    return getattr(workload.parse(named), "path", None)
 
 
 def _endpoints() -> Iterable[str]:
@@ -134,16 +150,20 @@ class Plan(BaseModel):
     workload: Annotated[str, RunOption("Prompts", "form")] = "synthetic"
     """What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, multi-turn:turns=K
     (sessions), ..."""
-    # A number, or the canonical text of workloads.lengths; of outputs also `answers`, where a dataset has its own.
+    # A number, or the canonical text of workloads.lengths.
     input_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 512
     """Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B,
     lognormal:mean=M,cv=C, empirical:FILE, ..."""
-    output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 128
-    """Tokens to generate, likewise; 128 by default."""
+    output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = Field(default_factory=_outputs)
+    """Tokens to generate, likewise; by default those that a file's own answers have (answers), else 128. max:128 and so
+    on lets answers end early."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, THERE, RunOption("Prompts", "start")] = None
-    """A tokenizer.json to build prompts with."""
+    tokenizer: Annotated[Path | None, AfterValidator(_there), RunOption("Prompts", "start")] = None
+    """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
+    cache."""
+    lengths: Annotated[Counter | None, RunOption("Prompts", "start")] = None
+    """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
     ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
@@ -181,7 +201,9 @@ class Plan(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                mistakes = "\n".join(map(_mistake, error.errors()))
+                # A default that follows from a field with a mistake is none of its own.
+                found = (each for each in error.errors() if each["type"] != "default_factory_not_called")
+                mistakes = "\n".join(map(_mistake, found))
                 raise PlanError(mistakes, "Nothing was sent. --help lists the options.") from None
 
     def each_repeat(self) -> list[Plan]:
@@ -196,20 +218,29 @@ class Plan(BaseModel):
         return self.workload.startswith("multi-turn")
 
     @property
-    def lengths(self) -> tuple[str, str]:
+    def of_file(self) -> bool:
+        """Whether prompts, or sessions of them, are those of a file."""
+        return _file_of(self.workload) is not None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether answers may end before they are as long as asked."""
+        return lengths.outputs(str(self.output_tokens)).may_end
+
+    @property
+    def lengths_said(self) -> tuple[str, str]:
         """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if arrivals.parse(self.arrivals).facts.recorded:
+        if arrivals.parse(self.arrivals).facts.recorded and self.workload == "synthetic":
             return "recorded", "recorded"
-        own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
-        return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
+        named = lengths.outputs(str(self.output_tokens)).lengths
+        told = f"the file's ({lengths.UNNAMED} where it names none)" if named is None else f"{named}"
+        return "the file's" if self.of_file else f"{self.input_tokens}", "at most " * self.may_end + told
 
     @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
     @classmethod
     def _canonical(cls, value: int | str, info: ValidationInfo) -> int | str:
         """As it is parsed and written again; the hint of a mistake goes into its message."""
-        if value == ANSWERS and info.field_name == "output_tokens":
-            return value
-        parsers = {"arrivals": arrivals.parse, "workload": workload.parse}
+        parsers = {"arrivals": arrivals.parse, "workload": workload.parse, "output_tokens": lengths.outputs}
         try:
             text = str(parsers.get(str(info.field_name), lengths.parse)(str(value)))
         except WorkloadError as error:
@@ -229,6 +260,9 @@ class Plan(BaseModel):
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
         if self.gpu and self.dcgm_url:
             raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
+        if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
+            mend = "leave --tokenizer out" if self.tokenizer else "name one with --tokenizer"
+            raise ValueError(f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}")
         return self
 
 
@@ -253,7 +287,7 @@ def command_of(plan: Plan) -> list[str]:
     for name in run_options(type(plan)):
         value, flag = getattr(plan, name), option_name(name)
         values = value if isinstance(value, tuple) else (value,)
-        if value == type(plan).model_fields[name].default:
+        if value == type(plan).model_fields[name].get_default(call_default_factory=True, validated_data=vars(plan)):
             continue
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")

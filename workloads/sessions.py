@@ -38,6 +38,7 @@ class Conversation:
     think_ns: int
     """From the end of an answer to the sending of the next turn."""
     chat: bool = False  # what was said goes along as messages, not as one text
+    may_end: bool = False  # as in Request
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
 
@@ -70,4 +71,5 @@ class Conversation:
 
     def _bare(self, number: int) -> Request:
         turn = self.turns[number]
-        return Request(self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number)
+        asked = self.first_id + number, "", 0, turn.output_tokens, self.may_end
+        return Request(*asked, session=self.first_id, turn=number)

@@ -1,7 +1,8 @@
 """vLLM: `/v1/completions` (native, takes token ids) and `/v1/chat/completions`. Checked on 0.2.0 to 0.33.0.
 
-`ignore_eos` with `min_tokens` fixes the output length, `return_token_ids` (0.10.2) counts the tokens of each chunk,
-which under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it.
+`ignore_eos` with `min_tokens` fixes the output length unless it may end, `return_token_ids` (0.10.2) counts the tokens of
+each chunk, which under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass
+over it.
 Stop strings are never sent: they make the server hold text back. `[DONE]` ends every answer, failed ones too.
 """
 
@@ -18,7 +19,8 @@ from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    return {"min_tokens": request.output_tokens, "ignore_eos": True, **INCLUDE_USAGE, "return_token_ids": True}
+    exact = {} if request.may_end else {"min_tokens": request.output_tokens, "ignore_eos": True}
+    return {**exact, **INCLUDE_USAGE, "return_token_ids": True}
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:

@@ -119,7 +119,7 @@ def tokenizer_file(named: Path) -> Path:
         folders = sorted(model.glob("snapshots/*"), key=lambda folder: folder.name != revision)
         of = f"the cached model {named}"
         if not folders:
-            raise PromptError(f"there is no file or folder {named}, and no model of that name in {hub}")
+            raise PromptError(f"there is no file {named}, no folder, and no model of that name in {hub}")
     found = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
     if found is None:
         raise PromptError(f"{of} holds no tokenizer.json: transformers' AutoTokenizer writes one, by save_pretrained")

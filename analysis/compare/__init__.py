@@ -163,9 +163,9 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
 
 def _early(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
     """What answers that might end early mean for the work."""
-    means = [np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group] or [[]]) for group in (a, b)]
+    means = [np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group]) for group in (a, b)]
     told = " and ".join(f"{each.mean():.1f} in {name}" for name, each in zip("AB", means, strict=True) if len(each))
-    had = f": they had {told} tokens in the mean" if told else ""
+    had = f": tokens in the mean {told}" if told else ""
     return f"Answers might end early (--output-tokens max:...), so equal work is not given{had}."
 
 

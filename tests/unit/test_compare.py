@@ -25,9 +25,11 @@ from loadgen.errors import PlanError
 from tests.runs import burst, failed, footer, header, healthy, write
 
 
-def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> ComparedRun:
+def run(
+    folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, chunks: int = 8, **changes: Any
+) -> ComparedRun:
     """A burst of 60 on a server of this pace."""
-    records = [*burst(n - lost, 8, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
+    records = [*burst(n - lost, chunks, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
     facts = changes.pop("facts", None)
     first = header(n, **changes)
     first.server = facts or first.server
@@ -210,6 +212,19 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
     assert [each.what for each in unequal_work([a], [lame])] == ["client verdict"]
     third = run(tmp_path / "third", plan=plan | {"repeat": 3, "repeats": 3, "seed": 9})
     assert not unequal_work([a], [third])
+
+
+def test_answers_that_might_end_early_are_compared_and_said_not_to_be_equal(tmp_path: Path) -> None:
+    """Two such runs are not refused over their lengths; one such run beside another that fixed them is."""
+    early = header(60).plan | {"output_tokens": "max:8"}
+    a, b = run(tmp_path / "a", plan=early), run(tmp_path / "b", chunks=5, plan=early)
+    found = compare([a], [b])
+    assert not found.unequal
+    assert (
+        "Answers might end early (--output-tokens max:...), so equal work is not given: tokens in the mean 8.0 in A and "
+        "5.0 in B."
+    ) in found.notes
+    assert "output_tokens" in {each.what for each in unequal_work([a], [run(tmp_path / "c")])}
 
 
 def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:

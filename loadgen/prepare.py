@@ -163,7 +163,11 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
     trace = named if isinstance(named, arrivals.Trace) else None
     spec = WorkloadSpec(
-        asked, inputs, outputs, plan.seed, n=schedule.count, warmup=plan.warmup, trace=trace, may_end=plan.may_end
+        *(asked, inputs, outputs, plan.seed),
+        n=schedule.count,
+        warmup=plan.warmup,
+        trace=trace,
+        ignore_eos=not plan.may_end,
     )
     local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
     prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)

@@ -38,9 +38,9 @@ class Conversation:
     think_ns: int
     """From the end of an answer to the sending of the next turn."""
     chat: bool = False  # what was said goes along as messages, not as one text
-    may_end: bool = False  # as in Request
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
+    ignore_eos: bool = True  # as in Request
 
     def request(self) -> Request:
         """What to send in this turn. The length of a later turn is 0, not known: it holds answers that nobody has
@@ -71,5 +71,5 @@ class Conversation:
 
     def _bare(self, number: int) -> Request:
         turn = self.turns[number]
-        asked = self.first_id + number, "", 0, turn.output_tokens, self.may_end
-        return Request(*asked, session=self.first_id, turn=number)
+        asked = self.first_id + number, "", 0, turn.output_tokens
+        return Request(*asked, session=self.first_id, turn=number, ignore_eos=self.ignore_eos)

@@ -109,7 +109,7 @@ class MultiTurn:
         """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
-            yield Conversation(first_id, turns, self.think_ns, prompts.chat, prompts.spec.may_end)
+            yield Conversation(first_id, turns, self.think_ns, prompts.chat, ignore_eos=prompts.spec.ignore_eos)
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
@@ -175,8 +175,7 @@ class WorkloadSpec:
     somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
-    may_end: bool = False
-    """Answers may end before they are so long."""
+    ignore_eos: bool = True  # as in Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class Prompts:
             raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
         replayed = spec.trace is not None and isinstance(spec.workload, Synthetic)
         drawn = replay(spec.trace.entries(), self) if spec.trace and replayed else spec.workload.requests(self)
-        return islice((replace(each, may_end=True) for each in drawn) if spec.may_end else drawn, spec.n)
+        return islice(drawn if spec.ignore_eos else (replace(each, ignore_eos=False) for each in drawn), spec.n)
 
     def conversations(self) -> Iterator[Conversation]:
         """The sessions. Raises WorkloadError where there are none."""

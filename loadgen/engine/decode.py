@@ -64,7 +64,9 @@ def record_of(
         if not payloads and rest.strip() and not answer.error_kind:
             answer.error_kind = "protocol"
             answer.error_detail = f"a 200 that is not an event stream: {error_text(200, body)}"
-        record.state, record.error_kind, record.error_detail = _verdict(record, answer, request, dialect)
+        record.state, record.error_kind, record.error_detail = _verdict(
+            record, answer, exact=dialect.fixed_output and request.ignore_eos
+        )
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, body)
@@ -145,9 +147,9 @@ def located(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequen
     return reads, places
 
 
-def _verdict(record: Record, answer: Answer, request: Request, dialect: Dialect) -> tuple[State, NoneOrKind, str]:
-    """State, error kind and detail. Complete needs the end marker, no in-band error and the length asked for, or at most
-    that where an answer may end early."""
+def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:
+    """State, error kind and detail. Complete needs the end marker, no in-band error and, where the server was held to
+    it (`exact`), the length asked for."""
     if answer.error_kind:
         return "failed", answer.error_kind, answer.error_detail
     if record.error_kind == "protocol":
@@ -158,6 +160,6 @@ def _verdict(record: Record, answer: Answer, request: Request, dialect: Dialect)
         state: State = "truncated" if kind == "truncated" else "failed"
         return state, kind, f"{detail}, after {sum(record.chunk_tokens)} tokens and without the end marker"
     asked, got = record.output_tokens_asked, record.output_tokens
-    if dialect.fixed_output and got is not None and (got > asked if request.may_end else got != asked):
+    if exact and got is not None and got != asked:
         return "truncated", "truncated", f"asked for {asked} output tokens, got {got} ({record.finish_reason})"
     return "complete", "", ""

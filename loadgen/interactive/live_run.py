@@ -102,7 +102,7 @@ class LiveTarget:
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
         if prompt is not None:
-            return Request(0, prompt, 0, output_tokens, self.plan.may_end)
+            return Request(0, prompt, 0, output_tokens, ignore_eos=not self.plan.may_end)
         if dialect.endpoint not in self._draws:
             self._draws[dialect.endpoint] = _endless(self.prompts(dialect))
         return next(self._draws[dialect.endpoint])

@@ -65,7 +65,7 @@ def _text(payloads: Sequence[bytes]) -> str:
 
 def _exact(request: Request) -> dict[str, Any]:
     # 1.1.0 always samples in chat, whatever `do_sample` says; there the temperature of 0 makes it greedy.
-    return {"ignore_eos": not request.may_end, "do_sample": request.temperature > 0}
+    return {"ignore_eos": request.ignore_eos, "do_sample": request.temperature > 0}
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
@@ -125,7 +125,7 @@ LIGHTLLM = base.ServerKind(
         "generate": base.Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
             *("lightllm", "generate", "/generate_stream"),
             # `parameters` is mandatory and, in 0.0.1, strict; `ignore_eos` there is all that a fixed length takes.
-            encode=lambda request, _: generate_body(request, ignore_eos=not request.may_end),
+            encode=lambda request, _: generate_body(request, ignore_eos=request.ignore_eos),
             decode=_decode_generate,
             text=_text,
             count=_count({}),

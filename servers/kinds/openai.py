@@ -89,7 +89,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
                 answer.tokens[held[place][0]] = 1
                 known += 1
     settle(answer, total, broken)
-    if total is None and empty_is_token is None:
+    if empty_is_token is None and total is None:
         answer.counted_by = "chunks"
     return answer
 

@@ -19,7 +19,7 @@ from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    exact = {} if request.may_end else {"min_tokens": request.output_tokens, "ignore_eos": True}
+    exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
     return {**exact, **INCLUDE_USAGE, "return_token_ids": True}
 
 

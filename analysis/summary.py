@@ -61,7 +61,6 @@ class RunInfo(msgspec.Struct, kw_only=True):
     """Place among the repeats of one plan, from 1; 0 for a run on its own."""
     repeats: int
 
-
     @property
     def may_end(self) -> bool:
         """Whether answers might end before they were as long as asked, so that work was not equal."""

@@ -233,7 +233,8 @@ class Plan(BaseModel):
         if arrivals.parse(self.arrivals).facts.recorded and self.workload == "synthetic":
             return "recorded", "recorded"
         named = lengths.outputs(str(self.output_tokens)).lengths
-        told = f"the file's ({lengths.UNNAMED} where it names none)" if named is None else f"{named}"
+        gaps = f" ({lengths.UNNAMED} where it names none)" if self.workload.startswith("jsonl:") else ""
+        told = f"the file's{gaps}" if named is None else f"{named}"
         return "the file's" if self.of_file else f"{self.input_tokens}", "at most " * self.may_end + told
 
     @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
@@ -262,7 +263,9 @@ class Plan(BaseModel):
             raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
             mend = "leave --tokenizer out" if self.tokenizer else "name one with --tokenizer"
-            raise ValueError(f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}")
+            raise ValueError(
+                f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}"
+            )
         return self
 
 

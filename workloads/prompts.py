@@ -119,10 +119,12 @@ def tokenizer_file(named: Path) -> Path:
         folders = sorted(model.glob("snapshots/*"), key=lambda folder: folder.name != revision)
         of = f"the cached model {named}"
         if not folders:
-            raise PromptError(f"there is no file {named}, no folder, and no model of that name in {hub}")
+            problem = f"there is no file {named}, no folder, and no model of that name in {hub}"
+            raise PromptError(problem, "pass --tokenizer PATH/tokenizer.json")
     found = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
     if found is None:
-        raise PromptError(f"{of} holds no tokenizer.json: transformers' AutoTokenizer writes one, by save_pretrained")
+        problem = f"{of} holds no tokenizer.json: transformers' AutoTokenizer writes one, by save_pretrained"
+        raise PromptError(problem, "pass another --tokenizer")
     return found
 
 

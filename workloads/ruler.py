@@ -26,7 +26,7 @@ SAMPLE_WORDS = 200
 WORDS_LEAST = 16
 ANOTHER_MODEL = "pass the tokenizer of the model that is being served"
 WAYS = (
-    "pass the model's tokenizer (--tokenizer with a file, a folder or the name of a model in the local cache), or go on "
+    "pass the model's tokenizer: --tokenizer with a file, a folder or the name of a model in the local cache; or go on "
     "without exact lengths: --lengths server, which runs samples for one token each, or --lengths approximate"
 )
 _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
@@ -58,27 +58,33 @@ def ruler_of(local: Tokenizer | None, server: Judge | None, by: Counter | None, 
     disagree."""
     if by == "approximate":
         return Ruler(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
-    source = server if by == "server" else local or server
-    words = (source and source.words) or COMMON_WORDS
     if by == "tokenizer" and local:
         how = "text, counted with the tokenizer file, not held against the server's count"
-        return Ruler(local.count, how, words, exact=False)
-    if local and by is None:
-        return _corrected(local, server, words, "text, counted with the tokenizer file")
-    if server and not server.generates:
-        return Ruler(server.count, "text, counted by the server", words)
-    if server and server.plain:
-        return _corrected(server.plain, server, words, "text, counted by the server, plus its chat template")
+        return Ruler(local.count, how, local.words or COMMON_WORDS, exact=False)
+    if exact := _exact(None if by else local, server):
+        return exact
     if not drawn:
         return Ruler(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
     if by == "server" and server:
-        return _of_samples(server, words)
+        return _of_samples(server)
     raise PromptError("the server does not tell how many tokens a text has without running it", WAYS)
 
 
 def approximate(texts: Sequence[str]) -> list[int]:
     """About how many tokens these have, by nobody's tokenizer."""
     return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
+
+
+def _exact(local: Tokenizer | None, server: Judge | None) -> Ruler | None:
+    source = local or server
+    words = (source and source.words) or COMMON_WORDS
+    if local:
+        return _corrected(local, server, words, "text, counted with the tokenizer file")
+    if server and not server.generates:
+        return Ruler(server.count, "text, counted by the server", words)
+    if server and server.plain:
+        return _corrected(server.plain, server, words, "text, counted by the server, plus its chat template")
+    return None
 
 
 def _corrected(ruler: Tokenizer, server: Judge | None, words: Sequence[str], how: str) -> Ruler:
@@ -99,8 +105,9 @@ def _corrected(ruler: Tokenizer, server: Judge | None, words: Sequence[str], how
     return Ruler(lambda texts: [tokens + shift for tokens in ruler.count(texts)], how, words, frame)
 
 
-def _of_samples(server: Judge, words: Sequence[str]) -> Ruler:
+def _of_samples(server: Judge) -> Ruler:
     """Of the words that cost the server a token each, found by halves: most often one sample holds them all."""
+    words = server.words or COMMON_WORDS
     (bare,) = server.count([f"{words[0]} {words[0]}"])
 
     def plain(some: Sequence[str]) -> list[str]:

@@ -91,9 +91,8 @@ def lengths(summary: Summary) -> str:
         prompt += f" ({later:,} of unknown length, as they held earlier outputs)"
     output = held("output", tokens.output_mismatches)
     if summary.run.may_end:
-        output = f"{tokens.output_mismatches:,} outputs longer than asked, the others at most as long"
-        output = output if tokens.output_mismatches else "no output longer than asked"
-        output += "; answers might end early, so equal work is not given"
+        longer = count(tokens.output_mismatches, "output") if tokens.output_mismatches else "no output"
+        output = f"{longer} longer than asked; answers might end early, so equal work is not given"
     if chunks := _chunks(summary):
         output = f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
     return f"{prompt[0].upper()}{prompt[1:]}; {output}."

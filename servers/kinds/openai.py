@@ -65,7 +65,8 @@ _CHUNKS = msgspec.json.Decoder(Chunk)
 
 def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> base.Answer:
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
-    running usage total, else one for a chunk with text: of a server that nothing is known of, that counts chunks. With `always_done` nothing but `[DONE]` proves the end;
+    running usage total, else one for a chunk with text, which counts chunks where nothing is known of the server. With
+    `always_done` nothing but `[DONE]` proves the end;
     without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = base.Answer([0] * len(payloads))

@@ -1,8 +1,7 @@
 """vLLM: `/v1/completions` (native, takes token ids) and `/v1/chat/completions`. Checked on 0.2.0 to 0.33.0.
 
-`ignore_eos` with `min_tokens` fixes the output length unless it may end, `return_token_ids` (0.10.2) counts the tokens of
-each chunk, which under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass
-over it.
+`ignore_eos` with `min_tokens` fixes the output length, `return_token_ids` (0.10.2) counts the tokens of each chunk,
+which under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it.
 Stop strings are never sent: they make the server hold text back. `[DONE]` ends every answer, failed ones too.
 """
 

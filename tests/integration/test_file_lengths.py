@@ -37,9 +37,10 @@ def records_of(folder: Path) -> Sequence[Record]:
 
 def lines(folder: Path, *lengths: int | None) -> Path:
     """A JSONL file of prompts with these output lengths."""
-    named: list[dict[str, Any]] = [{"prompt": f"Question number {place}?"} for place in range(len(lengths))]
-    for each, length in zip(named, lengths, strict=True):
-        each |= {} if length is None else {"output_tokens": length}
+    named: list[dict[str, Any]] = [
+        {"prompt": f"Question number {place}?"} | ({} if length is None else {"output_tokens": length})
+        for place, length in enumerate(lengths)
+    ]
     file = folder / "prompts.jsonl"
     file.write_text("".join(f"{json.dumps(each)}\n" for each in named))
     return file
@@ -108,7 +109,9 @@ def test_a_file_needs_no_tokenizer(endpoint: str, vllm: str, tmp_path: Path) -> 
     load = ["--server", "openai", "--endpoint", endpoint, "--url", vllm, "--workload", f"jsonl:{file}", "--n", "2"]
     code, out, err = command(tmp_path, *load)
     assert code in (0, 5), err
-    assert [(record.state, record.output_tokens) for record in records_of(tmp_path)] == [("complete", n) for n in (5, 6)]
+    assert [(record.state, record.output_tokens) for record in records_of(tmp_path)] == [
+        ("complete", n) for n in (5, 6)
+    ]
     assert "not counted before the run" in err
     assert "Prompt lengths not known beforehand; all output lengths as requested." in " ".join(out.split())
 

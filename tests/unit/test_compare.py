@@ -221,8 +221,8 @@ def test_answers_that_might_end_early_are_compared_and_said_not_to_be_equal(tmp_
     found = compare([a], [b])
     assert not found.unequal
     assert (
-        "Answers might end early (--output-tokens max:...), so equal work is not given: tokens in the mean 8.0 in A and "
-        "5.0 in B."
+        "Answers might end early (--output-tokens max:...), so equal work is not given: tokens in the mean 8.0 in A "
+        "and 5.0 in B."
     ) in found.notes
     assert "output_tokens" in {each.what for each in unequal_work([a], [run(tmp_path / "c")])}
 

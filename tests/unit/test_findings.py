@@ -52,15 +52,15 @@ def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sent
             "max:9",
             {"output_tokens_asked": 9},
             "note",
-            "All prompt lengths as requested; no output longer than asked; answers might end early, so equal work is not "
-            "given.",
+            "All prompt lengths as requested; no output longer than asked; answers might end early, so equal work is "
+            "not given.",
         ),
         (
             "max:1",
             {"output_tokens_asked": 1},
             "warning",
-            "All prompt lengths as requested; 1 outputs longer than asked, the others at most as long; answers might end "
-            "early, so equal work is not given.",
+            "All prompt lengths as requested; 1 output longer than asked; answers might end early, so equal work is "
+            "not given.",
         ),
         (
             64,
@@ -78,7 +78,7 @@ def test_lengths_that_were_not_fixed_are_not_called_so(
     """Answers that might end early, and answers of which only chunks were counted, had no length that was checked."""
     records = [complete(1, [500 * MS]), complete(2, [500 * MS, 600 * MS], **changes)]
     summary = summary_of(tmp_path, records, plan=header(2).plan | {"output_tokens": asked})
-    (found,) = (each for each in findings.findings(summary) if each.name == "lengths")
+    (found,) = (each for each in findings.findings(summary) if each.id == "lengths")
     assert (found.level, found.sentence) == (level, sentence)
 
 

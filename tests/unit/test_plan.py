@@ -69,6 +69,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
         ({}, ("512", "128")),
         ({"output_tokens": "max:64"}, ("512", "at most 64")),
         ({"workload": "jsonl:a"}, ("the file's", "the file's (128 where it names none)")),
+        ({"workload": "alpaca:a", "output_tokens": "max:answers"}, ("the file's", "at most the file's")),
         ({"workload": "jsonl:a", "output_tokens": 9}, ("the file's", "9")),
         ({"arrivals": "trace:a.csv"}, ("recorded", "recorded")),
         ({"arrivals": "trace:a.csv", "workload": "jsonl:a", "output_tokens": 9}, ("the file's", "9")),

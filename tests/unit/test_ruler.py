@@ -19,7 +19,9 @@ class Picky(Counts):
 
     def count(self, texts: list[str]) -> list[int]:  # type: ignore[override]
         self.asked += texts
-        return [20 + len(text.split()) + sum(text.split().count(word) for word in ("of", "z", "many")) for text in texts]
+        return [
+            20 + len(text.split()) + sum(text.split().count(word) for word in ("of", "z", "many")) for text in texts
+        ]
 
 
 def made(by: Counter | None, given: str = "synthetic", *, local: Counts | None = None, **more: str | None) -> Prompts:

@@ -42,7 +42,7 @@ def test_counts_as_a_server_does(tmp_path: Path) -> None:
         (b"{}", "is not a tokenizer.json"),
         (b"\xff\xfe", "is not a tokenizer.json"),
         (b"", "is not"),
-        (None, "cannot read"),
+        (None, "there is no file"),
     ],
 )
 def test_not_a_tokenizer(tmp_path: Path, content: bytes | None, reason: str) -> None:

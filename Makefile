@@ -2,7 +2,7 @@
 #
 #   make burst      install into .venv and send the first burst, to the built-in simulated TGI
 #   make test       layout, types, imports, and every test that needs no real engine and no build
-#   make test-packaging   the wheel, the image, Compose, Kubernetes, and the benchmarks at tiny size
+#   make test-packaging   the wheel, the image, Compose, Kubernetes, the benchmarks at tiny size, ten thousand streams
 #   make coverage   make test's tests once more, one at a time, and which lines they reach
 #   make engine     real inference servers on this machine's CPU, in .engine
 #   make test-real  the checks that need them
@@ -26,10 +26,11 @@ test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "alone and not scale"
 
-test-packaging: .venv/.tests .venv/.compiler
+test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks
+	$(BIN)/python -m pytest -m scale
 
 coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest --cov --cov-report=term

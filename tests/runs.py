@@ -147,7 +147,7 @@ def dropped(request_id: int) -> Record:
 
 
 def healthy(seconds: int = 10, **changes: Any) -> list[Telemetry]:
-    """A second-by-second account of a client that kept up."""
+    """A second-by-second account of a client that was no bottleneck."""
     values: dict[str, Any] = {
         "cpu_ns": 300_000_000,
         "wall_ns": 1_000_000_000,

@@ -87,7 +87,7 @@ def drive(
     helps={"n": "How many requests, all sent at once."},
 )
 def burst(settings: dict[str, Any], **shared: Any) -> None:
-    """Send N requests all at once, by default of exactly the same length, and report what came back.
+    """Send N requests all at once, by default of exactly the same length, and report the results.
 
     Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
     reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.
@@ -102,7 +102,7 @@ def run(
     catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
     **shared: Any,
 ) -> None:
-    """Send requests as they are due and report what came back.
+    """Send requests as they are due and report the results.
 
     Exit codes: 0 all complete, 1 some failed, were truncated or dropped and no --assert speaks of it, 2 usage, 3 server
     not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 130 interrupted.

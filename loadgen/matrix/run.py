@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from loadgen.cli.output import Output
 
 AfterRun = Callable[[Path], str]
-"""Summarises a run that has ended; says in one line what came back."""
+"""Summarises a run that has ended; says in one line what it measured."""
 LOG_LINES = 40
 """Of a server that did not come up."""
 START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}

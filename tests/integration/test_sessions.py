@@ -28,7 +28,7 @@ ASKING = (("human", "ask"), ("gpt", "recorded"))
 @pytest.mark.parametrize(("server", "endpoint"), [("vllm", "completions"), ("tgi", "chat"), ("lightllm", "generate")])
 def test_sessions_run_on_every_server(server: Any, endpoint: str, tmp_path: Path) -> None:
     """Two workers, three sessions of three turns: all complete, each on one worker, each turn due after its answer and
-    longer than the one before by the server's own count, and a first turn as long as asked."""
+    longer than the one before by the server's own count, and a first turn of the length asked."""
     with running(SimulatedConfig(server=server, **FAST)) as simulated:
         load = ["--workload", "multi-turn:turns=3,think=10ms", "--arrivals", "constant:50", "--n", "3"]
         asked = [*load, "--input-tokens", "40", "--output-tokens", "6", "--workers", "2", "--endpoint", endpoint]

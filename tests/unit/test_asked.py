@@ -82,7 +82,7 @@ def test_approximate_lengths_are_called_so(tmp_path: Path) -> None:
 def test_arrivals_have_words(text: str, words: str) -> None:
     """Every kind of arrivals, from its canonical text."""
     named = known_arrivals.parse(text)
-    assert (str(named), named.facts["text"]) == (text, words)
+    assert (str(named), named.facts.text) == (text, words)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ def vllm() -> Iterator[str]:
         yield simulated.url
 
 
+def said(out: str) -> str:
+    """What was printed, as one line."""
+    return " ".join(out.split())
+
+
 def records_of(folder: Path) -> Sequence[Record]:
     """In order of id."""
     return sorted(runfile.read(folder / "run").records, key=lambda record: record.id)
@@ -53,8 +58,8 @@ def test_a_jsonl_file_gets_the_lengths_it_names(vllm: str, tmp_path: Path) -> No
     assert code in (0, 5), err
     assert [record.output_tokens_asked for record in records_of(tmp_path)] == [300, 7, 128]
     assert [record.output_tokens for record in records_of(tmp_path)] == [300, 7, 128]
-    assert "the file's tokens in, the file's (128 where it names none) out" in err
-    assert "as many tokens as its file says" in " ".join(out.split())
+    assert "the file's tokens in, the file's (128 where it names none) out" in said(out)
+    assert "as many tokens as its file says" in said(out)
     assert runfile.read(tmp_path / "run").header.plan["output_tokens"] == "answers"
 
 
@@ -93,9 +98,9 @@ def test_an_answer_that_may_end_early_is_complete(tmp_path: Path) -> None:
         code, out, err = command(tmp_path, *load, "--output-tokens", "max:9")
         assert code in (0, 5), err
         assert [(record.state, record.output_tokens) for record in records_of(tmp_path)] == [("complete", 4)] * 3
-        assert "at most 9 out" in err
-        assert "at most 9 tokens back from each" in " ".join(out.split())
-        assert "equal work is not given" in " ".join(out.split())
+        assert "at most 9 out" in said(out)
+        assert "at most 9 tokens back from each" in said(out)
+        assert "equal work is not given" in said(out)
         assert summary_of(tmp_path)["tokens"]["output_mismatches"] == 0
         code, _, _ = command(tmp_path / "run", *load, "--output-tokens", "9")
     assert code == 1
@@ -112,8 +117,8 @@ def test_a_file_needs_no_tokenizer(endpoint: str, vllm: str, tmp_path: Path) -> 
     assert [(record.state, record.output_tokens) for record in records_of(tmp_path)] == [
         ("complete", n) for n in (5, 6)
     ]
-    assert "not counted before the run" in err
-    assert "Prompt lengths not known beforehand; all output lengths as requested." in " ".join(out.split())
+    assert "not counted before the run" in said(out)
+    assert "Prompt lengths not known beforehand; all output lengths as requested." in said(out)
 
 
 def test_synthetic_prompts_go_on_with_an_assumption(vllm: str, tmp_path: Path) -> None:
@@ -123,15 +128,15 @@ def test_synthetic_prompts_go_on_with_an_assumption(vllm: str, tmp_path: Path) -
     code, _, err = command(tmp_path, *load)
     assert code == 2
     assert "--lengths server" in err
-    code, _, err = command(tmp_path, *load, "--lengths", "server")
+    code, out, err = command(tmp_path, *load, "--lengths", "server")
     assert code in (0, 5), err
     assert {record.prompt_tokens for record in records_of(tmp_path)} == {40}
-    assert "about 40 tokens" in err
-    assert "is assumed" in err
-    code, out, err = command(tmp_path / "run", *load, "--lengths", "approximate")
+    assert "about 40 tokens" in said(out)
+    assert "is assumed" in said(out)
+    _, out, _ = command(tmp_path / "run", *load, "--lengths", "approximate")
     assert {record.state for record in records_of(tmp_path / "run")} == {"complete"}
-    assert "4 prompts of about 40 tokens (text, approximate:" in err
-    assert "4 requests of about 40 tokens" in " ".join(out.split())
+    assert "4 prompts of about 40 tokens (text, approximate:" in said(out)
+    assert "4 requests of about 40 tokens" in said(out)
 
 
 def test_chunks_are_not_called_tokens(tmp_path: Path) -> None:
@@ -144,8 +149,8 @@ def test_chunks_are_not_called_tokens(tmp_path: Path) -> None:
     assert code in (0, 5), err
     (record,) = records_of(tmp_path)
     assert (record.state, record.counted_by, record.chunk_tokens) == ("complete", "chunks", [1, 1])
-    assert "output lengths unknown for 1 request, as only chunks were counted" in " ".join(out.split())
-    assert "output lengths as requested" not in " ".join(out.split())
+    assert "output lengths unknown for 1 request, as only chunks were counted" in said(out)
+    assert "output lengths as requested" not in said(out)
 
 
 def test_help_says_what_lengths_there_are(tmp_path: Path) -> None:

@@ -240,7 +240,8 @@ def _words(plan: Plan) -> str:
     facts = arrivals.parse(plan.arrivals).facts
     when = facts.text if facts.burst else plan.arrivals
     tokens_in, tokens_out = plan.lengths_said
-    return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {tokens_out} out"
+    about = "about " if plan.lengths == "approximate" and not plan.of_file else ""
+    return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {tokens_out} out"
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:

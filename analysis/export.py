@@ -66,7 +66,7 @@ REQUESTS = (
     Column("prompt_tokens", "int64", "Prompt length by the server's count."),
     Column("output_tokens_asked", "int64", "Answer length that was asked for."),
     Column("output_tokens", "int64", "Answer length by the count of `counted_by`."),
-    Column("counted_by", "string", "`server`, `wire` or `tokenizer`."),
+    Column("counted_by", "string", "`server`, `wire`, `tokenizer` or `chunks`."),
     *(
         Column(each.name, "float64", f"{each.title}, of complete requests: {each.definition}")
         for each in METRICS.values()

@@ -102,6 +102,7 @@ class Frame:
     """NaN where the server did not say."""
     output_asked: Floats
     output_reported: Floats
+    """NaN where nobody counted more than chunks."""
     worker: Integers
     late_ns_max: Integers
     reads: Integers
@@ -363,7 +364,8 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], np.float64),
         "prompt_reported": column("prompt_tokens"),
         "output_asked": output_asked,
-        "output_reported": column("output_tokens"),
+        # How many chunks came says nothing of the length of an answer.
+        "output_reported": np.where(column("counted_by", np.str_) == "chunks", np.nan, column("output_tokens")),
         "first_token_merged": column("first_token_merged", np.bool_),
         **{name: column(name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
         **{name: column(name, np.int64) for name in NUMBERS},

@@ -60,7 +60,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         run=about,
         server=server_info(run),
         requests=request_counts(run, frame),
-        tokens=token_counts(frame),
+        tokens=token_counts(frame, may_end=about.may_end),
         window=summary.MeasuredWindow(
             from_s=None if span is None else stats.rounded(span[0] / 1e9),
             to_s=None if span is None else stats.rounded(span[1] / 1e9),
@@ -108,6 +108,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         load=header.load,
         asked_s=plan.get("duration_s"),
         **{name: plan.get(name) for name in PLANNED},
+        ignore_eos=plan.get("ignore_eos", True),
         interrupted=footer is None or footer.interrupted,
         going_on=run.going_on,
         damaged_lines=run.damaged_lines,
@@ -115,6 +116,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         command=shlex.join(header.command),
         version=header.version,
         prompts=header.client.get("prompts"),
+        prompts_exact=header.client.get("exact", True),
         forced=header.client.get("forced"),
         repeat=plan.get("repeat", 0),
         repeats=plan.get("repeats", 1),
@@ -167,10 +169,11 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     )
 
 
-def token_counts(frame: Frame) -> summary.TokenCounts:
+def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:
     """What was asked and what the server reported, over the requests sent; mismatches where both are known. An output
     mismatch is a complete answer of another length than asked, which only servers that cannot fix the length give;
-    elsewhere such an answer is truncated."""
+    elsewhere such an answer is truncated. Where answers might end early (`may_end`), it is a longer one."""
+    longer = frame.output_reported - frame.output_asked
     tried = frame.measured & ~frame.dropped
     complete = frame.measured & frame.complete
     counted_by = Counter[str]()
@@ -184,7 +187,7 @@ def token_counts(frame: Frame) -> summary.TokenCounts:
         output_reported=total(frame.output_reported, tried),
         # What is not known is NaN, which is neither more nor less.
         prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[tried] > 0).sum()),
-        output_mismatches=int((np.abs(frame.output_reported - frame.output_asked)[complete] > 0).sum()),
+        output_mismatches=int(((longer if may_end else np.abs(longer))[complete] > 0).sum()),
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),

@@ -40,6 +40,8 @@ class RunInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_tokens: int | str | None
     """A number, or the canonical text of a distribution of lengths."""
     output_tokens: int | str | None
+    ignore_eos: bool = True
+    """Whether the server was asked not to end answers before their length."""
     seed: int | None
     workers: int | None
     timeout_s: float | None
@@ -55,12 +57,19 @@ class RunInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     version: str
     """Of loadgen."""
     prompts: str | None
-    """How the length of prompts was made exact."""
+    """How the length of prompts was made exact, or what was assumed of it."""
+    prompts_exact: bool = True
+    """Whether prompts were built to the token, or counted, by the tokenizer of the server."""
     forced: str | None
     """Why the server's version misleads, where it was measured all the same (--force)."""
     repeat: int
     """Place among the repeats of one plan, from 1; 0 for a run on its own."""
     repeats: int
+
+    @property
+    def may_end(self) -> bool:
+        """Whether answers might end before they were as long as asked, so that work was not equal."""
+        return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
@@ -128,13 +137,15 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     prompt_mismatches: int
     """Prompts of which the server counts another number than asked."""
     output_mismatches: int
-    """Complete answers of another length than asked, of servers that cannot fix the length."""
+    """Complete answers of another length than asked, of servers that cannot fix the length; longer ones only, where
+    answers might end early. Answers of which nobody counted more than chunks are not among them."""
     prompt_unknown: int
     """Complete requests whose prompt's length could not be known beforehand."""
     prompt_unreported: int
     """Complete requests of which the server did not say how long the prompt was."""
     counted_by: dict[str, int]
-    """Complete requests by who counted their tokens: `server`, `wire`, `tokenizer`, `nobody`."""
+    """Complete requests by who counted their tokens: `server`, `wire`, `tokenizer`, `nobody`; `chunks` where only
+    those were counted, which may hold several."""
 
 
 class MeasuredWindow(msgspec.Struct, kw_only=True):

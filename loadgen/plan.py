@@ -34,11 +34,11 @@ from loadgen.errors import PlanError
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, pictures, workload
+from workloads.prompts import tokenizer_file
 from workloads.request import user_fields
+from workloads.ruler import Counter
 from workloads.syntax import WorkloadError
 
-ANSWERS = "answers"
-"""Output lengths that are those of a dataset's own answers."""
 CATALOG = Path(workload.__file__).with_name("catalog")
 """Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
 
@@ -100,6 +100,22 @@ def _sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("x".join(map(str, pictures.size(text))) for text in texts)
 
 
+def _there(tokenizer: Path | None) -> Path | None:
+    if tokenizer is not None:
+        tokenizer_file(tokenizer)
+    return tokenizer
+
+
+def _outputs(settings: dict[str, Any]) -> int | str:
+    """Output lengths where none were named."""
+    return lengths.ANSWERS if _file_of(settings["workload"]) else lengths.UNNAMED
+
+
+def _file_of(named: str) -> Path | None:
+    """The file that a workload's requests are from."""
+    return getattr(workload.parse(named), "path", None)
+
+
 def _endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
@@ -159,12 +175,13 @@ class Plan(BaseModel):
     workload: Annotated[str, RunOption("Prompts", "form")] = "synthetic"
     """What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, multi-turn:turns=K
     (sessions), ..."""
-    # A number, or the canonical text of workloads.lengths; of outputs also `answers`, where a dataset has its own.
+    # A number, or the canonical text of workloads.lengths.
     input_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 512
     """Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B,
     lognormal:mean=M,cv=C, empirical:FILE, ..."""
-    output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 128
-    """Tokens to generate, likewise; 128 by default."""
+    output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = Field(default_factory=_outputs)
+    """Tokens to generate, likewise; by default those that a file's own answers have (answers), else 128. max:128 and so
+    on lets answers end early."""
     extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}
     """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
     ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
@@ -173,8 +190,11 @@ class Plan(BaseModel):
     """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, THERE, RunOption("Prompts", "start")] = None
-    """A tokenizer.json to build prompts with."""
+    tokenizer: Annotated[Path | None, AfterValidator(_there), RunOption("Prompts", "start")] = None
+    """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
+    cache."""
+    lengths: Annotated[Counter | None, RunOption("Prompts", "start")] = None
+    """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
     header: Annotated[tuple[str, ...], AfterValidator(_headers), RunOption("Server", "start")] = ()
@@ -214,7 +234,9 @@ class Plan(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                mistakes = "\n".join(map(_mistake, error.errors()))
+                # A default that follows from a field with a mistake is none of its own.
+                found = (each for each in error.errors() if each["type"] != "default_factory_not_called")
+                mistakes = "\n".join(map(_mistake, found))
                 raise PlanError(mistakes, "Nothing was sent. --help lists the options.") from None
 
     def each_repeat(self) -> list[Plan]:
@@ -229,20 +251,30 @@ class Plan(BaseModel):
         return self.workload.startswith("multi-turn")
 
     @property
-    def lengths(self) -> tuple[str, str]:
+    def of_file(self) -> bool:
+        """Whether prompts, or sessions of them, are those of a file."""
+        return _file_of(self.workload) is not None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether answers may end before they are as long as asked."""
+        return not self.ignore_eos or lengths.outputs(str(self.output_tokens)).may_end
+
+    @property
+    def lengths_said(self) -> tuple[str, str]:
         """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if arrivals.parse(self.arrivals).facts.recorded:
+        if arrivals.parse(self.arrivals).facts.recorded and self.workload == "synthetic":
             return "recorded", "recorded"
-        own = not self.workload.startswith(("synthetic", "shared-prefix", "multi-turn:turns="))
-        return "its file's" if own else f"{self.input_tokens}", f"{self.output_tokens}"
+        named = lengths.outputs(str(self.output_tokens)).lengths
+        gaps = f" ({lengths.UNNAMED} where it names none)" if self.workload.startswith("jsonl:") else ""
+        told = f"the file's{gaps}" if named is None else f"{named}"
+        return "the file's" if self.of_file else f"{self.input_tokens}", "at most " * self.may_end + told
 
     @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
     @classmethod
     def _canonical(cls, value: int | str, info: ValidationInfo) -> int | str:
         """As it is parsed and written again; the hint of a mistake goes into its message."""
-        if value == ANSWERS and info.field_name == "output_tokens":
-            return value
-        parsers = {"arrivals": arrivals.parse, "workload": workload.parse}
+        parsers = {"arrivals": arrivals.parse, "workload": workload.parse, "output_tokens": lengths.outputs}
         try:
             text = str(parsers.get(str(info.field_name), lengths.parse)(str(value)))
         except WorkloadError as error:
@@ -282,6 +314,11 @@ class Plan(BaseModel):
             raise ValueError("--image: the turns of sessions hold no pictures; ask single requests")
         if self.gpu and self.dcgm_url:
             raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
+        if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
+            mend = "leave --tokenizer out" if self.tokenizer else "name one with --tokenizer"
+            raise ValueError(
+                f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}"
+            )
         return self
 
 
@@ -327,7 +364,7 @@ def command_of(plan: Plan) -> list[str]:
     for name in run_options(type(plan)):
         value, flag = getattr(plan, name), option_name(name)
         values = value if isinstance(value, tuple) else (value,)
-        if value == type(plan).model_fields[name].default:
+        if value == type(plan).model_fields[name].get_default(call_default_factory=True, validated_data=vars(plan)):
             continue
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import host
 from loadgen.errors import PlanError
-from loadgen.plan import ANSWERS, Access, Plan, access_of
+from loadgen.plan import Access, Plan, access_of
 from workloads import arrivals, lengths, pictures, workload
 from workloads.prompts import load_tokenizer
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
 SPARE_LEAST = 8
-SESSION_TOKENS = 1 << 15
-"""What a simulated server has room for where there are sessions."""
+UNKNOWN_TOKENS = 1 << 15
+"""What a simulated server has room for where there are sessions, or prompts of a file."""
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
@@ -105,14 +105,15 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     dialect = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
-    room = SESSION_TOKENS if plan.of_sessions else 4096
+    room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(
         plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, dialect)}"
     ) as facts:
         dialect = of_version(dialect, facts, say, force=plan.force)
         with tokenizer_of(facts, dialect.endpoint, headers=access.headers, verify=access.tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
-        count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
+        count = "" if schedule.count is None else f"{schedule.count} "
+        tokens = plan.lengths_said[0] if prompts.exact or plan.of_file else f"about {plan.lengths_said[0]}"
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.how}) for {facts.model}")
         target = target_of(facts.url, access.tls)
@@ -133,7 +134,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             for worker in range(plan.workers)
         ]
         bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
-        header = header_of(plan, facts, dialect, prompts.how)
+        header = header_of(plan, facts, dialect, prompts)
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
 
@@ -161,9 +162,9 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError."""
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
-    outputs = None if plan.output_tokens == ANSWERS else lengths.parse(str(plan.output_tokens))
+    outputs = lengths.outputs(str(plan.output_tokens)).lengths
     trace = named if isinstance(named, arrivals.Trace) else None
-    also: dict[str, Any] = {"body": plan.extra_body, "ignore_eos": plan.ignore_eos}
+    also: dict[str, Any] = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
     if not dialect.streams:
         if isinstance(asked, workload.MultiTurn):
             raise PlanError(
@@ -181,7 +182,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
         also=also,
         pictures=tuple(map(pictures.size, plan.image)),
     )
-    prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat)
+    prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
     path = getattr(asked, "path", None)
     if path is not None and (count := schedule.count) is not None:
         what, drawn = ("sessions", prompts.conversations()) if prompts.of_sessions else ("prompts", prompts.requests())
@@ -193,9 +194,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
 
 def longest_of(tokens: int | str) -> int:
     """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
-    if tokens == ANSWERS:
-        return 1
-    named = lengths.parse(str(tokens))
+    named = lengths.outputs(str(tokens)).lengths
     if isinstance(named, lengths.Fixed):
         return named.length
     return named.high if isinstance(named, lengths.Uniform) else 1
@@ -253,13 +252,14 @@ def _words(plan: Plan, dialect: Dialect) -> str:
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = arrivals.parse(plan.arrivals).facts
     when = facts.text if facts.burst else plan.arrivals
-    tokens_in, tokens_out = plan.lengths
+    tokens_in, tokens_out = plan.lengths_said
+    about = "about " if plan.lengths == "approximate" and not plan.of_file else ""
     back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
-    return f"{how_many}{when}{how_long}, {tokens_in} tokens in, {back}"
+    return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {back}"
 
 
-def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Header:
-    """What is known of a run before it starts. `how` says how the length of prompts was made exact."""
+def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
+    """What is known of a run before it starts."""
     from loadgen.runfile import Header
 
     why = dialect.misleads(facts.version)  # who did not force it did not get here
@@ -271,5 +271,5 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
         | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": how, **({"forced": why} if why else {})},
+        client={"prompts": prompts.how, "exact": prompts.exact, **({"forced": why} if why else {})},
     )

@@ -69,7 +69,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """As the server reported it; None when it did not."""
     output_tokens_asked: int = 0
     output_tokens: int | None = None
-    counted_by: Literal["server", "wire", "tokenizer", ""] = ""
+    counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
+    """`wire`: token ids or one-token events. `chunks`: events of unknown length, so perhaps more tokens."""
     stamps: str = ""
     """Name of the source of its arrival instants (servers.wire.stamps): `kernel`, `user`."""
     late_ns_max: int = 0

@@ -165,7 +165,7 @@ class ServerTokenizer:
                 return route.read(answer)
         raise UncountableError(
             f"the server does not say how many tokens a prompt has: {status} from {route.path}, {str(answer)[:200]}",
-            "use another --endpoint, or check the server's log",
+            "use another --endpoint, or go on without its count: --lengths approximate, or tokenizer with --tokenizer",
         )
 
 

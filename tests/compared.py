@@ -13,9 +13,11 @@ from analysis.compare import ComparedRun, read
 from tests.runs import burst, complete, failed, footer, header, healthy, write
 
 
-def run(folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, **changes: Any) -> ComparedRun:
+def run(
+    folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, chunks: int = 8, **changes: Any
+) -> ComparedRun:
     """A burst of 60 on a server of this pace."""
-    records = [*burst(n - lost, 8, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
+    records = [*burst(n - lost, chunks, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
     facts = changes.pop("facts", None)
     first = header(n, **changes)
     first.server = facts or first.server

@@ -22,6 +22,10 @@ from workloads import draws, syntax
 from workloads.syntax import TOKENS_LIMIT, WorkloadError
 
 VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
+UNNAMED = 128
+"""Tokens of an answer where neither its file nor anybody else says how many."""
+ANSWERS = "answers"
+"""Output lengths that are those of a file's own answers."""
 CAP_SHARE = 0.01
 """A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
 
@@ -122,6 +126,26 @@ class Empirical:
 
     def __str__(self) -> str:
         return f"empirical:{self.path}" + (f",column={self.column}" if self.column else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """How long answers shall be."""
+
+    lengths: Lengths | None
+    """None: as long as those on file."""
+    may_end: bool = False
+    """An answer may end by itself before: real chats do, and work is then not equal."""
+
+    def __str__(self) -> str:
+        return f"{'max:' if self.may_end else ''}{ANSWERS if self.lengths is None else self.lengths}"
+
+
+def outputs(text: str) -> Outputs:
+    """Read output lengths: `answers` or as `parse` does, behind `max:` where answers may end early."""
+    named = text.strip()
+    most = named.removeprefix("max:")
+    return Outputs(None if most == ANSWERS else parse(most), most != named)
 
 
 def parse(text: str) -> Lengths:

@@ -104,10 +104,35 @@ class LocalTokenizer:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def load_tokenizer(path: Path) -> LocalTokenizer:
-    """Read a tokenizer.json. Raises PromptError when it cannot be read or is not one."""
+def tokenizer_file(named: Path) -> Path:
+    """The tokenizer.json that is meant: a file, one in a folder, or that of a model by its name, such as
+    Qwen/Qwen3-0.6B, in the local Hugging Face cache. Nothing is downloaded. Raises PromptError when there is none."""
+    if named.is_file():
+        return named
+    folders, of = [named], f"the folder {named}"
+    if not named.is_dir():
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+        hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home, "hub")).expanduser()
+        model = hub / f"models--{str(named).replace('/', '--')}"
+        newest = model / "refs" / "main"
+        revision = newest.read_text(encoding="ascii").strip() if newest.is_file() else ""
+        folders = sorted(model.glob("snapshots/*"), key=lambda folder: folder.name != revision)
+        of = f"the cached model {named}"
+        if not folders:
+            problem = f"there is no file {named}, no folder, and no model of that name in {hub}"
+            raise PromptError(problem, "pass --tokenizer PATH/tokenizer.json")
+    found = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
+    if found is None:
+        problem = f"{of} holds no tokenizer.json: transformers' AutoTokenizer writes one, by save_pretrained"
+        raise PromptError(problem, "pass another --tokenizer")
+    return found
+
+
+def load_tokenizer(named: Path) -> LocalTokenizer:
+    """Read what `tokenizer_file` finds. Raises PromptError when it cannot be read or is no tokenizer."""
     import tokenizers
 
+    path = tokenizer_file(named)
     # Threads of the tokenizers library do not survive a fork, and counting is short.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -1,12 +1,7 @@
 """The Workload: arrivals' counterpart, what is asked. A seeded iterable of Requests, made one at a time.
 
-A trace brings its own lengths: see `replay`. Lengths are made exact by whoever counts for the server (`prompts_for`):
-
-    tokenizer file         one is given; held against the server's count, and corrected by what the server adds
-    server                 it counts without running the text
-    server, plus endpoint  it can count text alone without running it, and what the endpoint adds is measured (a chat
-                           template)
-"""
+A trace brings its own lengths: see `replay`. Lengths are made exact by whoever counts for the server
+(`workloads.ruler`)."""
 
 from __future__ import annotations
 
@@ -21,12 +16,11 @@ from typing import Any, TypeAlias
 from workloads import datasets
 from workloads.arrivals import Trace
 from workloads.datasets import TRACE_BLOCK_TOKENS, Entry, Sample
-from workloads.lengths import Fixed, Lengths
+from workloads.lengths import UNNAMED, Fixed, Lengths
 from workloads.pictures import Picture
 from workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
-    Count,
     Judge,
     Prompt,
     PromptError,
@@ -37,6 +31,7 @@ from workloads.prompts import (
     text_prompts,
 )
 from workloads.request import Request, merged
+from workloads.ruler import ANOTHER_MODEL, APPROXIMATE, Counter, ruler_of
 from workloads.sessions import Conversation, Turn
 from workloads.syntax import TOKENS_LIMIT, WorkloadError, duration_ns, options, path_and_options, show_duration, whole
 
@@ -47,10 +42,8 @@ NUMBERS_LIMIT = 1_000_000
 BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
-SAMPLE_WORDS = 200
 RESHAPING = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
 """Fields of a body that change how many tokens its prompt has."""
-ANOTHER_MODEL = "pass the tokenizer.json of the model that is being served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +84,18 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Questions from a file, in its order, once. `kind` is a key of SAMPLES."""
+    """Questions from a file, in its order, once, and answers as long as its own unless named. `kind` is a key of
+    SAMPLES."""
 
     kind: str
     path: Path
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """The Requests, in order of id. Raises WorkloadError on damage, or when an output length cannot be known."""
+        """The Requests, in order of id. Raises WorkloadError on damage."""
         answer_tokens = prompts.answer_tokens()
         for number, sample in enumerate(SAMPLES[self.kind](self.path)):
             more = sample.images or RESHAPING.intersection(sample.body)
-            tokens = 0 if more else prompts.count(sample.prompt)
+            tokens = 0 if more else prompts.known(sample.prompt)
             asked = number, sample.prompt, tokens, answer_tokens(sample)
             yield Request(*asked, body=sample.body, images=sample.images)
 
@@ -138,7 +132,7 @@ class MultiTurn:
         answer_tokens = prompts.answer_tokens()
         for dialogue in datasets.sharegpt(path):
             yield tuple(
-                Turn(sample.prompt, 0 if place else prompts.count(sample.prompt), answer_tokens(sample))
+                Turn(sample.prompt, 0 if place else prompts.known(sample.prompt), answer_tokens(sample))
                 for place, sample in enumerate(dialogue)
             )
 
@@ -180,7 +174,7 @@ class WorkloadSpec:
 
     workload: Workload
     input: Lengths  # not looked at where a dataset or trace brings its own
-    output: Lengths | None  # None: as long as a dataset's own answers
+    output: Lengths | None  # None: as long as a dataset's own answers, or UNNAMED where it names none
     seed: int
     n: int | None
     """At most so many requests; of sessions, where the workload is of sessions. None: until the trace or file ends, or
@@ -201,8 +195,10 @@ class Prompts:
     spec: WorkloadSpec
     prompt: Prompt
     count: Callable[[str], int]  # tokens of a text as the server counts them
-    how: str = ""  # how the lengths of prompts were made exact
+    how: str = ""  # how the lengths of prompts were made exact, or what is assumed of them
     chat: bool = False  # the Requests of sessions hold messages
+    exact: bool = True  # as in workloads.ruler.Ruler, and so is the next
+    any_text: bool = True
 
     @property
     def of_sessions(self) -> bool:
@@ -258,6 +254,10 @@ class Prompts:
         inputs, outputs = spec.input.tokens(spec.seed, "input"), spec.output.tokens(spec.seed, "output")
         return zip(count(), inputs, outputs, strict=False)
 
+    def known(self, text: str) -> int:
+        """Tokens of a text of others; 0 where nobody can say."""
+        return self.count(text) if self.any_text else 0
+
     def answer_tokens(self) -> Callable[[Sample], int]:
         """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
         named = None if self.spec.output is None else self.spec.output.tokens(self.spec.seed, "output")
@@ -267,23 +267,26 @@ class Prompts:
                 return next(named)
             if sample.output_tokens is not None:
                 return sample.output_tokens
-            if sample.answer:
-                return max(1, self.count(sample.answer))
-            raise WorkloadError(f"no output length for the prompt {sample.prompt[:60]!r}", "name the output lengths")
+            return max(1, self.count(sample.answer)) if sample.answer else UNNAMED
 
         return tokens
 
 
 def prompts_for(
-    spec: WorkloadSpec, *, token_ids: bool, local: Tokenizer | None, server: Judge | None, chat: bool = False
+    spec: WorkloadSpec,
+    *,
+    token_ids: bool,
+    local: Tokenizer | None,
+    server: Judge | None,
+    chat: bool = False,
+    by: Counter | None = None,
 ) -> Prompts:
     """Prepare prompts and counts; everything that asks the server happens here. `token_ids`: the endpoint takes them.
-    Texts are built and counted all at once, ids are drawn as they are needed. Raises PromptError when a length cannot
-    be made exact, or when the tokenizer file and the server disagree; WorkloadError when a file is damaged, or when
-    texts are asked for without end."""
-    source = local or server
-    words = (source and source.words) or COMMON_WORDS
-    counted, shift, how = _ruler(local, server, words)
+    `by`: who counts where lengths need not be exact. Texts are built and counted all at once, ids are drawn as they are
+    needed. Raises PromptError when a length cannot be made exact, or when tokenizer and server disagree; WorkloadError
+    when a file is damaged, or when texts are asked for without end."""
+    own = getattr(spec.workload, "path", None) is not None
+    ruler = ruler_of(local, server, by, drawn=not own)
     built: dict[int, str] = {}
     wanted: list[WantedText] = []
 
@@ -296,56 +299,36 @@ def prompts_for(
         wanted.append(WantedText(number, input_tokens, tuple(shared)))
         return ""
 
-    def framed(texts: Sequence[str]) -> list[str]:
-        """A template touches the first and the last word, and may change what they cost: `[user]` and a blank before
-        a word make another token than the word alone. Hence texts begin and end as the measured samples do."""
-        return [_framed(text, words) for text in texts] if shift else list(texts)
-
-    prompts = Prompts(spec, lookup, cache(lambda text: counted([text])[0]), how, chat)
-    ids = _ids(spec, source, words) if token_ids else None
-    if ids:
-        return replace(prompts, prompt=ids, how="token ids")
-    if spec.n is None and spec.trace is None and getattr(spec.workload, "path", None) is None:
+    count = cache(lambda text: ruler.count([text])[0])
+    prompts = Prompts(spec, lookup, count, ruler.how, chat, ruler.exact, ruler.any_text)
+    source = {None: local or server, "server": server, "tokenizer": local, "approximate": None}[by]
+    if token_ids and (ids := _ids(spec, source)):
+        return replace(prompts, prompt=ids, how="token ids", exact=True)
+    if spec.n is None and spec.trace is None and not own:
         raise WorkloadError("texts are built before the run, and this load has no end", "say how many with --n")
     # The whole workload once, to learn which texts are wanted; what is counted on the way is remembered.
     rehearsal = replace(prompts, prompt=note)
     deque(rehearsal.conversations() if rehearsal.of_sessions else rehearsal.requests(), maxlen=0)
     rehearsal.warmup()
     if wanted:
-        texts = text_prompts(lambda asked: counted(framed(asked)), words, wanted, spec.seed)
-        built |= zip((want.number for want in wanted), framed(texts), strict=True)
-        if local and server and not server.generates:
+        texts = text_prompts(lambda asked: ruler.count(ruler.framed(asked)), ruler.words, wanted, spec.seed)
+        built |= zip((want.number for want in wanted), ruler.framed(texts), strict=True)
+        if ruler.exact and local and server and not server.generates:
             (tokens,) = server.count([built[wanted[0].number]])
             if tokens != wanted[0].tokens:
                 raise PromptError(
                     f"the first prompt was built to count {wanted[0].tokens} tokens and the server counts {tokens}",
                     ANOTHER_MODEL,
                 )
+    if not ruler.any_text and own and count.cache_info().currsize:
+        return replace(prompts, how=f"{ruler.how}; the lengths of its answers are approximate: {APPROXIMATE}")
     return prompts
 
 
-def _ruler(local: Tokenizer | None, server: Judge | None, words: Sequence[str]) -> tuple[Count, int, str]:
-    """What counts texts, what the server was found to add and that count includes, and how lengths are made exact."""
-    ruler: Tokenizer
-    if local:
-        ruler, how = local, "text, counted with the tokenizer file"
-    elif server and not server.generates:
-        ruler, how = server, "text, counted by the server"
-    elif server and server.plain:
-        ruler, how = server.plain, "text, counted by the server, plus what the endpoint adds"
-    else:
-        raise PromptError(
-            "the server does not tell how many tokens a text has without running it",
-            "pass the model's tokenizer file: --tokenizer PATH/tokenizer.json",
-        )
-    shift = _shift(ruler, server, words) if server and ruler is not server else 0
-    return lambda texts: [tokens + shift for tokens in ruler.count(texts)], shift, how
-
-
-def _ids(spec: WorkloadSpec, source: Tokenizer | None, words: Sequence[str]) -> Prompt | None:
+def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
     """Prompts of token ids, where the workload draws its prompts and somebody knows some."""
     drawn = isinstance(spec.workload, Synthetic | SharedPrefix)
-    alphabet = sorted(set(source.ids(" ".join(words)))) if source and drawn else []
+    alphabet = sorted(set(source.ids(" ".join(source.words or COMMON_WORDS)))) if source and drawn else []
     if not alphabet:
         return None
     shared, shortest = 0, BLOCK_TOKENS
@@ -357,25 +340,6 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None, words: Sequence[str]) -> 
         shortest = spec.input.length
     numbers = (NUMBERS_LIMIT if spec.n is None else spec.n) + spec.warmup
     return id_prompts(alphabet, spec.seed, numbers=numbers, shared=shared, shortest=shortest)
-
-
-def _framed(text: str, words: Sequence[str]) -> str:
-    return f"{words[0]} {text} {words[0]}"
-
-
-def _shift(ruler: Tokenizer, server: Judge, words: Sequence[str]) -> int:
-    """Tokens that the server counts on top of the ruler: the chat template, a BOS the tokenizer file does not know. A
-    text of many words and a short one must show the same difference; otherwise the file is another model's."""
-    texts = [_framed(words[-1], words), _framed(" ".join(words[:SAMPLE_WORDS]), words)]
-    ours, theirs = ruler.count(texts), server.count(texts)
-    shift = theirs[0] - ours[0]
-    if theirs[1] - ours[1] != shift:
-        raise PromptError(
-            f"two texts count {ours[0]} and {ours[1]} tokens by the tokenizer file and {theirs[0]} and {theirs[1]} by "
-            "the server: it is not the tokenizer that the server uses",
-            ANOTHER_MODEL,
-        )
-    return shift
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:

@@ -215,6 +215,8 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
         texts = [" / ".join(sorted({str(of(run)) for run in group})) for group in (a, b)]
         if texts[0] != texts[1]:
             found.append(f"{what[0].upper()}{what[1:]}: {texts[0]} in A, {texts[1]} in B.")
+    if any(run.summary.run.may_end for run in (*a, *b)):
+        found.append(_early(a, b))
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         found.append(SAME_ADDRESS)
@@ -222,6 +224,14 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
         if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
             found.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
     return found
+
+
+def _early(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
+    """What answers that might end early mean for the work."""
+    means = [np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group]) for group in (a, b)]
+    told = " and ".join(f"{each.mean():.1f} in {name}" for name, each in zip("AB", means, strict=True) if len(each))
+    had = f": tokens in the mean {told}" if told else ""
+    return f"Answers might end early (--output-tokens max:...), so equal work is not given{had}."
 
 
 def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[UnequalWork]:
@@ -234,6 +244,8 @@ def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[Une
     # Lengths as they came out: prompts to the token, answers where the server could not be held to a length.
     for what, column in (("prompt lengths as reported", "prompt_tokens"), ("output lengths as sent", "output_tokens")):
         lengths = [np.concatenate([getattr(run.frame, column)[run.frame.sampled] for run in group]) for group in (a, b)]
+        if column == "output_tokens" and all(run.summary.run.may_end for run in (*a, *b)):
+            continue  # as the plan has it: `_notes` says so
         if all(map(len, lengths)):
             mean_a, mean_b = (float(each.mean()) for each in lengths)
             if abs(mean_a - mean_b) > LENGTHS_ALIKE * max(mean_a, mean_b):

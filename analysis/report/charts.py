@@ -228,9 +228,9 @@ def _position(first: Data, _: Summary) -> str:
         return "No sample."
     if not trend["x"]:
         return f"{count(first['n'], 'request')}: too few for a trend."
-    least, most = first["prompts"]
+    told = set(first["prompts"])
     text = f"{_rise(trend)} from the first requests sent to the last."
-    text += f" Every prompt had {count(least, 'token')}." if least == most else ""
+    text += f" Every prompt had {count(told.pop(), 'token')}." if len(told) == 1 else ""
     drawn = f"{first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
     return f"{text} {drawn}" if first["drawn"] < first["n"] else text
 

@@ -114,17 +114,20 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
     rows, positions = order[kept], np.flatnonzero(kept) + 1
     ttft_s = (frame.first_ns - frame.sent_ns)[rows] / 1e9
     prompts = frame.prompt_tokens[rows]
+    known = ~np.isnan(prompts)
     drawn = _some(len(rows), SCATTER_MAX, ttft_s)
     return {
         "request": frame.id[rows][drawn].tolist(),
         "position": positions[drawn].tolist(),
-        "prompt": prompts[drawn].astype(np.int64).tolist(),
+        "prompt": [
+            int(tokens) if is_known else None for tokens, is_known in zip(prompts[drawn], known[drawn], strict=True)
+        ],
         "ttft_s": np.round(ttft_s[drawn], 6).tolist(),
         "n": len(rows),
         "drawn": len(drawn),
         "by_position": _middles(positions.astype(np.float64), ttft_s),
-        "by_prompt": _middles(prompts, ttft_s),
-        "prompts": [int(prompts.min()), int(prompts.max())] if len(prompts) else [],
+        "by_prompt": _middles(prompts[known], ttft_s[known]),
+        "prompts": [int(prompts[known].min()), int(prompts[known].max())] if known.any() else [],
     }
 
 

@@ -25,11 +25,12 @@ def findings(summary: Summary) -> list[Finding]:
     """All there is to know of one run, what matters most first."""
     requests, tokens, client = summary.requests, summary.tokens, summary.client
     whole = requests.all_complete and requests.planned
-    exact = requests.complete and not (tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported)
+    doubtful = tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported or _chunks(summary)
+    exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
     found = [
         Finding("client", "ok" if client.ok else "error", client_said(summary), "client"),
         Finding("complete", "ok" if whole else "error", endings(summary), "failures"),
-        Finding("lengths", "ok" if exact else "warning", lengths(summary), "lengths"),
+        Finding("lengths", exact, lengths(summary), "lengths"),
     ]
     if sent := delivery(summary):
         found.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
@@ -84,11 +85,23 @@ def lengths(summary: Summary) -> str:
     prompt = held("prompt", tokens.prompt_mismatches)
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
+    elif tokens.prompt_unknown == complete:
+        prompt = "prompt lengths not known beforehand"
     elif later := tokens.prompt_unknown:
         held_more = "earlier outputs" if summary.run.load.sessions else "more than their text"
         prompt += f" ({later:,} of unknown length, as they held {held_more})"
-    output = f"; {held('output', tokens.output_mismatches)}" if summary.generates else ""
-    return f"{prompt[0].upper()}{prompt[1:]}{output}."
+    output = held("output", tokens.output_mismatches)
+    if summary.run.may_end:
+        longer = count(tokens.output_mismatches, "output") if tokens.output_mismatches else "no output"
+        output = f"{longer} longer than asked; answers might end early, so equal work is not given"
+    if chunks := _chunks(summary):
+        output = f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
+    return f"{prompt[0].upper()}{prompt[1:]}{f'; {output}' if summary.generates else ''}."
+
+
+def _chunks(summary: Summary) -> int:
+    """Complete requests of whose answers nobody knows more than in how many chunks they came."""
+    return summary.tokens.counted_by.get("chunks", 0)
 
 
 def client_said(summary: Summary) -> str:

@@ -96,24 +96,26 @@ def asked(summary: Summary) -> str:
     number, until = count(run.n or summary.requests.sent, what), ""
     if run.asked_s:
         number, until = f"Up to {number}" if run.n else f"{what}s".capitalize(), f", for {run.asked_s:g} s"
-    back = "as many tokens as its answer on file" if run.output_tokens == "answers" else length(run.output_tokens)
-    back = "the recorded number of tokens" if run.load.recorded else back
-    return f"{number}{_prompts(run)}, {run.load.text}{until}, {back} back from each"
+    most, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
+    back = "as many tokens as its file says" if named == "answers" else length(named)
+    back = "the recorded number of tokens" if run.load.recorded and run.workload in (None, "synthetic") else back
+    return f"{number}{_prompts(run)}, {run.load.text}{until}, {most}{back} back from each"
 
 
 def _prompts(run: RunInfo) -> str:
     """Where prompts come from and how long they are."""
     kind, _, rest = (run.workload or "synthetic").partition(":")
+    about = "" if run.prompts_exact else "about "
     if rest.startswith("turns="):
         thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
-        return f" of {count(run.load.turns, 'question')}{thinking}, each of {length(run.input_tokens)}"
+        return f" of {count(run.load.turns, 'question')}{thinking}, each of {about}{length(run.input_tokens)}"
     if kind in OWN_LENGTHS:
         path, comma, options = rest.partition(",")
         return f" from {kind} {PurePath(path).name}{comma}{options}"
     if run.load.recorded:
-        return " of the recorded lengths"
+        return f" of {about}the recorded lengths"
     shared = f" ({kind}: {rest.replace(',', ', ')})" if kind != "synthetic" else ""
-    return f" of {length(run.input_tokens)}{shared}"
+    return f" of {about}{length(run.input_tokens)}{shared}"
 
 
 def length(value: int | str | None) -> str:

@@ -84,12 +84,12 @@ def drive(
 
 @run_command(
     drive,
-    without=("arrivals", "duration_s", "workload", "max_in_flight", "window_s"),
+    without=("arrivals", "duration_s", "max_in_flight", "window_s"),
     defaults={"n": 1000, "label": "burst"},
     helps={"n": "How many requests, all sent at once."},
 )
 def burst(settings: dict[str, Any], **shared: Any) -> None:
-    """Send N prompts of exactly the same length all at once and report the results.
+    """Send N requests all at once, by default of exactly the same length, and report the results.
 
     Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
     reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive, 130

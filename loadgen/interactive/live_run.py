@@ -102,7 +102,7 @@ class LiveTarget:
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
         if prompt is not None:
-            body, ignore_eos = self.plan.extra_body, self.plan.ignore_eos
+            body, ignore_eos = self.plan.extra_body, not self.plan.may_end
             return Request(0, prompt, 0, output_tokens if dialect.streams else 0, body=body, ignore_eos=ignore_eos)
         if dialect.endpoint not in self._draws:
             self._draws[dialect.endpoint] = _endless(self.prompts(dialect))
@@ -262,7 +262,8 @@ class LiveRun:
     ) -> None:
         host.make_folder(folder, ROOM_BYTES)
         dialect = target.dialect(None)
-        header = prepare.header_of(target.plan, target.facts, dialect, target.how(dialect))
+        prompts = replace(target.prompts(dialect), how=target.how(dialect))
+        header = prepare.header_of(target.plan, target.facts, dialect, prompts)
         header.telemetry = sampler.facts(target.plan, header.server)
         self.folder = folder
         self.figures = LiveFigures()

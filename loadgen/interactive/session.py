@@ -42,7 +42,7 @@ from loadgen.prepare import default_folder, longest_of
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.stamps import PLAIN, StampSource, open_source
-from workloads import workload
+from workloads import lengths, workload
 from workloads.syntax import WorkloadError
 
 TICK_S = 0.05
@@ -80,7 +80,7 @@ class LocustSession:
         self.run: LiveRun | None = None
         self.folders: list[Path] = []
         self.failed: Exception | None = None
-        self.output_tokens = 128
+        self.output_tokens = lengths.UNNAMED
         self.command = list(sys.argv)
         """What the Run says it was made with."""
         self.stamps: StampSource = PLAIN
@@ -136,7 +136,8 @@ class LocustSession:
         target = self.target if plan == self.target.plan else self.target.changed(plan)
         target.prompts(target.dialect(None))
         self.target = target
-        self.output_tokens = longest_of(plan.output_tokens)
+        of_answers = lengths.outputs(str(plan.output_tokens)).lengths is None
+        self.output_tokens = lengths.UNNAMED if of_answers else longest_of(plan.output_tokens)
 
     def move(self, url: str) -> None:
         """Ask another server from the next start on. Raises ServerError, PlanError."""
@@ -243,7 +244,7 @@ def _add_options(parser: Any, **_: Any) -> None:
     for name, option in run_options().items():
         if option.interactive is None:
             continue
-        default = DEFAULTS.get(name, Plan.model_fields[name].default)
+        default = DEFAULTS.get(name, Plan.model_fields[name].get_default())  # None where it follows from other fields
         how: dict[str, Any] = {"default": None if default is None else str(default)}
         if default is False:
             how = {"action": "store_true"}
@@ -316,8 +317,8 @@ def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
 
 def _files(plan: Plan) -> set[str]:
     """What these words would have this process read."""
-    lengths = (str(plan.input_tokens), str(plan.output_tokens))
-    named = {words for words in lengths if words.startswith("empirical:")}
+    each = (str(plan.input_tokens), str(plan.output_tokens).removeprefix("max:"))
+    named = {words for words in each if words.startswith("empirical:")}
     path = getattr(workload.parse(plan.workload), "path", None)
     return named if path is None else named | {str(path)}
 

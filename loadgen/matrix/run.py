@@ -24,7 +24,7 @@ from loadgen import matrix as planned
 from loadgen import prepare
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.matrix import Cell, Journal, Line, MatrixPlan, Repeat, Start, finished, run_settings
-from loadgen.plan import ANSWERS, Plan, redacted
+from loadgen.plan import Plan, redacted
 from loadgen.record import Record
 from loadgen.runfile import scan
 from servers.launch import LaunchSpec, RunningServer, compose, launched, process
@@ -416,7 +416,7 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
 
 def _mean_length(tokens: int | str) -> int:
     """About how long, where that is known without reading a file."""
-    match None if tokens == ANSWERS else lengths.parse(str(tokens)):
+    match lengths.outputs(str(tokens)).lengths:
         case lengths.Fixed(length):
             return length
         case lengths.Uniform(low, high):

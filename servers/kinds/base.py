@@ -28,7 +28,8 @@ class Answer:
     end_event: int | None = None  # Index of the event that is the dialect's end marker; None when none was seen
     prompt_tokens: int | None = None  # Prompt length as the server reported it
     output_tokens: int | None = None  # Generated tokens; `counted_by` says by whose count
-    counted_by: Literal["server", "wire", ""] = ""  # `wire`: token ids or one-token events, counted here
+    counted_by: Literal["server", "wire", "chunks", ""] = ""
+    """`wire`: token ids or one-token events, counted here. `chunks`: events of unknown length."""
     finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
     error_kind: Literal["", "in_band_error", "protocol"] = ""  # The server said so after a 200; not the dialect's
     error_detail: str = ""  # The server's words or ours, cut to 300 characters

@@ -65,7 +65,8 @@ _CHUNKS = msgspec.json.Decoder(Chunk)
 
 def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> base.Answer:
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
-    running usage total, else one for a chunk with text. With `always_done` nothing but `[DONE]` proves the end;
+    running usage total, else one for a chunk with text, which counts chunks where nothing is known of the server. With
+    `always_done` nothing but `[DONE]` proves the end;
     without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = base.Answer([0] * len(payloads))
@@ -88,7 +89,10 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
             if empty_is_token(choices, place, total is not None and total > known):
                 answer.tokens[held[place][0]] = 1
                 known += 1
-    return settle(answer, total, broken)
+    settle(answer, total, broken)
+    if empty_is_token is None and total is None:
+        answer.counted_by = "chunks"
+    return answer
 
 
 def text(payloads: Sequence[bytes]) -> str:

@@ -210,6 +210,14 @@ def test_token_ids_are_better_evidence_than_a_running_total() -> None:
     assert DIALECTS["vllm", "completions"].decode([chunk]).tokens == [2]
 
 
+@pytest.mark.parametrize(("server", "counted_by"), [("openai", "chunks"), ("tgi", "wire")])
+def test_chunks_of_a_server_that_nothing_is_known_of_are_no_tokens(server: str, counted_by: str) -> None:
+    """Without a total its answer's length is not known, however many chunks came; TGI's chunks are tokens."""
+    payloads = [b'{"choices":[{"text":"a"}]}', b'{"choices":[{"text":"b","finish_reason":"length"}]}', b"[DONE]"]
+    answer = DIALECTS[server, "completions"].decode(payloads)
+    assert (answer.output_tokens, answer.counted_by) == (2, counted_by)
+
+
 def test_one_chunk_with_its_usage_holds_all_its_tokens() -> None:
     """A server that answers in one piece and says how many tokens it was is believed."""
     chunk = b'{"choices":[{"text":"ab"}],"usage":{"prompt_tokens":1,"completion_tokens":3}}'

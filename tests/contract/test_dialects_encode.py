@@ -44,6 +44,15 @@ def test_a_greedy_request_is_these_bytes(key: tuple[str, str]) -> None:
 
 
 @every_dialect
+def test_an_answer_that_may_end_is_not_held_to_its_length(key: tuple[str, str]) -> None:
+    """The limit is sent, and nothing that keeps the model from ending before it."""
+    body = DIALECTS[key].encode(Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, ignore_eos=False), "m")
+    assert b'"ignore_eos":true' not in body
+    assert b"min_tokens" not in body
+    assert b'tokens":16' in body
+
+
+@every_dialect
 def test_sampling_sends_its_temperature(key: tuple[str, str]) -> None:
     """A temperature above 0 reaches the server, together with the switch that some servers want for it."""
     warm = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, temperature=0.7)

@@ -35,7 +35,20 @@ from workloads import lengths as known_lengths
         ),
         (
             {"arrivals": "closed:1", "n": 9, "workload": "sharegpt:data/talk.json"},
-            "9 requests from sharegpt talk.json, from 1 client that waits for each answer, 128 tokens back from each",
+            "9 requests from sharegpt talk.json, from 1 client that waits for each answer, "
+            "as many tokens as its file says back from each",
+        ),
+        (
+            {"n": 9, "output_tokens": "max:64"},
+            "9 requests of 512 tokens, all at once, at most 64 tokens back from each",
+        ),
+        (
+            {"n": 9, "workload": "alpaca:a.json", "output_tokens": "max:answers"},
+            "9 requests from alpaca a.json, all at once, at most as many tokens as its file says back from each",
+        ),
+        (
+            {"arrivals": "trace:data/azure.csv", "workload": "jsonl:p.jsonl", "output_tokens": 7},
+            "12 requests from jsonl p.jsonl, as recorded in azure.csv, 7 tokens back from each",
         ),
         (
             {"arrivals": "trace:data/azure.csv,speed=2"},
@@ -48,6 +61,12 @@ def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], senten
     """Number, length, arrivals and answers, of plans as they are stored in a run."""
     stored = Plan(server="tgi", **plan).model_dump(mode="json")
     assert asked(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
+
+
+def test_approximate_lengths_are_called_so(tmp_path: Path) -> None:
+    """Prompts that nobody counted by the server's tokenizer have about the length asked."""
+    run = run_of(tmp_path / "run", burst(12, 4), client={"prompts": "approximate", "exact": False})
+    assert asked(typed(summarise(run))).startswith("12 requests of about 512 tokens, all at once")
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,19 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
     assert not unequal_work([a], [third])
 
 
+def test_answers_that_might_end_early_are_compared_and_said_not_to_be_equal(tmp_path: Path) -> None:
+    """Two such runs are not refused over their lengths; one such run beside another that fixed them is."""
+    early = header(60).plan | {"output_tokens": "max:8"}
+    a, b = run(tmp_path / "a", plan=early), run(tmp_path / "b", chunks=5, plan=early)
+    found = compare([a], [b])
+    assert not found.unequal
+    assert (
+        "Answers might end early (--output-tokens max:...), so equal work is not given: tokens in the mean 8.0 in A "
+        "and 5.0 in B."
+    ) in found.notes
+    assert "output_tokens" in {each.what for each in unequal_work([a], [run(tmp_path / "c")])}
+
+
 def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
     """Three runs each, one group 30 % slower: worse by Welch's t, with runs as what more of would help."""
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]

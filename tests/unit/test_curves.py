@@ -174,6 +174,21 @@ def test_points_have_their_place_in_the_queue() -> None:
     assert (drawn["n"], drawn["drawn"]) == (2, 2)
 
 
+def test_a_prompt_of_unknown_length_has_no_place_among_the_lengths() -> None:
+    """Where nobody counted some or all prompts, the others are drawn by length, and all by position."""
+    records = burst(60, 2)
+    for number, record in enumerate(records):
+        record.prompt_tokens_asked, record.prompt_tokens = 0, number or None
+    drawn = first_tokens(frame_of(records))
+    assert (drawn["n"], drawn["prompts"]) == (60, [1, 59])
+    assert drawn["prompt"].count(None) == 1
+    for record in records:
+        record.prompt_tokens = None
+    drawn = first_tokens(frame_of(records))
+    assert (drawn["prompts"], drawn["by_prompt"]["x"]) == ([], [])
+    assert len(drawn["by_position"]["x"]) > 1
+
+
 def test_lines_are_of_all_requests() -> None:
     """The medians along the queue are those of equally many requests each, none of fewer than 25."""
     records = burst(100, 2)

@@ -45,6 +45,50 @@ def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sent
     assert said(summary_of(tmp_path, records), "lengths") == sentence
 
 
+@pytest.mark.parametrize(
+    ("asked", "changes", "level", "sentence"),
+    [
+        (
+            "max:9",
+            {"output_tokens_asked": 9},
+            "note",
+            "All prompt lengths as requested; no output longer than asked; answers might end early, so equal work is "
+            "not given.",
+        ),
+        (
+            "max:1",
+            {"output_tokens_asked": 1},
+            "warning",
+            "All prompt lengths as requested; 1 output longer than asked; answers might end early, so equal work is "
+            "not given.",
+        ),
+        (
+            64,
+            {"counted_by": "chunks"},
+            "warning",
+            "All prompt lengths as requested; output lengths unknown for 1 request, as only chunks were counted.",
+        ),
+        (64, {"prompt_tokens_asked": 0}, "ok", "All prompt lengths as requested (1 of unknown length, as they held "
+         "earlier outputs); all output lengths as requested."),
+    ],
+)  # fmt: skip
+def test_lengths_that_were_not_fixed_are_not_called_so(
+    asked: int | str, changes: dict[str, Any], level: str, sentence: str, tmp_path: Path
+) -> None:
+    """Answers that might end early, and answers of which only chunks were counted, had no length that was checked."""
+    records = [complete(1, [500 * MS]), complete(2, [500 * MS, 600 * MS], **changes)]
+    summary = summary_of(tmp_path, records, plan=header(2).plan | {"output_tokens": asked})
+    (found,) = (each for each in findings.findings(summary) if each.id == "lengths")
+    assert (found.level, found.sentence) == (level, sentence)
+
+
+def test_prompts_that_nobody_counted_are_not_called_as_requested(tmp_path: Path) -> None:
+    """A file sent to a server that counts nothing beforehand: what it reports is held against nothing."""
+    records = [complete(number, [500 * MS], prompt_tokens_asked=0) for number in (1, 2)]
+    sentence = said(summary_of(tmp_path, records), "lengths")
+    assert sentence == "Prompt lengths not known beforehand; all output lengths as requested."
+
+
 def test_user_space_stamps_are_named(tmp_path: Path) -> None:
     """Where the kernel gave no stamps the sentence says who did, and how wide the error bar is."""
     records = [complete(1, [5000 * MS], stamps="user")]

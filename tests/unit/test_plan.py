@@ -22,6 +22,64 @@ def test_a_plan_that_would_never_end_says_how_to_end_it() -> None:
     assert Plan(server="tgi", arrivals="ramp:1..5/10s").n is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 128),
+        ({"workload": "shared-prefix:groups=2,tokens=8"}, 128),
+        ({"workload": "multi-turn:turns=3"}, 128),
+        ({"workload": "jsonl:a.jsonl"}, "answers"),
+        ({"workload": "sharegpt:a.json"}, "answers"),
+        ({"workload": "alpaca:a.json"}, "answers"),
+        ({"workload": "multi-turn:a.json,think=1s"}, "answers"),
+        ({"workload": "jsonl:a.jsonl", "output_tokens": 64}, 64),
+        ({"workload": "jsonl:a.jsonl", "output_tokens": "max:answers"}, "max:answers"),
+        ({"output_tokens": "max:0064"}, "max:64"),
+        ({"output_tokens": " max:uniform:1..9"}, "max:uniform:1..9"),
+    ],
+)
+def test_a_file_brings_its_own_output_lengths(settings: dict[str, object], expected: int | str) -> None:
+    """Unless others are named, answers shall be as long as those on file; elsewhere 128 tokens. The plan says which,
+    and the command that repeats it asks for the same."""
+    plan = Plan(server="tgi", n=4, **settings)
+    assert plan.output_tokens == expected
+    command = command_of(plan)
+    assert ("--output-tokens" in command) == ("output_tokens" in settings)
+    assert plan.may_end == str(expected).startswith("max:")
+
+
+def test_a_named_length_is_repeated_even_where_it_is_the_usual_one() -> None:
+    """128 of a file's workload is not its default."""
+    assert command_of(Plan(server="tgi", n=4, workload="jsonl:a", output_tokens=128))[-2:] == ["--output-tokens", "128"]
+
+
+def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
+    """A workload that cannot be read is one mistake, not two."""
+    with pytest.raises(PlanError) as caught:
+        Plan(server="tgi", n=4, workload="json:a")
+    assert str(caught.value).splitlines() == [
+        "--workload json:a: workload 'json:a': there is no 'json'; choose synthetic, shared-prefix, sharegpt, alpaca, "
+        "jsonl, multi-turn"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ("512", "128")),
+        ({"output_tokens": "max:64"}, ("512", "at most 64")),
+        ({"workload": "jsonl:a"}, ("the file's", "the file's (128 where it names none)")),
+        ({"workload": "alpaca:a", "output_tokens": "max:answers"}, ("the file's", "at most the file's")),
+        ({"workload": "jsonl:a", "output_tokens": 9}, ("the file's", "9")),
+        ({"arrivals": "trace:a.csv"}, ("recorded", "recorded")),
+        ({"arrivals": "trace:a.csv", "workload": "jsonl:a", "output_tokens": 9}, ("the file's", "9")),
+    ],
+)
+def test_lengths_are_said_before_the_run(settings: dict[str, object], said: tuple[str, str]) -> None:
+    """What a trace, a file or an option brings, as the first line of output has it."""
+    assert Plan(server="tgi", n=4, **settings).lengths_said == said
+
+
 def test_a_plan_file_is_toml(tmp_path: Path) -> None:
     """Keys are the plan's fields; what is no TOML, or no file, says so."""
     file = tmp_path / "plan.toml"
@@ -46,6 +104,14 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"timeout_s": 0}, "--timeout 0: input should be greater than 0"),
         ({"url": "localhost:8000"}, "--url localhost:8000: must start with http:// or https://"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
+        ({"tokenizer": Path("no/such-model")}, "--tokenizer no/such-model: there is no file no/such-model, no folder"),
+        ({"lengths": "tokenizer"}, "--lengths tokenizer needs a tokenizer: name one with --tokenizer"),
+        (
+            {"lengths": "server", "tokenizer": Path(__file__)},
+            "--lengths server needs no tokenizer: leave --tokenizer out",
+        ),
+        ({"lengths": "guessed"}, "--lengths guessed: unknown; choose 'server', 'tokenizer' or 'approximate'"),
+        ({"output_tokens": "max:0"}, "--output-tokens max:0: lengths '0': length 0 is outside 1 to 10000000"),
         ({"workers": 4, "n": 2}, "4 workers for 2 requests: use --workers 2 or fewer"),
         ({"endpoint": "speech"}, "--endpoint speech: unknown; choose 'completions', 'chat', 'embeddings', 'rerank' or"),
         ({"header": ("X-Lane",)}, "--header X-Lane: must be written 'Name: value'"),

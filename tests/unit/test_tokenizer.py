@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_tokenizers import save
-from workloads.prompts import PromptError, load_tokenizer
+from workloads.prompts import PromptError, load_tokenizer, tokenizer_file
 
 
 def test_words_are_single_tokens(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_counts_as_a_server_does(tmp_path: Path) -> None:
         (b"{}", "is not a tokenizer.json"),
         (b"\xff\xfe", "is not a tokenizer.json"),
         (b"", "is not"),
-        (None, "cannot read"),
+        (None, "there is no file"),
     ],
 )
 def test_not_a_tokenizer(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -59,3 +59,38 @@ def test_import_is_cheap() -> None:
     """Reading the module does not load the tokenizers library: most commands never need it."""
     code = "import sys, workloads.prompts; assert 'tokenizers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
+def test_a_tokenizer_is_found_by_what_people_have(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file, a folder that holds one, or a model by its name in the cache that Hugging Face's tools fill, wherever
+    that is: of several snapshots the one that `main` points to."""
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    hub = {"HF_HUB_CACHE": ".", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub", "HOME": ".cache/huggingface/hub"}
+    model = tmp_path / hub[variable] / "models--Qwen--Qwen3-0.6B"
+    for revision in ("aaaa", "bbbb", "cccc"):
+        (model / "snapshots" / revision).mkdir(parents=True)
+        save("byte_level", model / "snapshots" / revision).rename(model / "snapshots" / revision / "tokenizer.json")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("bbbb\n")
+    file = model / "snapshots" / "bbbb" / "tokenizer.json"
+    for named in (file, file.parent, Path("Qwen/Qwen3-0.6B")):
+        assert tokenizer_file(named) == file
+        assert load_tokenizer(named).count(["di"])
+
+
+def test_what_is_no_tokenizer_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a name was looked for, and which folder or model holds no tokenizer.json."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--old" / "snapshots" / "aaaa").mkdir(parents=True)
+    for named, words in {
+        "org/none": f"no file org/none, no folder, and no model of that name in {tmp_path}",
+        "org/old": "the cached model org/old holds no tokenizer.json: transformers",
+        str(tmp_path): f"the folder {tmp_path} holds no tokenizer.json",
+    }.items():
+        with pytest.raises(PromptError, match=words):
+            tokenizer_file(Path(named))

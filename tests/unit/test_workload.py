@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -171,14 +172,23 @@ def test_named_output_lengths_win_over_the_dataset() -> None:
     assert [request.output_tokens for request in requests] == [9, 9]
 
 
-def test_an_output_length_that_nobody_knows_is_an_error() -> None:
-    """A prompt without answer or length is refused when it comes, not guessed."""
-    requests = Dataset("jsonl", DATA / "datasets/prompts.jsonl").requests(material(output=None))
-    assert next(requests).output_tokens == 3
-    with pytest.raises(WorkloadError, match=r"no output length for the prompt 'Count to ten\.'"):
-        next(requests)
+def test_an_output_length_that_nobody_names_is_the_usual_one() -> None:
+    """A line without answer or length asks for 128 tokens; a workload that has no answers at all is refused."""
+    requests = list(Dataset("jsonl", DATA / "datasets/prompts.jsonl").requests(material(output=None)))
+    assert [request.output_tokens for request in requests] == [3, 128]
     with pytest.raises(WorkloadError, match="no answers of its own"):
         next(Synthetic().requests(material(output=None)))
+
+
+@pytest.mark.parametrize("given", ["synthetic", f"jsonl:{DATA / 'datasets/prompts.jsonl'}", "multi-turn:turns=2"])
+def test_where_answers_may_end_every_request_says_so(given: str) -> None:
+    """Of any workload, and in each turn of a session."""
+    spec = replace(material().spec, workload=parse(given), n=2, ignore_eos=False)
+    prompts = replace(material(text), spec=spec)
+    sessions = prompts.conversations() if prompts.of_sessions else ()
+    requests = [each for one in sessions for each in (one.request(), *one.to_come())] or list(prompts.requests())
+    assert len(requests) >= 2
+    assert not any(request.ignore_eos for request in requests)
 
 
 def test_every_dataset_kind_is_read() -> None:

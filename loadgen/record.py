@@ -18,6 +18,7 @@ ErrorKind = Literal[
     "in_band_error",  # a 200, and then an error inside the stream
     "protocol",  # bytes that are not what HTTP or the dialect allows
     "truncated",  # the stream ended before its end marker, or shorter than asked
+    "wrong_length",  # more tokens than asked
     "dropped",  # never sent: past the limit on requests in flight
     "session_ended",  # never sent: a turn of a session that ended before it
     "cancelled",  # never sent or cut off, because the run was interrupted
@@ -69,7 +70,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """As the server reported it; None when it did not."""
     output_tokens_asked: int = 0
     output_tokens: int | None = None
-    counted_by: Literal["server", "wire", "tokenizer", ""] = ""
+    counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
+    """`wire`: token ids or one-token events. `chunks`: events of unknown length, so perhaps more tokens."""
     stamps: str = ""
     """Name of the source of its arrival instants (servers.wire.stamps): `kernel`, `user`."""
     late_ns_max: int = 0

@@ -1,7 +1,7 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
 
 The request holds nothing but standard fields, since strict servers refuse others; the output length therefore
-cannot be forced. The decoder is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each
+cannot be forced, and an answer that ends early is truncated. The decoder is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each
 other in two points only: what a chunk without text means, and whether `[DONE]` always comes.
 """
 
@@ -22,8 +22,8 @@ from workloads.request import Request
 class Usage(msgspec.Struct, gc=False):
     """`prompt_tokens` includes special tokens the server added, `completion_tokens` a generated end-of-text token."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: base.TokenCount | None = None
+    completion_tokens: base.TokenCount | None = None
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -51,6 +51,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
@@ -70,7 +71,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = base.Answer([0] * len(payloads))
     for index, chunk in enumerate(chunks):
-        if not chunk.choices and payloads[index] != DONE:
+        if (chunk.error or not chunk.choices) and payloads[index] != DONE:
             note_error(answer, payloads[index])
     held = [(index, chunk.choices[0]) for index, chunk in enumerate(chunks) if chunk.choices]
     without_text = _read_choices(held, payloads, answer)
@@ -82,13 +83,18 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     last = usages[max(usages)] if usages else Usage()
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
     if not _read_running_totals(held, usages, answer.tokens) and empty_is_token:
-        choices = [choice for _, choice in held] if without_text else []
+        choices, empty = [choice for _, choice in held] if without_text else [], list[int]()
         known = sum(answer.tokens)
         for place in without_text:
-            if empty_is_token(choices, place, total is not None and total > known):
-                answer.tokens[held[place][0]] = 1
-                known += 1
-    return settle(answer, total, broken)
+            if empty_is_token(choices, place, total is not None and total > known + len(empty)):
+                empty.append(held[place][0])
+        if total is None or known + len(empty) <= total:  # else nobody knows which of them the server counted
+            for index in empty:
+                answer.tokens[index] = 1
+    settle(answer, total, broken)
+    if empty_is_token is None and total is None:
+        answer.counted_by = "chunks"
+    return answer
 
 
 def text(payloads: Sequence[bytes]) -> str:
@@ -121,7 +127,7 @@ def dialect(
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
         count_by_running=base.Route(
-            PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
+            PATHS[endpoint], one_token, lambda answer: base.whole(answer["usage"]["prompt_tokens"]), generates=True
         ),
         **others,
     )
@@ -207,7 +213,7 @@ OPENAI = base.ServerKind(
     phrase="an OpenAI-style server",
     native="completions",
     dialects={
-        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None)
+        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None, fixed_output=True)
         for endpoint in ("completions", "chat")
     },
     recognise=_recognise,

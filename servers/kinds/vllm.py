@@ -1,8 +1,8 @@
 """vLLM: `/v1/completions` (native, takes token ids) and `/v1/chat/completions`. Checked on 0.2.0 to 0.33.0.
 
-`ignore_eos` with `min_tokens` fixes the output length, `return_token_ids` (0.10.2) counts the tokens of each chunk,
-which under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it.
-Stop strings are never sent: they make the server hold text back. `[DONE]` ends every answer, failed ones too.
+`ignore_eos` with `min_tokens` fixes the output length, `continuous_usage_stats` counts the tokens of each chunk, which
+under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it. Never
+sent: `return_token_ids`, with which the first event echoes the prompt's ids, 64 KiB of them and more. Stop strings are never sent: they make the server hold text back. `[DONE]` ends every answer, failed ones too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    return {"min_tokens": request.output_tokens, "ignore_eos": True, **INCLUDE_USAGE, "return_token_ids": True}
+    running = {"stream_options": {**INCLUDE_USAGE["stream_options"], "continuous_usage_stats": True}}
+    return {"min_tokens": request.output_tokens, "ignore_eos": True, **running}
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
@@ -49,10 +50,12 @@ def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
 
 # A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
 _COUNT_TEXT = base.Route(
-    "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
+    "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: base.whole(answer["count"])
 )
 _COUNT_CHAT = base.Route(
-    "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
+    "/tokenize",
+    lambda text, model: {"model": model, "messages": messages(text)},
+    lambda answer: base.whole(answer["count"]),
 )
 _OPENING_EVENT = base.VersionRule(
     lambda version: not version,

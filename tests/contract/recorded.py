@@ -161,6 +161,6 @@ STREAMS = (
     Stream(
         "written/transformers-5.19/chat_failed.txt",
         ("openai", "chat"),
-        _wire([0, 1, 0], None, "", "CUDA out of memory"),
+        Answer([0, 1, 0], None, None, 1, "chunks", "", "in_band_error", "CUDA out of memory"),
     ),
 )

@@ -53,6 +53,6 @@ def _check(answer: Answer, payloads: Sequence[bytes]) -> None:
     assert len(answer.tokens) == len(payloads)
     assert all(tokens >= 0 for tokens in answer.tokens)
     assert answer.end_event is None or 0 <= answer.end_event < len(payloads)
-    assert answer.counted_by in {"server", "wire"}
+    assert answer.counted_by in {"server", "wire", "chunks"}
     assert bool(answer.error_kind) == bool(answer.error_detail)
     assert len(answer.error_detail) <= 300

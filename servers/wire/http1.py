@@ -113,7 +113,7 @@ class Framing:
             self.body_end = self.body_start
         elif length is not None:
             if not length.strip().isdigit() or len(length) > 20:
-                raise ProtocolError(f"Content-Length {length[:40]!r} is no length")
+                raise ProtocolError(f"Content-Length {length[:40]!r} is not a number of bytes")
             self.body_end = self.body_start + int(length)
         self.need = self.body_end if self.body_end is not None else 1 << 62
 

@@ -35,7 +35,7 @@ def tgi(number: int, said: str = "null", generated: str = "3") -> str:
     return f'{{"token":{{"id":{number}}},"generated_text":{said},"details":{"null" if said == "null" else details}}}'
 
 
-def lightllm(number: int | str, finished: bool = False) -> str:
+def lightllm(number: int | str, *, finished: bool = False) -> str:
     token = f'{{"count_output_tokens":{number},"prompt_tokens":5}}'
     return f'{{"token":{token},"finished":{str(finished).lower()},"finish_reason":"length"}}'
 
@@ -75,7 +75,7 @@ WHOLE = {
     if key[1] != "generate"
 } | {
     ("tgi", "generate"): (tgi(1), tgi(2), tgi(3, '"abc"')),
-    ("lightllm", "generate"): (lightllm(1), lightllm(2), lightllm(3, True)),
+    ("lightllm", "generate"): (lightllm(1), lightllm(2), lightllm(3, finished=True)),
 }
 
 
@@ -111,7 +111,9 @@ def test_an_error_beside_a_token_fails_the_answer(key: tuple[str, str]) -> None:
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_tokens_after_the_end_are_a_protocol_error(key: tuple[str, str]) -> None:
     """An end that is not the end proves nothing."""
-    assert ending(key, *WHOLE[key], WHOLE[key][0])[:2] == ("failed", "protocol")
+    one_more = lightllm(4) if key == ("lightllm", "generate") else WHOLE[key][0]
+    said = ("failed", "protocol", "tokens came after the end marker")
+    assert ending(key, *WHOLE[key], one_more) == said
 
 
 IMPOSSIBLE = ("-7", "1e30", "36893488147419103232", "true", "NaN", "2.5", "10000001")
@@ -121,10 +123,8 @@ IMPOSSIBLE = ("-7", "1e30", "36893488147419103232", "true", "NaN", "2.5", "10000
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_an_impossible_number_is_a_protocol_error(key: tuple[str, str], number: str) -> None:
     """Negative, past any context, or no whole number at all: it is in no figure, and what came before it stays."""
-    last = {
-        "tgi": tgi(3, '"abc"', number),
-        "lightllm": lightllm(number, True),
-    }.get(key[0], "") if key[1] == "generate" else usage(number)
+    native = {"tgi": tgi(3, '"abc"', number), "lightllm": lightllm(number, finished=True)}
+    last = native[key[0]] if key[1] == "generate" else usage(number)
     record, _ = recorded(key, *WHOLE[key][:2], last, "[DONE]")
     assert (record.state, record.error_kind, sum(record.chunk_tokens)) == ("failed", "protocol", 2)
     assert record.output_tokens == 2

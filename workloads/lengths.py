@@ -219,7 +219,10 @@ def _empirical(rest: str) -> Empirical:
 PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (syntax.CV_LOW, syntax.CV_HIGH)}
 """The least and the largest that each may be."""
 KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
-    "fixed": (lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512 or 32k"),
+    "fixed": (
+        lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)),
+        "a number of tokens, such as 512 or 32k",
+    ),
     "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),
     "lognormal": (
         lambda rest: _capped(Lognormal, rest, "mean", "cv"),

@@ -161,6 +161,10 @@ def _verdict(record: Record, answer: Answer, dialect: Dialect) -> tuple[State, N
         state: State = "truncated" if kind == "truncated" else "failed"
         came = "after tokens had come" if record.chunk_ns else "before any token"  # no number: like failures are one
         return state, kind, f"{detail}, {came} and without the end marker"
+    return _length_verdict(record, dialect)
+
+
+def _length_verdict(record: Record, dialect: Dialect) -> tuple[State, NoneOrKind, str]:
     asked, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
     if not record.chunk_ns:
         return "truncated", "truncated", "the answer ended without a token"

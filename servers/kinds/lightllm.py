@@ -112,7 +112,9 @@ _WITHOUT_DONE = base.VersionRule(
 # Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
 def _count(parameters: dict[str, Any]) -> base.Route[int]:
     return base.Route(
-        "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: base.whole(answer["ntokens"])
+        "/tokens",
+        lambda text, _: {"text": text, "parameters": parameters},
+        lambda answer: base.whole(answer["ntokens"]),
     )
 
 

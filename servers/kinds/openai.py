@@ -1,8 +1,9 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
 
 The request holds nothing but standard fields, since strict servers refuse others; the output length therefore
-cannot be forced, and an answer that ends early is truncated. The decoder is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each
-other in two points only: what a chunk without text means, and whether `[DONE]` always comes.
+cannot be forced, and an answer that ends early is truncated. The decoder is shared by the OpenAI routes of vLLM, TGI
+and LightLLM, which differ from each other in two points only: what a chunk without text means, and whether `[DONE]`
+always comes.
 """
 
 from __future__ import annotations
@@ -82,15 +83,8 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
     last = usages[max(usages)] if usages else Usage()
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
-    if not _read_running_totals(held, usages, answer.tokens) and empty_is_token:
-        choices, empty = [choice for _, choice in held] if without_text else [], list[int]()
-        known = sum(answer.tokens)
-        for place in without_text:
-            if empty_is_token(choices, place, total is not None and total > known + len(empty)):
-                empty.append(held[place][0])
-        if total is None or known + len(empty) <= total:  # else nobody knows which of them the server counted
-            for index in empty:
-                answer.tokens[index] = 1
+    if not _read_running_totals(held, usages, answer.tokens) and empty_is_token and without_text:
+        _read_empty(held, without_text, answer.tokens, total, empty_is_token)
     settle(answer, total, broken)
     if empty_is_token is None and total is None:
         answer.counted_by = "chunks"
@@ -197,6 +191,20 @@ def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int
     for new, (index, _) in zip(grown, held, strict=True):
         tokens[index] = new
     return True
+
+
+def _read_empty(
+    held: Sequence[tuple[int, Choice]], places: Sequence[int], tokens: list[int], total: int | None, rule: EmptyRule
+) -> None:
+    """Count the choices at these places by the dialect's rule, unless the server's total does not cover them all:
+    nobody knows which of them it counted."""
+    choices, empty, known = [choice for _, choice in held], list[int](), sum(tokens)
+    for place in places:
+        if rule(choices, place, total is not None and total > known + len(empty)):
+            empty.append(held[place][0])
+    if total is None or known + len(empty) <= total:
+        for index in empty:
+            tokens[index] = 1
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:

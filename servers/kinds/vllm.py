@@ -2,7 +2,8 @@
 
 `ignore_eos` with `min_tokens` fixes the output length, `continuous_usage_stats` counts the tokens of each chunk, which
 under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it. Never
-sent: `return_token_ids`, with which the first event echoes the prompt's ids, 64 KiB of them and more. Stop strings are never sent: they make the server hold text back. `[DONE]` ends every answer, failed ones too.
+sent: `return_token_ids`, with which the first event echoes the prompt's ids, and stop strings, which make the server
+hold text back. `[DONE]` ends every answer, failed ones too.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def page() -> str:
 
 <!-- Written by `PYTHONPATH=. python tests/contract/test_wire_faults.py`. -->
 
-What becomes of an answer of three tokens when something is wrong with it, in every dialect: the state and the error kind
-of its Record, and the reason that terminal and page give. Only *complete* requests are in latencies; see
+What becomes of an answer of three tokens when something is wrong with it, in every dialect: the state and the error
+kind of its Record, and the reason that terminal and page give. Only *complete* requests are in latencies; see
 [What counts](../concepts/burst.md#what-counts).
 
 | fault | dialects | state | error kind | reason |

@@ -1,4 +1,4 @@
-"""`loadgen burst` against a server that follows OpenAI and says odd things: what the terminal and the exit code tell."""
+"""`loadgen burst` against a server that follows OpenAI and says odd things: what terminal and exit code tell."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from workloads.request import Request
 
 Told = TypeVar("Told")
 Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
-TOKENS_MOST = 10_000_000
-TokenCount = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MOST)]
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """A number of tokens as a server states it. An event with any other number is not of its dialect."""
 
 
@@ -31,8 +30,7 @@ class Answer:
     end_event: int | None = None  # Index of the event that is the dialect's end marker; None when none was seen
     prompt_tokens: int | None = None  # Prompt length as the server reported it
     output_tokens: int | None = None  # Generated tokens; `counted_by` says by whose count
-    counted_by: Literal["server", "wire", "chunks", ""] = ""
-    """`wire`: token ids or one-token events, counted here. `chunks`: events of unknown length."""
+    counted_by: Literal["server", "wire", "chunks", ""] = ""  # As in Record
     finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
     error_kind: Literal["", "in_band_error", "protocol"] = ""  # The server said so after a 200; not the dialect's
     error_detail: str = ""  # The server's words or ours, cut to 300 characters
@@ -204,10 +202,3 @@ def as_dict(answer: object) -> dict[str, Any]:
 def stated(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
     """Those of these limits that the server's facts hold."""
     return {name: value for name in limits if type(value := facts.get(name)) is int and value > 0}
-
-
-def whole(number: object) -> int:
-    """A number of tokens that a server was asked for. Raises ValueError for what cannot be one."""
-    if type(number) is not int or not 0 <= number <= TOKENS_MOST:
-        raise ValueError(f"{number!r} is no number of tokens")
-    return number

@@ -112,9 +112,7 @@ _WITHOUT_DONE = base.VersionRule(
 # Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
 def _count(parameters: dict[str, Any]) -> base.Route[int]:
     return base.Route(
-        "/tokens",
-        lambda text, _: {"text": text, "parameters": parameters},
-        lambda answer: base.whole(answer["ntokens"]),
+        "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: int(answer["ntokens"])
     )
 
 
@@ -136,7 +134,7 @@ LIGHTLLM = base.ServerKind(
             count_by_running=base.Route(  # before 1.0 only the details of a token tell the length of the prompt
                 "/generate",
                 lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},
-                lambda answer: base.whole(answer["tokens"][0]["prompt_tokens"]),
+                lambda answer: int(answer["tokens"][0]["prompt_tokens"]),
                 generates=True,
             ),
             fixed_output=True,

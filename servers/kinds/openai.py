@@ -121,7 +121,7 @@ def dialect(
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
         count_by_running=base.Route(
-            PATHS[endpoint], one_token, lambda answer: base.whole(answer["usage"]["prompt_tokens"]), generates=True
+            PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
         ),
         **others,
     )

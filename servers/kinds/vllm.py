@@ -51,12 +51,10 @@ def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
 
 # A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
 _COUNT_TEXT = base.Route(
-    "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: base.whole(answer["count"])
+    "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
 )
 _COUNT_CHAT = base.Route(
-    "/tokenize",
-    lambda text, model: {"model": model, "messages": messages(text)},
-    lambda answer: base.whole(answer["count"]),
+    "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
 )
 _OPENING_EVENT = base.VersionRule(
     lambda version: not version,

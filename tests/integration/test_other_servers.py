@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from loadgen import runfile
-from tests.command import burst, in_process, summary_of
+from servers.simulated.config import SimulatedConfig
+from tests.command import FAST, burst, in_process, summary_of
+from tests.simulated import running
 from tests.stub_server import OPENAI, answering
 from tests.tiny_tokenizers import byte_level_with_bos
 
@@ -91,3 +93,14 @@ def test_a_reason_keeps_its_end(tmp_path: Path) -> None:
         code, out, _ = asked(tmp_path, url)
     assert code == 1
     assert "(InternalServerError,500)" in "".join(out.split())
+
+
+def test_a_long_prompt_is_no_fault_of_the_client(tmp_path: Path) -> None:
+    """16k tokens of prompt, one request at a time: their ids do not come back, and no read fills the window."""
+    with running(SimulatedConfig(server="vllm", max_model_len=20_000, **FAST)) as simulated:
+        options = ("--input-tokens", "16k", "--output-tokens", "4", "--n", "3", "--arrivals", "closed:1")
+        code, out, err = burst(tmp_path, "--server", "vllm", "--url", simulated.url, *options, command="run")
+    assert code == 0, out + err
+    tokens = summary_of(tmp_path)["tokens"]
+    assert (tokens["prompt_reported"], tokens["output_reported"]) == (3 * 16_000, 3 * 4)
+    assert summary_of(tmp_path)["client"]["full_reads"] == 0

@@ -173,5 +173,6 @@ def _length_verdict(record: Record, dialect: Dialect) -> tuple[State, NoneOrKind
         return "failed", "wrong_length", length
     early = reason not in ("", "length") if record.counted_by == "chunks" else got < asked
     if not got or reason == "content_filter" or (early and dialect.fixed_output):
-        return "truncated", "truncated", length
+        allowed = "" if reason in ("", "length", "content_filter") else "; --output-tokens max:N allows that"
+        return "truncated", "truncated", f"{length}{allowed}"
     return "complete", "", ""

@@ -70,7 +70,7 @@ def test_more_tokens_than_asked_are_a_wrong_length(key: Key) -> None:
 @every_dialect
 def test_a_short_answer_is_truncated_unless_the_server_cannot_help_it(key: Key) -> None:
     """TGI has no switch for it: shorter than asked is complete there."""
-    said = ("truncated", "truncated", "asked for 3 output tokens, got 2 (stop)")
+    said = ("truncated", "truncated", "asked for 3 output tokens, got 2 (stop); --output-tokens max:N allows that")
     assert ending(key, *whole(key, 2, reason="stop")) == (("complete", "", "") if key[0] == "tgi" else said)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from tests.command import FAST, burst, in_process, summary_of
+from tests.command import FAST, accounted, burst, in_process, summary_of
 from tests.simulated import running
 from tests.stub_server import OPENAI, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save
@@ -32,6 +32,7 @@ def saying(answer: Callable[[int], bytes]) -> Iterator[str]:
     """The URL of a server that answers a prompt of so many tokens with these bytes."""
     tokenizer = byte_level_with_bos()
     tokenizer.no_truncation()
+    tokenizer.no_padding()
 
     def completion(body: Any) -> Any:
         tokens = len(tokenizer.encode(body["prompt"]).ids)
@@ -48,10 +49,11 @@ def asked(folder: Path, url: str, *more: str) -> tuple[int, str, str]:
 
 
 def test_a_whole_answer_passes(tmp_path: Path) -> None:
-    """The length asked for, by the server's count: exit code 0."""
+    """The length asked for, by the server's count: whether this client is quick enough for it is another matter."""
     with saying(lambda tokens: stream(4, {"prompt_tokens": tokens, "completion_tokens": 4})) as url:
         code, out, err = asked(tmp_path, url)
-    assert code == 0, out + err
+    assert code in (0, 5), out + err
+    assert accounted(tmp_path, 3) == {"complete": 3}
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,10 @@ class Frame:
 
     @property
     def output_tokens(self) -> Floats:
-        """The reported count, else the sum over chunks: what arrived, also of a request that failed later."""
-        return np.where(np.isnan(self.output_reported), self.arrived_tokens, self.output_reported)
+        """The reported count, else the sum over chunks: what arrived, also of a request that failed later, and of one
+        that is not complete and said to be longer than asked."""
+        excess = ~self.complete & (self.output_reported > self.output_asked)
+        return np.where(np.isnan(self.output_reported) | excess, self.arrived_tokens, self.output_reported)
 
     @property
     def prompt_tokens(self) -> Floats:

@@ -200,7 +200,9 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
     span, (ci95, ci95_none) = frame.span_ns, rate_intervals(frame)
     bar_s = health.error_bar_e2e_s if frame.window is None else health.error_bar_s
     error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
-    figures = {each.name: _figure(each, frame) for each in METRICS.values() if each.per == "run" and each.unit != "s"}
+    rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]
+    answered = bool((frame.measured & frame.complete).any())  # else there is no throughput worth a name
+    figures = {each.name: _figure(each, frame) if answered else None for each in rates}
     return summary.Throughput(**figures, error_share=error_share, ci95=ci95, ci95_none=ci95_none)
 
 

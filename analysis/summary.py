@@ -165,7 +165,7 @@ class MeasuredWindow(msgspec.Struct, kw_only=True):
 
 
 class Throughput(msgspec.Struct, kw_only=True):
-    """Rates of the window, and how exactly they are known."""
+    """Rates of the window, and how exactly they are known; None where no request was complete."""
 
     requests_per_s: float | None
     output_tokens_per_s: float | None

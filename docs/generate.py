@@ -108,7 +108,7 @@ def dialects() -> str:
     yes = {True: "yes", False: "no"}
     rows = [
         f"| {kind.name} | {f'**{endpoint}**' if endpoint == kind.native else endpoint} | `{dialect.path}` "
-        f"| {yes[dialect.token_ids]} | {yes[dialect.fixed_output]} |"
+        f"| {yes[dialect.token_ids]} | {'truncated' if dialect.fixed_output else 'complete'} |"
         for kind in KINDS.values()
         for endpoint, dialect in kind.dialects.items()
     ]

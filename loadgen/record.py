@@ -18,6 +18,7 @@ ErrorKind = Literal[
     "in_band_error",  # a 200, and then an error inside the stream
     "protocol",  # bytes that are not what HTTP or the dialect allows
     "truncated",  # the stream ended before its end marker, or shorter than asked
+    "wrong_length",  # more tokens than asked
     "dropped",  # never sent: past the limit on requests in flight
     "session_ended",  # never sent: a turn of a session that ended before it
     "cancelled",  # never sent or cut off, because the run was interrupted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ UNNAMED = 128
 """Tokens of an answer where neither its file nor anybody else says how many."""
 ANSWERS = "answers"
 """Output lengths that are those of a file's own answers."""
+_THOUSANDS = re.compile(r"(?<!\w)(\d+(?:\.\d+)?)([kK])(?!\w)")
 CAP_SHARE = 0.01
 """A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
 
@@ -159,9 +161,14 @@ def parse(text: str) -> Lengths:
         )
     read, syntax = KINDS[kind]
     try:
-        return read(rest)
+        return read(rest if kind == "empirical" else _THOUSANDS.sub(_spelled_out, rest))
     except WorkloadError as error:
         raise WorkloadError(f"lengths {text!r}: {error}", f"write {syntax}") from None
+
+
+def _spelled_out(number: re.Match[str]) -> str:
+    """`32k` is 32000 and `32K` 32768, as for vLLM's --max-model-len."""
+    return syntax.show(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 
 def _bounded(draw_length: Callable[[], float], low: int, high: int | None) -> Iterator[int]:
@@ -236,7 +243,10 @@ def _empirical(rest: str) -> Empirical:
 PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (syntax.CV_LOW, syntax.CV_HIGH)}
 """The least and the largest that each may be."""
 KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
-    "fixed": (lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)), "a number of tokens, such as 512"),
+    "fixed": (
+        lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)),
+        "a number of tokens, such as 512 or 32k",
+    ),
     "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),
     "lognormal": (
         lambda rest: _capped(Lognormal, rest, "mean", "cv"),

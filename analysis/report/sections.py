@@ -77,7 +77,7 @@ def brief(summary: Summary) -> Document:
     cards = tables.cards(summary)
     blocks: list[Block] = [
         doc.Cards([cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]),
-        tables.latency([summary], brief=True),
+        *([tables.latency([summary], brief=True)] if summary.requests.complete else []),
         *([tables.turns([summary], brief=True)] if summary.turns else []),
         *([tables.failures(summary)] if summary.requests.errors else []),
         doc.Findings(findings.findings(summary)),

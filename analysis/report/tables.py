@@ -47,6 +47,9 @@ def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, sever
 def cards(summary: Summary) -> dict[str, Card]:
     """The figures of the first screen, by short names."""
     throughput, latency, requests = summary.throughput, summary.latencies, summary.requests
+    if not requests.complete:
+        took = f"in {duration(summary.run.duration_s)}"
+        return {"requests": Card("Requests complete", "0", f"of {requests.planned:,}", took)}
     ended = f"{requests.complete:,} of {requests.planned:,} complete; in {duration(summary.run.duration_s)}"
     ended = _joined(ended, _interval(summary, "requests_per_s"))
     error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s

@@ -14,8 +14,8 @@ from analysis.report import Block, Cards, Document, Findings, Paragraph, Table, 
 from analysis.report.format import plain
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
-LINE_MAX = 160
-"""Of a cell's longest line: a server's words may be pages."""
+LINE_MAX = 400
+"""Of a cell's longest line; a server's words have at most 300 characters, and their end counts."""
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:

@@ -6,7 +6,7 @@ import os
 import ssl
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -52,11 +52,14 @@ def record_of(
     record.late_ns_max = max(late)
     record.first_byte_ns = arrivals[0] - start_ns
     body, spans = _body(exchange, record)
+    first_token_read = len(exchange.sizes)
     if exchange.framing.status == 200:
         whole = [body] if exchange.framing.ended and body else []
         payloads, ends, rest = split(body) if dialect.streams else (whole, [len(each) for each in whole], b"")
         answer = dialect.decode(payloads)
         reads, places = located(ends, spans, exchange.sizes)
+        holding = (read for read, tokens in zip(reads, answer.tokens, strict=True) if tokens)
+        first_token_read = next(holding, first_token_read)
         if stamps.by_read:
             instants = [arrivals[read] for read in reads]
         else:  # every event has a stamp of its own, however many came in one read
@@ -71,7 +74,7 @@ def record_of(
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, body)
-    health.add(late, record.coalesced_reads, _full_reads(exchange.sizes), *exchange.losses)
+    health.add(late, record.coalesced_reads, _full_reads(exchange.sizes, first_token_read), *exchange.losses)
     return record
 
 
@@ -94,11 +97,12 @@ def _since(start_ns: int, instant: int | None) -> int | None:
     return None if instant is None else instant - start_ns
 
 
-def _full_reads(sizes: Sequence[int]) -> int:
-    """Reads that returned all they could: so much lay waiting that the window we offered was full, or nearly."""
+def _full_reads(sizes: Sequence[int], first: int) -> int:
+    """Reads that returned all they could: so much lay waiting that the window we offered was full, or nearly. Before
+    that of the `first` token they held no token back, but were one event: an echo of the prompt."""
     if sizes[-1] < READ_BYTES:
         return 0
-    return sum(after - before >= READ_BYTES for before, after in pairwise((0, *sizes)))
+    return sum(after - before >= READ_BYTES for before, after in islice(pairwise((0, *sizes)), first, None))
 
 
 def _body(exchange: Exchange, record: Record) -> tuple[bytes, list[tuple[int, int]]]:
@@ -159,8 +163,22 @@ def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, Non
         kind: NoneOrKind = record.error_kind or "truncated"
         detail = record.error_detail or "the answer ended"
         state: State = "truncated" if kind == "truncated" else "failed"
-        return state, kind, f"{detail}, after {sum(record.chunk_tokens)} tokens and without the end marker"
-    asked, got = record.output_tokens_asked, record.output_tokens
-    if exact and got is not None and got != asked:
-        return "truncated", "truncated", f"asked for {asked} output tokens, got {got} ({record.finish_reason})"
+        came = "after tokens had come" if record.chunk_ns else "before any token"  # no number: like failures are one
+        return state, kind, f"{detail}, {came} and without the end marker"
+    return _length_verdict(record, exact=exact)
+
+
+def _length_verdict(record: Record, *, exact: bool) -> tuple[State, NoneOrKind, str]:
+    asked, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
+    if not asked:  # embeddings, scores
+        return "complete", "", ""
+    if not record.chunk_ns:
+        return "truncated", "truncated", "the answer ended without a token"
+    length = f"asked for {asked} output tokens, got {got}" + (f" ({reason})" if reason else "")
+    if got > asked and record.counted_by != "chunks":
+        return "failed", "wrong_length", length
+    early = reason not in ("", "length") if record.counted_by == "chunks" else got < asked
+    if not got or reason == "content_filter" or (early and exact):
+        allowed = "" if reason in ("", "length", "content_filter") else "; --output-tokens max:N allows that"
+        return "truncated", "truncated", f"{length}{allowed}"
     return "complete", "", ""

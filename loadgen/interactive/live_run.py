@@ -40,6 +40,7 @@ from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
 from servers.find import dialect_on, of_version, tokenizer_of
 from servers.kinds.base import Dialect, ServerFacts
+from servers.kinds.events import one_line
 from servers.wire.connection import Target, target_of
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
@@ -186,7 +187,7 @@ def described(values: Floats) -> dict[str, float | int | None]:
 
 def detail_of(record: Record) -> str:
     """The words of a failure with its numbers left out, so that the same failure is counted as one."""
-    return "".join("#" if letter.isdigit() else letter for letter in record.error_detail)[:200]
+    return one_line("".join("#" if letter.isdigit() else letter for letter in record.error_detail), 200)
 
 
 class LiveFigures:

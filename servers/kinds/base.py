@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from workloads.request import Request, merged
 
 Told = TypeVar("Told")
 Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+"""A number of tokens as a server states it. An event with any other number is not of its dialect."""
 
 
 @dataclass(slots=True)
@@ -28,8 +30,7 @@ class Answer:
     end_event: int | None = None  # Index of the event that is the dialect's end marker; None when none was seen
     prompt_tokens: int | None = None  # Prompt length as the server reported it
     output_tokens: int | None = None  # Generated tokens; `counted_by` says by whose count
-    counted_by: Literal["server", "wire", "chunks", ""] = ""
-    """`wire`: token ids or one-token events, counted here. `chunks`: events of unknown length."""
+    counted_by: Literal["server", "wire", "chunks", ""] = ""  # As in Record
     finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
     error_kind: Literal["", "in_band_error", "protocol"] = ""  # The server said so after a 200; not the dialect's
     error_detail: str = ""  # The server's words or ours, cut to 300 characters
@@ -68,7 +69,7 @@ class Dialect:
     count: Route[int] | None = None  # The route that counts a prompt without running it
     count_text: Route[int] | None = None  # Where there is none: the one that counts without the chat template
     token_ids: bool = False  # The prompt may be token ids
-    fixed_output: bool = False  # The server can be made to generate all that is asked; else less is complete too
+    fixed_output: bool = False  # Less than asked is truncated; else the server may end an answer itself
     versions: tuple[VersionRule, ...] = ()
     streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
 
@@ -206,4 +207,4 @@ def as_dict(answer: object) -> dict[str, Any]:
 
 def stated(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
     """Those of these limits that the server's facts hold."""
-    return {name: facts[name] for name in limits if isinstance(facts.get(name), int)}
+    return {name: value for name in limits if type(value := facts.get(name)) is int and value > 0}

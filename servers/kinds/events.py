@@ -48,9 +48,11 @@ def decode_events(payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event
 
 def settle(answer: Answer, total: int | None, broken: str) -> Answer:
     """Set the answer's length: the server's total where it gave one, else what its events held. `broken` is an event
-    that could not be read: what came after it is unknown, the end included."""
+    that could not be read: what came after it is unknown, the end included. Nothing may come after the end."""
     answer.output_tokens = sum(answer.tokens) if total is None else total
     answer.counted_by = "wire" if total is None else "server"
+    if not broken and answer.end_event is not None and any(answer.tokens[answer.end_event + 1 :]):
+        broken = "tokens came after the end marker"
     if broken:
         answer.end_event = None
         if answer.error_kind == "":
@@ -59,7 +61,7 @@ def settle(answer: Answer, total: int | None, broken: str) -> Answer:
 
 
 def note_error(answer: Answer, payload: bytes) -> None:
-    """If this event, which holds no token, is the server's error, say so in the answer. The first error counts."""
+    """If this event is the server's error, say so in the answer. The first error counts."""
     if answer.error_kind == "" and (said := error_in(payload)):
         answer.error_kind, answer.error_detail = "in_band_error", said
 
@@ -95,11 +97,13 @@ def error_in(payload: bytes) -> str:
     return ""
 
 
-def one_line(text: str) -> str:
-    """Runs of white space and control characters become one space; cut to 300 characters."""
-    printable = "".join(character if character.isprintable() else " " for character in text[: 4 * LIMIT_CHARACTERS])
-    line = " ".join(printable.split())
-    return line if len(line) <= LIMIT_CHARACTERS else line[: LIMIT_CHARACTERS - 1] + "…"
+def one_line(text: str, most: int = LIMIT_CHARACTERS) -> str:
+    """Runs of white space and control characters become one space. What is longer loses its middle: a reason's end
+    says its kind."""
+    if len(text) > 8 * most:
+        text = f"{text[: 4 * most]} {text[-4 * most :]}"
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= most else f"{line[: most - most // 3 - 3]} … {line[-(most // 3) :]}"
 
 
 def _said(answer: Any) -> str:

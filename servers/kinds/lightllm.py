@@ -22,8 +22,8 @@ from workloads.request import Request
 class LightllmToken(msgspec.Struct, gc=False):
     """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
 
-    count_output_tokens: int | None = None
-    prompt_tokens: int | None = None
+    count_output_tokens: base.TokenCount | None = None
+    prompt_tokens: base.TokenCount | None = None
     text: str | None = None
     special: bool | None = None  # None of what was said
 
@@ -34,6 +34,7 @@ class LightllmEvent(msgspec.Struct, gc=False):
     token: LightllmToken | None = None
     finished: bool = False
     finish_reason: str | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 _EVENTS = msgspec.json.Decoder(LightllmEvent)
@@ -44,15 +45,16 @@ def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
     answer = base.Answer([0] * len(payloads))
     count = 0
     for index, event in enumerate(events):
-        if event.token is None:
+        token = event.token
+        if event.error or token is None:
             note_error(answer, payloads[index])
-        elif event.token.count_output_tokens:
-            answer.tokens[index] = max(0, event.token.count_output_tokens - count)
-            count = max(count, event.token.count_output_tokens)
-            answer.prompt_tokens = event.token.prompt_tokens or None
-        else:
+        if token is not None and token.count_output_tokens:
+            answer.tokens[index] = max(0, token.count_output_tokens - count)
+            count = max(count, token.count_output_tokens)
+            answer.prompt_tokens = token.prompt_tokens or None
+        elif token is not None:
             answer.tokens[index] = 1
-        if event.finished:
+        if event.finished and answer.end_event is None:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
     return settle(answer, count or None, broken)

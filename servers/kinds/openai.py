@@ -1,8 +1,9 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
 
 The request holds nothing but standard fields, since strict servers refuse others; the output length therefore
-cannot be forced. The decoder is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each
-other in two points only: what a chunk without text means, and whether `[DONE]` always comes.
+cannot be forced, and an answer that ends early is truncated. The decoder is shared by the OpenAI routes of vLLM, TGI
+and LightLLM, which differ from each other in two points only: what a chunk without text means, and whether `[DONE]`
+always comes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from workloads.request import Request
 class Usage(msgspec.Struct, gc=False):
     """`prompt_tokens` includes special tokens the server added, `completion_tokens` a generated end-of-text token."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: base.TokenCount | None = None
+    completion_tokens: base.TokenCount | None = None
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -51,6 +52,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
@@ -71,7 +73,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = base.Answer([0] * len(payloads))
     for index, chunk in enumerate(chunks):
-        if not chunk.choices and payloads[index] != DONE:
+        if (chunk.error or not chunk.choices) and payloads[index] != DONE:
             note_error(answer, payloads[index])
     held = [(index, chunk.choices[0]) for index, chunk in enumerate(chunks) if chunk.choices]
     without_text = _read_choices(held, payloads, answer)
@@ -82,13 +84,8 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
     last = usages[max(usages)] if usages else Usage()
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
-    if not _read_running_totals(held, usages, answer.tokens) and empty_is_token:
-        choices = [choice for _, choice in held] if without_text else []
-        known = sum(answer.tokens)
-        for place in without_text:
-            if empty_is_token(choices, place, total is not None and total > known):
-                answer.tokens[held[place][0]] = 1
-                known += 1
+    if not _read_running_totals(held, usages, answer.tokens) and empty_is_token and without_text:
+        _read_empty(held, without_text, answer.tokens, total, empty_is_token)
     settle(answer, total, broken)
     if empty_is_token is None and total is None:
         answer.counted_by = "chunks"
@@ -200,6 +197,20 @@ def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int
     return True
 
 
+def _read_empty(
+    held: Sequence[tuple[int, Choice]], places: Sequence[int], tokens: list[int], total: int | None, rule: EmptyRule
+) -> None:
+    """Count the choices at these places by the dialect's rule, unless the server's total does not cover them all:
+    nobody knows which of them it counted."""
+    choices, empty, known = [choice for _, choice in held], list[int](), sum(tokens)
+    for place in places:
+        if rule(choices, place, total is not None and total > known + len(empty)):
+            empty.append(held[place][0])
+    if total is None or known + len(empty) <= total:
+        for index in empty:
+            tokens[index] = 1
+
+
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     status, models = ask("/v1/models")
     if status != 200 or not isinstance(base.as_dict(models).get("data"), list):
@@ -214,7 +225,7 @@ OPENAI = base.ServerKind(
     phrase="an OpenAI-style server",
     native="completions",
     dialects={
-        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None)
+        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None, fixed_output=True)
         for endpoint in ("completions", "chat")
     }
     | {endpoint: pooling.dialect("openai", endpoint) for endpoint in pooling.PATHS},

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -21,14 +21,13 @@ from workloads.request import Request
 
 PATHS = {"embeddings": "/v1/embeddings", "rerank": "/v1/rerank"}
 QUERY_WORDS = 8
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
 class PoolingUsage(msgspec.Struct, gc=False):
     """Some servers give the total of a rerank alone; nothing is generated, so it is the prompt's."""
 
-    prompt_tokens: Tokens | None = None
-    total_tokens: Tokens | None = None
+    prompt_tokens: base.TokenCount | None = None
+    total_tokens: base.TokenCount | None = None
 
 
 class PoolingAnswer(msgspec.Struct, gc=False):

@@ -25,8 +25,8 @@ class Details(msgspec.Struct, gc=False):
     """In the last event, if asked for. `input_length` since 2.3.0, the special tokens the server added included."""
 
     finish_reason: str | None = None
-    generated_tokens: int | None = None
-    input_length: int | None = None
+    generated_tokens: base.TokenCount | None = None
+    input_length: base.TokenCount | None = None
 
 
 class TgiEvent(msgspec.Struct, gc=False):
@@ -35,6 +35,7 @@ class TgiEvent(msgspec.Struct, gc=False):
     token: TgiToken | None = None
     generated_text: str | None = None
     details: Details | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 _EVENTS = msgspec.json.Decoder(TgiEvent)
@@ -59,9 +60,9 @@ def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
     answer.tokens[: len(events)] = [0 if event.token is None else 1 for event in events]
     total = None
     for index, event in enumerate(events):
-        if event.token is None:
+        if event.error or event.token is None:
             note_error(answer, payloads[index])
-        if event.generated_text is not None:
+        if event.generated_text is not None and answer.end_event is None:
             answer.end_event = index
             details = event.details or Details()
             total, answer.prompt_tokens = details.generated_tokens, details.input_length

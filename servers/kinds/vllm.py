@@ -1,8 +1,9 @@
 """vLLM: `/v1/completions` (native, takes token ids) and `/v1/chat/completions`. Checked on 0.2.0 to 0.33.0.
 
-`ignore_eos` with `min_tokens` fixes the output length, `return_token_ids` (0.10.2) counts the tokens of each chunk,
-which under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it.
-Stop strings are never sent: they make the server hold text back. `[DONE]` ends every answer, failed ones too.
+`ignore_eos` with `min_tokens` fixes the output length, `continuous_usage_stats` counts the tokens of each chunk, which
+under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it. Never
+sent: `return_token_ids`, with which the first event echoes the prompt's ids, and stop strings, which make the server
+hold text back. `[DONE]` ends every answer, failed ones too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from workloads.request import Request
 
 def _exact(request: Request) -> dict[str, Any]:
     exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
-    return {**exact, **INCLUDE_USAGE, "return_token_ids": True}
+    running = {"stream_options": {**INCLUDE_USAGE["stream_options"], "continuous_usage_stats": True}}
+    return {**exact, **running}
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:

@@ -120,8 +120,8 @@ class Framing:
         elif status in (204, 304):
             self.body_end = self.body_start
         elif length is not None:
-            if not length.strip().isdigit():
-                raise ProtocolError(f"Content-Length {length!r} is not a number")
+            if not length.strip().isdigit() or len(length) > 20:
+                raise ProtocolError(f"Content-Length {length[:40]!r} is not a number of bytes")
             self.body_end = self.body_start + int(length)
         self.need = self.body_end if self.body_end is not None else 1 << 62
 

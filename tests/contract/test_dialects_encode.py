@@ -13,7 +13,8 @@ from workloads.request import Request
 ASK = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16)
 STREAM = b'"stream":true,"stream_options":{"include_usage":true}}'
 CHAT = b'{"messages":[{"role":"user","content":"To be"}],'
-EXACT = b'"min_tokens":16,"ignore_eos":true,"stream_options":{"include_usage":true},"return_token_ids":true}'
+RUNNING = b'{"include_usage":true,"continuous_usage_stats":true}'
+EXACT = b'"min_tokens":16,"ignore_eos":true,"stream_options":%b}' % RUNNING
 
 GREEDY = {
     ("vllm", "completions"): b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,' + EXACT,

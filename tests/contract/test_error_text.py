@@ -67,6 +67,13 @@ def test_an_endless_body_becomes_a_short_line(body: bytes) -> None:
     assert 0 < len(error_text(500, body)) <= 300
 
 
+def test_a_long_reason_keeps_its_end() -> None:
+    """Its kind stands there; what is left out is the middle."""
+    body = b'{"error":{"message":"began%b","type":"InternalServerError","code":500}}' % (b" x" * 5_000)
+    line = error_text(500, body)
+    assert (line[:5], line[-26:], len(line)) == ("began", "(InternalServerError, 500)", 300)
+
+
 @pytest.mark.parametrize("depth", [100, 300, 490, 900])
 def test_deep_nesting_is_survived(depth: int) -> None:
     """An error within an error within an error costs neither the line nor the process."""

@@ -116,8 +116,8 @@ BUSY = b'{"error":"Model is overloaded","error_type":"overloaded"}'
 @pytest.mark.parametrize(
     ("script", "state", "kind", "detail", "tokens"),
     [
-        ([*chunked(event(1), event(2), end=False), CLOSE], "truncated", "truncated", "after 2 tokens", 2),
-        ([*chunked(event(1), end=False), RESET], "truncated", "truncated", "after 1 tokens", 1),
+        ([*chunked(event(1), event(2), end=False), CLOSE], "truncated", "truncated", "after tokens had come", 2),
+        ([*chunked(event(1), end=False), RESET], "truncated", "truncated", "after tokens had come", 1),
         (chunked(event(1), event(2)), "truncated", "truncated", "without the end marker", 2),
         (chunked(event(1), OVERLOAD), "failed", "in_band_error", "overloaded", 1),
         (chunked(b"data: {nonsense\n\n"), "failed", "protocol", "", 0),

@@ -7,7 +7,20 @@ from pathlib import Path
 
 from loadgen.runfile import Run, read
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, summarise, truncated, write
+from tests.runs import (
+    burst,
+    complete,
+    dropped,
+    failed,
+    footer,
+    header,
+    healthy,
+    run_of,
+    summarise,
+    text_of,
+    truncated,
+    write,
+)
 
 
 def test_every_request_is_accounted_for(tmp_path: Path) -> None:
@@ -114,3 +127,20 @@ def test_a_run_without_telling_header_is_still_summarised(tmp_path: Path) -> Non
     summary = summarise(run)
     assert summary["server"]["name"] is None
     assert summary["requests"]["unrecorded"] == 0
+
+
+def test_without_a_complete_request_there_is_no_throughput(tmp_path: Path) -> None:
+    """Not even of tokens that came: the terminal begins with what is missing."""
+    summary = summarise(run_of(tmp_path / "run", [truncated(1, [MS, 2 * MS]), failed(2)]))
+    assert summary["throughput"]["output_tokens_per_s"] is summary["throughput"]["requests_per_s"] is None
+    text = text_of(summary)
+    assert "throughput" not in text
+    assert "Requests complete" in text
+
+
+def test_a_length_that_is_not_believed_is_in_no_rate(tmp_path: Path) -> None:
+    """Of an answer that the server says is longer than asked, what arrived counts."""
+    told = {"state": "failed", "error_kind": "wrong_length", "output_tokens": 9_999_999}
+    records = [complete(1, [MS, 1000 * MS]), complete(2, [MS, 1000 * MS], **told)]
+    summary = summarise(run_of(tmp_path / "run", records))
+    assert 3.9 < summary["throughput"]["output_tokens_per_s"] < 4.1

@@ -66,6 +66,7 @@ def test_a_body_shorter_than_its_content_length_is_not_an_end() -> None:
         (b"HTTP/2 200\r\n\r\n", "status line"),
         (b"HTTP/1.1 2x0 OK\r\n\r\n", "status line"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "not a number"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n" % (b"9" * 5_000), "not a number"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "not asked for"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "chunk size"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n", "chunk size"),

@@ -1,0 +1,113 @@
+"""Every fault of a stream in every dialect: what is recorded, and what is read of it. The page is written anew by
+`PYTHONPATH=. python tests/contract/test_wire_faults.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.answers import DONE, Key, chunk, ending, token, usage, whole
+from tests.dialects import DIALECTS
+
+PAGE = Path(__file__).parents[2] / "docs/reference/wire-faults.md"
+ERROR = '"error":{"message":"boom","type":"InternalServerError","code":500}'
+BUSY = b'{"error":{"message":"Model is overloaded","type":"overloaded"}}'
+OPENAI = [key for key in DIALECTS if key[1] != "generate"]
+Fault = Callable[[Key], tuple[list[str], dict[str, Any]] | None]
+"""Of a dialect its events, and how they are sent; None where there is no such fault in it."""
+
+
+def _events(spoil: Callable[[Key], list[str]], *, generate: bool = True, **more: Any) -> Fault:
+    return lambda key: (spoil(key), more) if generate or key in OPENAI else None
+
+
+def _bytes(raw: bytes, **more: Any) -> Fault:
+    return lambda _: ([], {"raw": raw, **more})
+
+
+def _one_more(key: Key) -> str:
+    return token(key, 4) if key[1] == "generate" else chunk(key, "d")
+
+
+FAULTS: dict[str, Fault] = {
+    "nothing is wrong": _events(whole),
+    "the connection is closed before any answer": _bytes(
+        b"", cut=("connect", "the server closed the connection before any answer")
+    ),
+    "what answers does not speak HTTP": _bytes(b"SSH-2.0-OpenSSH_9.2\r\n"),
+    "a status other than 200": _bytes(
+        b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%b" % (len(BUSY), BUSY)
+    ),
+    "a 200 that is no event stream": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
+    "a length of the body that is no number": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"),
+    "the connection is closed before the first token": _events(
+        lambda _: [], cut=("truncated", "the server closed the connection")
+    ),
+    "the connection is closed between tokens": _events(
+        lambda key: whole(key)[:2], cut=("truncated", "the server closed the connection")
+    ),
+    "the answer ends as HTTP wants it, without the end marker": _events(lambda key: whole(key)[:2]),
+    "no end within the time limit": _events(lambda key: whole(key)[:2], cut=("timeout", "no end after 600 s")),
+    "the run is interrupted": _events(lambda key: whole(key)[:2], cut=("cancelled", "cut off by an interrupt")),
+    "an event that is not JSON": _events(lambda key: [whole(key)[0], "{nonsense", *whole(key)[2:]]),
+    "an error event": _events(lambda key: [whole(key)[0], f"{{{ERROR}}}", DONE]),
+    "an error beside a token": _events(lambda key: [f"{whole(key)[0][:-1]},{ERROR}}}", *whole(key)[1:]]),
+    "the finish reason `error`": _events(lambda key: whole(key, reason="error")),
+    "the end marker, and no token": _events(lambda _: [DONE], generate=False),
+    "the end marker, and a total of 0": _events(lambda _: [usage(0), DONE], generate=False),
+    "fewer tokens than asked": _events(lambda key: whole(key, 2, reason="stop")),
+    "more tokens than asked": _events(lambda key: whole(key, 4)),
+    "the finish reason `content_filter`": _events(lambda key: whole(key, reason="content_filter")),
+    "a token after the end marker": _events(lambda key: [*whole(key), _one_more(key)]),
+    "a count of -7": _events(lambda key: whole(key, total=-7)),
+    "a count of 1e30": _events(lambda key: whole(key, total="1e30")),
+    "a count past 64 bits": _events(lambda key: whole(key, total=2**65)),
+}
+
+
+def page() -> str:
+    """One row per fault and outcome."""
+    rows = []
+    for name, fault in FAULTS.items():
+        outcomes: dict[tuple[str, str, str], list[str]] = {}
+        kept = {key: made for key in DIALECTS if (made := fault(key)) is not None}
+        for key, (events, more) in kept.items():
+            outcomes.setdefault(ending(key, *events, **more), []).append(" ".join(key))
+        for (state, kind, detail), names in outcomes.items():
+            whose = {len(DIALECTS): "all", len(OPENAI): "all but generate"}.get(len(names), ", ".join(names))
+            quote = "``" if "`" in detail else "`"
+            said = quote + detail.replace("|", "\\|") + quote if detail else ""
+            rows.append(f"| {name} | {whose} | *{state}* | {f'`{kind}`' if kind else ''} | {said} |")
+    return f"""# Wire faults
+
+<!-- Written by `PYTHONPATH=. python tests/contract/test_wire_faults.py`. -->
+
+What becomes of an answer of three tokens when something is wrong with it, in every dialect: the state and the error
+kind of its Record, and the reason that terminal and page give. Only *complete* requests are in latencies; see
+[What counts](../concepts/burst.md#what-counts).
+
+| fault | dialects | state | error kind | reason |
+| --- | --- | --- | --- | --- |
+{chr(10).join(rows)}
+"""
+
+
+def test_the_page_says_what_is_recorded() -> None:
+    """Each fault in each dialect ends as the documentation has it."""
+    assert PAGE.read_text("utf-8") == page()
+
+
+def test_only_what_is_whole_is_complete() -> None:
+    """No fault passes, but that of a server which cannot be made to go on (TGI)."""
+    for name, fault in FAULTS.items():
+        for key in DIALECTS:
+            if (made := fault(key)) is not None:
+                state, kind, detail = ending(key, *made[0], **made[1])
+                spared = name == "nothing is wrong" or (name == "fewer tokens than asked" and key[0] == "tgi")
+                assert (state == "complete") == spared, (name, key)
+                assert bool(kind) == bool(detail) == (not spared)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -88,6 +88,28 @@ def run(
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 
+def named(plan: Plan) -> Plan:
+    """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
+    servers.errors.ServerError."""
+    if plan.server or not plan.url:
+        return plan
+    from servers.find import probe
+
+    access = access_of(plan)
+    facts = probe(plan.url, model=plan.model, api_key=access.api_key, verify=access.tls)
+    return plan.model_copy(update={"server": facts.name})
+
+
+def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
+    """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
+    Raises EndpointError, VersionError and UnauthorizedError."""
+    from servers.find import accepted, dialect_on, of_version
+
+    found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
+    found = of_version(found, facts, say, force=plan.force)
+    return accepted(found, facts, say, timeout_s=plan.timeout_s, api_key=access.api_key, verify=access.tls)
+
+
 def default_folder(plan: Plan) -> Path:
     """runs/<UTC time>-<server>-<label>."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
@@ -98,17 +120,18 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
-    from servers.find import dialect_on, of_version, tokenizer_of
+    from servers.find import dialect_on, tokenizer_of
     from servers.wire.connection import target_of
 
     access = access_of(plan)
-    dialect = dialect_on(plan.server, plan.endpoint)
+    dialect_on(plan.server, plan.endpoint)  # before the server is asked anything
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     room = SESSION_TOKENS if plan.of_sessions else 4096
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan)}") as facts:
-        dialect = of_version(dialect, facts, say, force=plan.force)
-        with tokenizer_of(facts, dialect.endpoint, api_key=access.api_key, verify=access.tls) as tokenizer:
+        dialect = dialect_for(plan, facts, access, say)
+        key, tls = access.api_key, access.tls
+        with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, api_key=key, verify=tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count, tokens = "" if schedule.count is None else f"{schedule.count} ", plan.lengths[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
@@ -203,12 +226,13 @@ def server_for(
     from servers.find import check_limits, probe, resolve
 
     longest = [longest_prompt_of(plan), longest_of(plan.output_tokens)]
-    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, api_key=access.api_key, verify=access.tls)
+    key, tls, model = access.api_key, access.tls, plan.model
+    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=model, api_key=key, verify=tls)
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
-        yield replace(facts, model=plan.model or facts.model)
+        yield facts
         return
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.process import spawn_process
@@ -222,10 +246,11 @@ def server_for(
         max_concurrent_requests=streams,
         max_model_len=max(tokens, sum(longest)),
         seed=plan.seed,
+        **({"model": model} if model else {}),
     )
     with spawn_process(config) as (url, pid):
         facts = probe(url, plan.server)
-        yield replace(facts, model=plan.model or facts.model, pids=(pid,))
+        yield replace(facts, pids=(pid,))
 
 
 def _words(plan: Plan) -> str:
@@ -250,5 +275,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
         plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": how, **({"forced": why} if why else {})},
+        client={"prompts": how}
+        | ({"forced": why} if why else {})
+        | ({"left_out": dialect.left_out} if dialect.left_out else {}),
     )

@@ -59,7 +59,7 @@ def drive(
     from loadgen.plan import Plan
 
     output = Output(as_json=as_json, quiet=quiet, assertions=assertions, goodput=goodput, junit=junit)
-    asked = Plan(**settings)
+    asked = prepare.named(Plan(**settings))
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master

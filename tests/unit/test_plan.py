@@ -48,6 +48,11 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
         ({"workers": 4, "n": 2}, "4 workers for 2 requests: use --workers 2 or fewer"),
         ({"endpoint": "embeddings"}, "--endpoint embeddings: unknown; choose 'completions', 'chat' or 'generate'"),
+        (
+            {"arrivals": "closed:8", "max_in_flight": 2},
+            "--arrivals closed:8 has 8 under way, more than --max-in-flight 2",
+        ),
+        ({"server": "", "url": None}, "--server : unknown"),
         ({"label": "../x"}, "--label ../x: string should match pattern"),
         ({"colour": "red"}, "colour: there is no such setting"),
     ],
@@ -58,6 +63,15 @@ def test_each_mistake_names_its_option_and_what_is_allowed(values: dict[str, obj
         Plan(**{"server": "tgi", "n": 1000, **values})
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+def test_who_answers_may_be_left_to_the_url() -> None:
+    """A plan names a server or says where one is; who is named neither way is missing. Other clients may well be fewer
+    than a limit in flight."""
+    assert Plan(url="http://127.0.0.1:1", n=1).server == ""
+    with pytest.raises(PlanError, match="--server is missing: name vllm, tgi, lightllm or openai; or --url"):
+        Plan(n=1)
+    assert Plan(server="tgi", arrivals="closed:8", max_in_flight=8, n=9).max_in_flight == 8
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

@@ -52,7 +52,6 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
             {"arrivals": "closed:8", "max_in_flight": 2},
             "--arrivals closed:8 has 8 under way, more than --max-in-flight 2",
         ),
-        ({"server": "", "url": None}, "--server : unknown"),
         ({"label": "../x"}, "--label ../x: string should match pattern"),
         ({"colour": "red"}, "colour: there is no such setting"),
     ],

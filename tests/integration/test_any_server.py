@@ -121,7 +121,7 @@ def test_it_is_measured_by_its_url_alone(name: str, tmp_path: Path) -> None:
     assert run.header.plan["endpoint"] == ("chat" if chat_only else "completions")
     assert {record.output_tokens for record in run.records} == {6}
     assert {record.prompt_tokens for record in run.records} == {32}
-    refused = {"transformers serve": ["stream_options"], "hosted": ["temperature", "max_tokens"]}.get(name, [])
+    refused = {"transformers serve": ["stream_options"], "hosted": ["max_tokens", "temperature"]}.get(name, [])
     assert run.header.client.get("left_out", []) == refused
     assert ("refuses" in out) == bool(refused)
     assert not [field for body in bodies for field in refused if field in body]

@@ -267,7 +267,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
     """What is known of a run before it starts. `how` says how the length of prompts was made exact."""
     from loadgen.runfile import Header
 
-    why = dialect.misleads(facts.version)  # who did not force it did not get here
+    told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}  # who did not force is not here
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -275,7 +275,5 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, how: str) -> Hea
         plan=plan.model_dump(mode="json") | {"endpoint": dialect.endpoint},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": how}
-        | ({"forced": why} if why else {})
-        | ({"left_out": dialect.left_out} if dialect.left_out else {}),
+        client={"prompts": how, **{name: fact for name, fact in told.items() if fact}},
     )

@@ -133,7 +133,7 @@ def main() -> None:
 
 def _options(args: list[str]) -> Iterator[tuple[str, str]]:
     """Each word of a command line that may be an option, with what is given for it."""
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in zip(args, [*args[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         yield option, value if equals else following
 

@@ -108,5 +108,5 @@ def test_post_is_one_complete_request() -> None:
     """The bytes of a request are fixed by its parts; nothing is added at send time."""
     assert post("/generate", "[::1]:8000", {"X-Request-Id": "7"}, b"{}") == (
         b"POST /generate HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\n"
-        b"Accept: text/event-stream\r\nX-Request-Id: 7\r\nContent-Length: 2\r\n\r\n{}"
+        b"Accept: text/event-stream\r\nAccept-Encoding: identity\r\nX-Request-Id: 7\r\nContent-Length: 2\r\n\r\n{}"
     )

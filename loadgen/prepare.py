@@ -246,9 +246,8 @@ def server_for(
         max_concurrent_requests=streams,
         max_model_len=max(tokens, sum(longest)),
         seed=plan.seed,
-        **({"model": model} if model else {}),
     )
-    with spawn_process(config) as (url, pid):
+    with spawn_process(replace(config, model=model or config.model)) as (url, pid):
         facts = probe(url, plan.server)
         yield replace(facts, pids=(pid,))
 

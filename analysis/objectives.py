@@ -37,7 +37,7 @@ RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and 
 SKEW = METRICS["skew_s"].key
 GOOD = ("goodput", "attainment")
 """Of the bounds that --goodput states."""
-TIME: Mapping[str, tuple[int, Unit]] = {"": (0, "s"), "s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
+TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
 SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
@@ -49,7 +49,7 @@ HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
-  bounds       us, ms or s (seconds without a unit) for latencies and {SKEW};
+  bounds       us, ms or s for latencies and {SKEW};
                a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
 
 _COMPARISON = re.compile("(<=|>=|<|>)")
@@ -233,6 +233,10 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
     number, unit = match.groups()
     others = SHARE if figure == "attainment" else NUMBER if figure in STATES else RATE
     units = TIME if figure in LATENCIES or figure == SKEW else others
+    if not unit and units is TIME:
+        raise ValueError(f"{number} has no unit: write {number}ms or {number}s")
+    if not unit and units is SHARE:
+        raise ValueError(f"{number} has no unit: write {number}%")
     if unit not in units:
         raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
     power, found = units[unit]

@@ -210,8 +210,9 @@ class _Measurement:
     ) -> None:
         from loadgen.cli.output import expressions
         from loadgen.plan import command_of
-        from loadgen.prepare import default_folder
+        from loadgen.prepare import default_folder, named
 
+        plan = named(plan)
         if plan.repeats > 1:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
         self._judged = expressions(objectives, goodput)

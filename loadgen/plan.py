@@ -142,7 +142,11 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    server: Annotated[ServerName, RunOption("Server", "start", f"Which server answers: {any_of(KINDS)}.")]
+    # Empty until loadgen.prepare.named has asked.
+    server: Annotated[
+        ServerName,
+        RunOption("Server", "start", f"Which server answers: {any_of(KINDS)}; with --url by default what it says."),
+    ] = ""
     endpoint: Annotated[
         EndpointName | None,
         RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
@@ -196,7 +200,7 @@ class Plan(BaseModel):
     lengths: Annotated[Counter | None, RunOption("Prompts", "start")] = None
     """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
-    """Environment variable that holds the API key; LOADGEN_API_KEY by default."""
+    """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
     header: Annotated[tuple[str, ...], AfterValidator(_headers), RunOption("Server", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
     ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
@@ -306,12 +310,20 @@ class Plan(BaseModel):
 
     @model_validator(mode="after")
     def _ends(self) -> Plan:
-        if not arrivals.parse(self.arrivals).ends(self.n, self.duration_s):
+        named = arrivals.parse(self.arrivals)
+        if not (self.server or self.url):
+            raise ValueError(f"--server is missing: name {any_of(KINDS)}; or --url, and who answers there is asked")
+        if not named.ends(self.n, self.duration_s):
             raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:
             raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
         if self.image and self.of_sessions:
             raise ValueError("--image: the turns of sessions hold no pictures; ask single requests")
+        if self.max_in_flight and self.max_in_flight < (clients := named.facts.clients):
+            raise ValueError(
+                f"--arrivals {self.arrivals} has {clients} under way, more than --max-in-flight {self.max_in_flight}: "
+                f"write --arrivals closed:{self.max_in_flight}, or leave --max-in-flight out"
+            )
         if self.gpu and self.dcgm_url:
             raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
@@ -388,13 +400,17 @@ class Access(NamedTuple):
 
 def access_of(plan: Plan) -> Access:
     """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
-    Raises PlanError for a variable that is not set."""
+    Raises PlanError where the plan names a variable that is not set."""
     from servers.wire.connection import tls_context
     from servers.wire.http1 import bearer
 
     headers = dict(_filled(plan.header))
+    key = os.environ.get(plan.api_key_env) or None
+    if key is None and plan.api_key_env != Plan.model_fields["api_key_env"].default:
+        name = plan.api_key_env
+        raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     if "authorization" not in {name.lower() for name in headers}:
-        headers |= bearer(os.environ.get(plan.api_key_env))
+        headers |= bearer(key)
     tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
     return Access(tls, headers)
 
@@ -449,6 +465,4 @@ def _mistake(item: Any) -> str:
         return f"{option} {value}: unknown; choose {item['ctx']['expected']}"
     if item["type"] == "extra_forbidden":
         return f"{name}: there is no such setting"
-    if item["type"] == "missing":
-        return f"{option} is missing"
     return f"{option} {value}: {message[0].lower()}{message[1:]}"

@@ -88,6 +88,28 @@ def run(
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 
+def named(plan: Plan) -> Plan:
+    """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
+    servers.errors.ServerError."""
+    if plan.server or not plan.url:
+        return plan
+    from servers.find import probe
+
+    access = access_of(plan)
+    facts = probe(plan.url, model=plan.model, headers=access.headers, verify=access.tls)
+    return plan.model_copy(update={"server": facts.name})
+
+
+def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
+    """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
+    Raises EndpointError, VersionError and UnauthorizedError."""
+    from servers.find import accepted, dialect_on, of_version
+
+    found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
+    found = of_version(found, facts, say, force=plan.force)
+    return accepted(found, facts, say, timeout_s=plan.timeout_s, headers=access.headers, verify=access.tls)
+
+
 def default_folder(plan: Plan) -> Path:
     """runs/<UTC time>-<server>-<label>."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
@@ -98,19 +120,18 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
-    from servers.find import dialect_on, of_version, tokenizer_of
+    from servers.find import dialect_on, tokenizer_of
     from servers.wire.connection import target_of
 
     access = access_of(plan)
-    dialect = dialect_on(plan.server, plan.endpoint)
+    asked = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
-    with server_for(
-        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, dialect)}"
-    ) as facts:
-        dialect = of_version(dialect, facts, say, force=plan.force)
-        with tokenizer_of(facts, dialect.endpoint, headers=access.headers, verify=access.tls) as tokenizer:
+    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, asked)}") as facts:
+        dialect = dialect_for(plan, facts, access, say)
+        headers, tls = access.headers, access.tls
+        with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, headers=headers, verify=tls) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count = "" if schedule.count is None else f"{schedule.count} "
         tokens = plan.lengths_said[0] if prompts.exact or plan.of_file else f"about {plan.lengths_said[0]}"
@@ -221,12 +242,13 @@ def server_for(
 
     answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
     longest = [longest_prompt_of(plan), answered]
-    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, headers=access.headers, verify=access.tls)
+    headers, tls, model = access.headers, access.tls, plan.model
+    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=model, headers=headers, verify=tls)
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
-        yield replace(facts, model=plan.model or facts.model)
+        yield facts
         return
     from servers.simulated.config import SimulatedConfig
     from servers.simulated.process import spawn_process
@@ -241,9 +263,9 @@ def server_for(
         max_model_len=max(tokens, sum(longest)),
         seed=plan.seed,
     )
-    with spawn_process(config) as (url, pid):
+    with spawn_process(replace(config, model=model or config.model)) as (url, pid):
         facts = probe(url, plan.server)
-        yield replace(facts, model=plan.model or facts.model, pids=(pid,))
+        yield replace(facts, pids=(pid,))
 
 
 def _words(plan: Plan, dialect: Dialect) -> str:
@@ -262,7 +284,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
     """What is known of a run before it starts."""
     from loadgen.runfile import Header
 
-    why = dialect.misleads(facts.version)  # who did not force it did not get here
+    told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}  # who did not force is not here
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -271,5 +293,9 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
         server={name: getattr(facts, name) for name in type(facts).__slots__},
         host=host.facts(),
-        client={"prompts": prompts.how, "exact": prompts.exact, **({"forced": why} if why else {})},
+        client={
+            "prompts": prompts.how,
+            "exact": prompts.exact,
+            **{name: fact for name, fact in told.items() if fact},
+        },
     )

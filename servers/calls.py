@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from servers.errors import UnauthorizedError, UnreachableError
+from servers.wire.http1 import decompressed
 
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20
@@ -28,26 +29,32 @@ class Caller:
     """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, verify: ssl.SSLContext | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        verify: ssl.SSLContext | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Paths count from `url`, and each question carries `headers`. `verify` says how certificates are checked, if
-        not against the system's."""
+        not against the system's; `timeout_s` how long an answer may take, if not 10 s."""
         parts = urlsplit(url)
+        self._timeout_s = timeout_s or TIMEOUT_S
+        self._late = f"is the server still loading?{' --timeout gives it longer' if timeout_s else ''}"
         self._url = url
         self._prefix = parts.path.rstrip("/")
         self._headers = {"content-type": "application/json", **(headers or {})}
         host = parts.hostname or ""
         self._connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=verify)
+            http.client.HTTPSConnection(host, parts.port, timeout=self._timeout_s, context=verify)
             if parts.scheme == "https"
-            else http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
+            else http.client.HTTPConnection(host, parts.port, timeout=self._timeout_s)
         )
 
     def __call__(self, path: str, body: object = None) -> tuple[int, Any]:
         """GET `path`, or POST `body` to it: HTTP status and JSON, which is None when the answer is not JSON. Raises
         UnreachableError and UnauthorizedError."""
         method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-        status, content = self._asked(lambda: self._once(method, path, data), TIMEOUT_S)
+        status, content = self._asked(lambda: self._once(method, path, data), self._timeout_s)
         if status in (401, 403):
             raise UnauthorizedError(
                 f"{self._url} answers {status} to {path}: it wants an API key, or another one",
@@ -78,7 +85,7 @@ class Caller:
             return once()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise _unreachable(self._url, error, limit_s) from error
+            raise _unreachable(self._url, error, limit_s, self._late) from error
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         self._connection.request(method, self._prefix + path, data, self._headers)
@@ -86,7 +93,7 @@ class Caller:
         content = answer.read(ANSWER_LIMIT_BYTES)
         if not answer.isclosed():
             self.close()  # longer than anything a server has to say here: what is left must not be taken for an answer
-        return answer.status, content
+        return answer.status, _plain(answer, content, ANSWER_LIMIT_BYTES)
 
     def _timed(self, path: str, accept: str, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         self._connection.timeout = limit_s
@@ -123,14 +130,19 @@ class Caller:
             alarm.cancel()
         if late.is_set():
             raise TimeoutError
-        return answer.status, content
+        return answer.status, _plain(answer, content, limit_bytes)
 
 
-def _unreachable(url: str, error: Exception, limit_s: float) -> UnreachableError:
+def _plain(answer: http.client.HTTPResponse, content: bytes, limit_bytes: int) -> bytes:
+    """Some proxies compress what nobody asked them to."""
+    return decompressed(content, (answer.getheader("content-encoding") or "").strip().lower(), limit_bytes)
+
+
+def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> UnreachableError:
     reason = str(error) or type(error).__name__
     match error:
         case TimeoutError():
-            said = f"{url} did not answer within {limit_s:g} s", "is the server still loading?"
+            said = f"{url} did not answer within {limit_s:g} s", late
         case socket.gaierror():
             said = f"{url}: no such host", "check the host name in --url"
         case ssl.SSLCertVerificationError():

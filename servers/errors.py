@@ -27,6 +27,10 @@ class EndpointError(ServerError):
     """The server has no endpoint of the name asked for."""
 
 
+class ModelError(ServerError):
+    """The server does not list the model asked for; the message lists those it does."""
+
+
 class LimitError(ServerError):
     """The server would refuse or shorten what the plan asks; the message lists every limit."""
 

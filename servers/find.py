@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+import msgspec
+
 from servers.errors import (
     EndpointError,
     LimitError,
+    ModelError,
     UnauthorizedError,
     UncountableError,
     UnreachableError,
     VersionError,
     WrongServerError,
 )
-from servers.kinds import KINDS
-from servers.kinds.base import Ask, Dialect, Route, ServerFacts, ServerKind, Told, as_dict
+from servers.kinds import KINDS, any_of
+from servers.kinds.base import Ask, Dialect, Route, ServerFacts, ServerKind, Told, as_dict, cards
+from servers.kinds.events import error_text
+from workloads.request import Request
 
 if TYPE_CHECKING:
     import ssl
 
 CONNECT_TIMEOUT_S = 0.2
+MODELS_SAID = 20
+"""Names of models that a message lists."""
 
 
 def resolve(
@@ -33,6 +40,7 @@ def resolve(
     environ: Mapping[str, str],
     *,
     real: bool = False,
+    model: str | None = None,
     headers: Mapping[str, str] | None = None,
     verify: ssl.SSLContext | None = None,
 ) -> ServerFacts | None:
@@ -41,14 +49,14 @@ def resolve(
     finding none an error. Raises what `probe` raises."""
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
-        return probe(given, server, headers=headers, verify=verify)
+        return probe(given, server, model=model, headers=headers, verify=verify)
     if not kind.port:
         raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
     # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
     with suppress(OSError):
         socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
         try:
-            return probe(f"http://127.0.0.1:{kind.port}", server, headers=headers, verify=verify)
+            return probe(f"http://127.0.0.1:{kind.port}", server, model=model, headers=headers, verify=verify)
         except (UnreachableError, WrongServerError):
             if real:
                 raise
@@ -61,22 +69,32 @@ def resolve(
 
 
 def probe(
-    url: str, server: str, *, headers: Mapping[str, str] | None = None, verify: ssl.SSLContext | None = None
+    url: str,
+    server: str = "",
+    *,
+    model: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    verify: ssl.SSLContext | None = None,
 ) -> ServerFacts:
-    """Ask the server at `url` who it is. `server` is a key of KINDS. Raises UnreachableError, UnauthorizedError, and
-    WrongServerError when it is not the server named."""
+    """Ask the server at `url` who it is. `server` is a key of KINDS; without it any of them will do. `model` is the one
+    to ask for, if not its first. Raises UnreachableError, UnauthorizedError, WrongServerError when it is not the server
+    named, or none that is known, and ModelError when it lists other models only."""
     from servers.calls import Caller  # 15 ms that finding no server at all must not cost
 
-    base, kind = base_url(url), KINDS[server]
+    base = base_url(url)
     with closing(Caller(base, headers, verify)) as ask:
-        facts = kind.recognise(ask, base)
+        facts = _recognised(ask, base, [KINDS[server]] if server else _surest_first())
+        if facts is None and model and server and not KINDS[server].port:
+            facts = ServerFacts(server, base)  # a protocol, which takes no more than the model's name
         if facts is None:
-            raise _wrong_server(ask, base, kind)
-        status, answer = ask("/simulated/status")
-        speed = as_dict(answer).get("speed")
-        facts = replace(facts, title=kind.title, notes=kind.notes)
-        if status == 200 and isinstance(speed, int | float):
-            return replace(facts, simulated=True, speed=float(speed))
+            raise _wrong_server(ask, base, KINDS.get(server))
+        kind = KINDS[facts.name]
+        facts = replace(facts, title=kind.title, notes=kind.notes, model=_listed(ask, facts, model))
+        with suppress(UnauthorizedError):  # hosted servers say so of any path that they do not know
+            status, answer = ask("/simulated/status")
+            speed = as_dict(answer).get("speed")
+            if status == 200 and isinstance(speed, int | float):
+                return replace(facts, simulated=True, speed=float(speed))
         return facts
 
 
@@ -108,6 +126,31 @@ def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None],
             )
         say(f"FORCED: {why}")
     return dialect.variant(facts.version)
+
+
+def accepted(
+    dialect: Dialect,
+    facts: ServerFacts,
+    say: Callable[[str], None],
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    verify: ssl.SSLContext | None = None,
+) -> Dialect:
+    """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
+    its kind takes them all. What else the server refuses is left to the run to record."""
+    from servers.calls import Caller
+
+    with closing(Caller(facts.url, headers, verify, timeout_s)) as ask:
+        while dialect.refused is not None:
+            status, answer = ask(dialect.path, msgspec.Raw(dialect.encode(Request(0, "Hello", 0, 1), facts.model)))
+            words = error_text(status, msgspec.json.encode(answer)) if 400 <= status < 500 else ""
+            if (changed := dialect.refused(words)) is None:
+                break
+            dialect = changed
+    if dialect.left_out:
+        say(f"{facts.url} refuses {', '.join(dialect.left_out)} on {dialect.endpoint}: left out, or by a newer name")
+    return dialect
 
 
 def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: int) -> None:
@@ -172,38 +215,78 @@ class ServerTokenizer:
 @contextmanager
 def tokenizer_of(
     facts: ServerFacts,
-    endpoint: str,
+    dialect: Dialect,
     *,
+    timeout_s: float | None = None,
     headers: Mapping[str, str] | None = None,
     verify: ssl.SSLContext | None = None,
 ) -> Iterator[ServerTokenizer]:
-    """Open a connection on which `facts.name` counts prompts for `endpoint`: completions, chat or generate."""
+    """Open a connection on which the server counts prompts for this dialect. Where it has to generate to do so, an
+    answer may take `timeout_s`."""
     from servers.calls import Caller
 
     kind = KINDS[facts.name]
-    dialect = kind.dialects[endpoint]
 
     def known(route: Route[Told] | None) -> Route[Told] | None:
         return route if route and route.path in facts.count_routes else None
 
-    with closing(Caller(facts.url, headers, verify)) as ask:
-        route = known(dialect.count) or dialect.count_by_running
+    route = known(dialect.count) or dialect.count_by_running
+    with closing(Caller(facts.url, headers, verify, timeout_s if route.generates else None)) as ask:
         tokenizer = ServerTokenizer(ask, route, facts.model, known(kind.ids))
         if plain := known(dialect.count_text):
             tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))
         yield tokenizer
 
 
-def _wrong_server(ask: Ask, url: str, named: ServerKind) -> WrongServerError:
-    # Most servers answer like the generic one as well, so it is asked last.
-    kinds = sorted(KINDS.values(), key=lambda kind: kind.port is None)
-    try:
-        found = next((facts for kind in kinds if (facts := kind.recognise(ask, url))), None)
-    except UnauthorizedError:
-        found = None
-    if found is None:
-        return WrongServerError(
-            f"something answers at {url}, but it is not {named.called}", "check host, port and path in --url"
+def _surest_first() -> list[ServerKind]:
+    """Most servers answer like the generic one as well, so it comes last."""
+    return sorted(KINDS.values(), key=lambda kind: kind.port is None)
+
+
+def _recognised(ask: Ask, url: str, kinds: Iterable[ServerKind]) -> ServerFacts | None:
+    """What the first of these kinds that knows the server read of it. A key that one of them lacked counts only where
+    no other does."""
+    refused = None
+    for kind in kinds:
+        try:
+            if facts := kind.recognise(ask, url):
+                return facts
+        except UnauthorizedError as error:
+            refused = refused or error
+    if refused:
+        raise refused
+    return None
+
+
+def _listed(ask: Ask, facts: ServerFacts, model: str | None) -> str:
+    """The model to ask for. Raises ModelError for one that is not among those the server knows."""
+    if model is None:
+        return facts.model
+    known = {facts.model} - {""}
+    with suppress(UnauthorizedError):
+        known |= {str(card["id"]) for card in cards(ask("/v1/models")[1]) if "id" in card}
+    if known and model not in known:
+        more = f" and {len(known) - MODELS_SAID} more" if len(known) > MODELS_SAID else ""
+        raise ModelError(
+            f"--model {model}: {facts.url} does not serve it",
+            f"it has: {', '.join(sorted(known)[:MODELS_SAID])}{more}; without --model its first is asked",
         )
-    called = f"{KINDS[found.name].called} {found.version}".rstrip()
-    return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")
+    return model
+
+
+def _wrong_server(ask: Ask, url: str, named: ServerKind | None) -> WrongServerError:
+    found = None
+    with suppress(UnauthorizedError):
+        found = _recognised(ask, url, _surest_first())
+    if found and named:
+        called = f"{KINDS[found.name].called} {found.version}".rstrip()
+        return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")
+    wanted = named.called if named else any_of(kind.called for kind in KINDS.values())
+    with suppress(UnauthorizedError):
+        status, _ = ask("/v1/models")
+        wanted += f": /v1/models {'lists no model' if status == 200 else f'answers {status}'}"
+    generic = _surest_first()[-1].name
+    return WrongServerError(
+        f"something answers at {url}, but not as {wanted}",
+        f"check host, port and path in --url; --server {generic} --model NAME goes on without /v1/models",
+    )

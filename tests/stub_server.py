@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, Any] | Callable[[Any], Any]
-"""Status and JSON (or raw bytes); or a function from the request's JSON to the JSON of a 200."""
+"""Status and JSON (or raw bytes); or a function from the request's JSON to such a pair, or to the JSON of a 200."""
 
 NOT_FOUND = (404, {"detail": "Not Found"})
 NOT_ALLOWED = (405, {"detail": "Method Not Allowed"})
@@ -54,9 +54,13 @@ def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, h
             stub.keys.append(self.headers["authorization"])
             fallback = NOT_ALLOWED if f"POST {self.path}" in routes else NOT_FOUND
             answer = routes.get(asked, fallback)
-            status, content = (200, answer(body)) if callable(answer) else answer
+            said = answer(body) if callable(answer) else answer
+            status, content = said if isinstance(said, tuple) else (200, said)
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            coding = "content-encoding: gzip\r\n" if data.startswith(b"\x1f\x8b") else ""
+            head = (
+                f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{coding}content-length: {len(data)}\r\n\r\n"
+            )
             self.wfile.write(head.encode() + data)
             self.close_connection = hang_up
 

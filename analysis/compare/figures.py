@@ -415,7 +415,7 @@ HINT = f"""A condition is a figure, and by how much B may not be worse than A: '
   latencies    {", ".join(LATENCIES)}
   statistics   {", ".join(stats.WITH_INTERVAL)}
   bounds       a share of A's figure such as 5%; of `complete` a difference of shares; 'worse' alone is worse by 0%"""
-_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse(?: by (\d+(?:\.\d+)?) ?%)?")
+_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse(?: by (\d+(?:\.\d+)?) ?(%)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +458,8 @@ def _gate(text: str) -> Gate:
     match = _GATE.fullmatch(text)
     if not match or match[1] not in (("complete", *RATES) if match[2] is None else LATENCIES):
         raise ValueError("is no condition")
+    if match[3] and not match[4]:
+        raise ValueError(f"{match[3]} has no unit: write {match[3]}%")
     figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
     return Gate(text, figure, float(match[3] or 0) / 100)
 

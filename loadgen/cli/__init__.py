@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import cleandoc
 from textwrap import shorten
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
+from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE, PlanError
 
 COMMANDS = {
     "burst": "loadgen.cli.run",
@@ -33,10 +34,35 @@ BETWEEN_SIDES = "\0--"
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
+THEIRS = {
+    "--concurrency": "--arrivals closed:{}",
+    "--max-concurrency": "--arrivals closed:{}",
+    "--rate": "--arrivals poisson:{}",
+    "--request-rate": "--arrivals poisson:{}",
+    "--num-prompts": "--n {}",
+    "--num-requests": "--n {}",
+    "--request-count": "--n {}",
+    "--dataset": "--workload jsonl:{0} (or sharegpt:{0})",
+    "--dataset-path": "--workload jsonl:{0} (or sharegpt:{0})",
+    "--base-url": "--url {}",
+    "--backend": "--server {}",
+    "--random-input-len": "--input-tokens {}",
+    "--random-output-len": "--output-tokens {}",
+}
+"""What other load testers call options of a run, and what to write here."""
+
+
 class Grouped(TyperCommand):
-    """Its help lists options under the heading that each of them names."""
+    """Its help lists options under the heading that each of them names; it knows what others call them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises PlanError for an option of another load tester."""
+        ours = {name for each in self.params for name in each.opts}
+        for option, value in _options(args) if "--n" in ours else ():
+            if option in THEIRS and option not in ours:
+                write = THEIRS[option].format(value or "N")
+                command = "" if write.split()[0] in ours else "loadgen run ... "
+                raise PlanError(f"there is no {option}", f"Write: {command}{write}")
         if self.name == "compare":
             args = [BETWEEN_SIDES if each == "--" else each for each in args]
         return super().parse_args(ctx, args)
@@ -86,14 +112,15 @@ app = typer.Typer(
     cls=Commands,
     help="An exact load tester for LLM inference servers: vLLM, LightLLM and Hugging Face TGI.",
     no_args_is_help=True,
-    **PLAIN,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands take it from here
+    **PLAIN | {"add_completion": True},
 )
 
 
 def main() -> None:
     """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
     try:
-        app()
+        app(prog_name="loadgen")
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
@@ -108,6 +135,13 @@ def main() -> None:
         sys.exit(code)
 
 
+def _options(args: list[str]) -> Iterator[tuple[str, str]]:
+    """Each word of a command line that may be an option, with what is given for it."""
+    for word, following in zip(args, [*args[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        yield option, value if equals else following
+
+
 def _found(name: str) -> Any:
     return getattr(import_module(COMMANDS[name]), name)
 
@@ -116,12 +150,12 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import EndpointError, HostsError, LimitError, ServerError, VersionError
+    from servers.errors import EndpointError, HostsError, LimitError, ModelError, ServerError, VersionError
     from servers.simulated import SimulatedError
     from workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
-    if isinstance(error, ours | EndpointError | HostsError | LimitError | VersionError):
+    if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

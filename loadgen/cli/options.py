@@ -83,6 +83,13 @@ def seconds(text: str | float) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+def timed(text: str) -> float:
+    """As `seconds`, but with a unit: of times that people think of in milliseconds. Raises BadParameter."""
+    if (match := _DURATION.fullmatch(text.strip())) and not match[2]:
+        raise BadParameter(f"{text} has no unit: write {text}ms or {text}s")
+    return seconds(text)
+
+
 def span(text: str) -> tuple[float, float]:
     """`10s..50s`, in seconds. Raises BadParameter."""
     begin, dots, end = text.partition("..")

@@ -61,7 +61,7 @@ def drive(
 
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = Plan(**settings)
+    asked = prepare.named(Plan(**settings))
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 from typer import BadParameter, Option
 
-from loadgen.cli.options import SettingsCommand, seconds
+from loadgen.cli.options import SettingsCommand, timed
 
 
 def _parameters() -> Iterator[Parameter]:
@@ -27,7 +27,7 @@ def _parameters() -> Iterator[Parameter]:
         form: dict[str, Any] = {}
         if each.name.endswith("_s"):
             default, flag = f"{default * 1e3:g}ms", flag.removesuffix("-s")
-            form = {"metavar": "T", "parser": seconds}
+            form = {"metavar": "T", "parser": timed}
         if help_text := getattr(kind, "__metadata__", ("",))[0]:
             annotation: Any = Annotated[Any if form else kind, Option(flag, help=help_text, **form)]
             yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

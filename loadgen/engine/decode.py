@@ -14,11 +14,14 @@ from loadgen.record import NoneOrKind, Record, State, record_for
 from servers.kinds.base import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
-from servers.wire.http1 import ProtocolError
+from servers.wire.http1 import ProtocolError, decompressed
 from servers.wire.sse import split
 from servers.wire.stamps import PLAIN, SocketStamps, StampSource
 from servers.wire.transport import Exchange
 from workloads.request import Request
+
+COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
+ERROR_LIMIT_BYTES = 1 << 20
 
 
 def record_of(
@@ -52,8 +55,11 @@ def record_of(
     record.late_ns_max = max(late)
     record.first_byte_ns = arrivals[0] - start_ns
     body, spans = _body(exchange, record)
-    first_token_read = len(exchange.sizes)
-    if exchange.framing.status == 200:
+    first_token_read, coding = len(exchange.sizes), exchange.framing.coding
+    if exchange.framing.status == 200 and coding:
+        record.state, record.error_kind = "failed", "protocol"
+        record.error_detail = COMPRESSED.format(coding)
+    elif exchange.framing.status == 200:
         whole = [body] if exchange.framing.ended and body else []
         payloads, ends, rest = split(body) if dialect.streams else (whole, [len(each) for each in whole], b"")
         answer = dialect.decode(payloads)
@@ -73,7 +79,7 @@ def record_of(
         )
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        record.error_detail = error_text(exchange.framing.status, body)
+        record.error_detail = error_text(exchange.framing.status, decompressed(body, coding, ERROR_LIMIT_BYTES))
     health.add(late, record.coalesced_reads, _full_reads(exchange.sizes, first_token_read), *exchange.losses)
     return record
 

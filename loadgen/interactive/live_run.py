@@ -38,7 +38,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan, access_of
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
-from servers.find import dialect_on, of_version, tokenizer_of
+from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import Dialect, ServerFacts
 from servers.kinds.events import one_line
 from servers.wire.connection import Target, target_of
@@ -93,12 +93,12 @@ class LiveTarget:
     _ids: Iterator[int] = field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
-        """The server's dialect on an endpoint, as its version speaks it. Raises EndpointError where it has none,
-        VersionError where it is known to mislead there and nobody forced it."""
-        found = dialect_on(self.plan.server, endpoint or self.plan.endpoint)
-        if found.endpoint not in self._dialects:
-            self._dialects[found.endpoint] = of_version(found, self.facts, self.say, force=self.plan.force)
-        return self._dialects[found.endpoint]
+        """The server's dialect on an endpoint, as `prepare.dialect_for` finds it once. Raises what that raises."""
+        name = dialect_on(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
+        if name not in self._dialects:
+            access = access_of(self.plan)
+            self._dialects[name] = prepare.dialect_for(self.plan, self.facts, access, self.say, name)
+        return self._dialects[name]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
@@ -119,7 +119,8 @@ class LiveTarget:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.model_copy(update={"n": TEXTS})
-            with tokenizer_of(self.facts, dialect.endpoint, headers=access.headers, verify=access.tls) as server:
+            headers, tls = access.headers, access.tls
+            with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, headers=headers, verify=tls) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]
 

@@ -38,7 +38,7 @@ from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan, run_options
-from loadgen.prepare import default_folder, longest_of
+from loadgen.prepare import default_folder, longest_of, named
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.stamps import PLAIN, StampSource, open_source
@@ -52,8 +52,10 @@ YOUNG_ONLY = (10_000, 1_000, 1_000)
 """Collections by themselves are of young objects, below a millisecond."""
 EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError)
 """What can go wrong that is meant for the user."""
-DEFAULTS = {"server": "vllm", "label": "ui"}
+DEFAULTS = {"label": "ui"}
 """Of plain `locust`, where they are not the Plan's."""
+SERVER = "vllm"
+"""Who is asked where neither a server nor a URL is named."""
 LOG = logging.getLogger("loadgen")
 INSERTED = (
     b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen"></section>'
@@ -128,6 +130,7 @@ class LocustSession:
         given = vars(self._environment.parsed_options)
         settings = {field: given[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
+        settings["server"] = settings["server"] or ("" if settings["url"] else SERVER)
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
     def choose(self, plan: Plan) -> None:
@@ -159,7 +162,8 @@ class LocustSession:
             return  # users are elsewhere, and so are their Runs
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
         try:
-            plan = self.plan()
+            plan = named(self.plan())
+            environment.parsed_options.server = plan.server
             self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)
             host.allow_open_files(CONNECTIONS)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from servers.errors import UnauthorizedError
 from workloads.request import Request, merged
 
 Told = TypeVar("Told")
@@ -72,6 +73,10 @@ class Dialect:
     fixed_output: bool = False  # Less than asked is truncated; else the server may end an answer itself
     versions: tuple[VersionRule, ...] = ()
     streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
+    refused: Callable[[str], Dialect | None] | None = None
+    """(a server's words of a refusal) to the dialect without the first field they name, or under the field's other
+    name; None where they name none. A kind of which every server takes the same fields has no such function."""
+    left_out: tuple[str, ...] = ()  # Fields that this server refuses
 
     def misleads(self, version: str) -> str | None:
         """Why figures taken on this version would not mean what they say; None where they do."""
@@ -138,6 +143,7 @@ class ServerFacts:
     model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
     limits: dict[str, int] = field(default_factory=dict)  # Under its own names: max_model_len, max_total_tokens, ...
     count_routes: tuple[str, ...] = ()  # Its routes that count the tokens of a text without running it
+    endpoint: str = ""  # To measure on, where it lacks its kind's native one
     simulated: bool = False
     speed: float | None = None  # How many times faster than life a simulated server's clock runs
     pids: tuple[int, ...] = ()  # Its processes on this machine, where we started it
@@ -191,13 +197,21 @@ def at_least(version: str, *numbers: int) -> bool:
 
 def exists(ask: Ask, path: str) -> bool:
     """Whether a route that takes POST is there: then GET is answered with another error than 404."""
-    return ask(path)[0] != 404
+    try:
+        return ask(path)[0] != 404
+    except UnauthorizedError:  # gateways say so of a GET
+        return True
+
+
+def cards(models: object) -> list[dict[str, Any]]:
+    """The models of an answer to /v1/models."""
+    listed = as_dict(models).get("data")
+    return [as_dict(card) for card in listed] if isinstance(listed, list) else []
 
 
 def first_card(models: object) -> dict[str, Any]:
     """The first model of an answer to /v1/models; empty when there is none."""
-    cards = as_dict(models).get("data")
-    return as_dict(cards[0]) if isinstance(cards, list) and cards else {}
+    return next(iter(cards(models)), {})
 
 
 def as_dict(answer: object) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
 
-The request holds nothing but standard fields, since strict servers refuse others; the output length therefore
-cannot be forced, and an answer that ends early is truncated. The decoder is shared by the OpenAI routes of vLLM, TGI
-and LightLLM, which differ from each other in two points only: what a chunk without text means, and whether `[DONE]`
-always comes.
+The request holds nothing but standard fields, since strict servers refuse others; the output length therefore cannot be
+forced, and an answer that ends early is truncated. Some refuse even one of those: `stream_options` (transformers serve),
+`max_tokens` and `temperature` (OpenAI's reasoning models); then it is left out, or goes by its newer name. The decoder
+is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each other in two points only: what a chunk
+without text means, and whether `[DONE]` always comes.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ a rule none does. `missing` is true when the server's total is larger than what 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
+REFUSABLE = {"stream_options": "", "temperature": "", "max_tokens": "max_completion_tokens"}
+"""Fields that some server refuses, and what they are called there; empty: nothing takes their place."""
+
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
 
@@ -106,24 +110,31 @@ def dialect(
     *,
     rule: EmptyRule | None,
     always_done: bool = False,
+    left_out: tuple[str, ...] = (),
     **others: Any,
 ) -> base.Dialect:
-    """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place."""
+    """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place;
+    those `left_out` go by the name that REFUSABLE has for them, if any."""
+
+    def taken(fields: dict[str, Any]) -> dict[str, Any]:
+        names = {field: REFUSABLE[field] if field in left_out else field for field in fields}
+        return {names[field]: value for field, value in fields.items() if names[field]}
 
     def one_token(text: str, model: str) -> dict[str, Any]:
         asked = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
-        return {"model": model, **asked, "max_tokens": 1, "temperature": 0}
+        return taken({"model": model, **asked, "max_tokens": 1, "temperature": 0})
 
     return base.Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: base.body(_fields(endpoint, request, model) | more(request), request),
+        encode=lambda request, model: base.body(taken(_fields(endpoint, request, model) | more(request)), request),
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
         count_by_running=base.Route(
             PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
         ),
+        left_out=left_out,
         **others,
     )
 
@@ -213,10 +224,27 @@ def _read_empty(
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     status, models = ask("/v1/models")
-    if status != 200 or not isinstance(base.as_dict(models).get("data"), list):
-        return None
     card = base.first_card(models)
-    return base.ServerFacts("openai", url, "", str(card.get("id", "")), base.stated(OPENAI.limits, card))
+    if status != 200 or "id" not in card:
+        return None
+    # transformers serve and many hosted ones have chat only. llama.cpp answers 404 to a GET of either.
+    chat_only = base.exists(ask, PATHS["chat"]) and not base.exists(ask, PATHS["completions"])
+    limits = base.stated(OPENAI.limits, card)
+    return base.ServerFacts("openai", url, "", str(card["id"]), limits, endpoint="chat" if chat_only else "")
+
+
+def _generic(endpoint: str, left_out: tuple[str, ...] = ()) -> base.Dialect:
+    def refused(words: str) -> base.Dialect | None:
+        named = next((field for field in REFUSABLE if field in words and field not in left_out), None)
+        return _generic(endpoint, (*left_out, named)) if named else None
+
+    return dialect(
+        *("openai", endpoint, lambda _: INCLUDE_USAGE),
+        rule=None,
+        left_out=left_out,
+        refused=refused,
+        fixed_output=True,
+    )
 
 
 OPENAI = base.ServerKind(
@@ -224,10 +252,7 @@ OPENAI = base.ServerKind(
     title="OpenAI-style",
     phrase="an OpenAI-style server",
     native="completions",
-    dialects={
-        endpoint: dialect("openai", endpoint, lambda _: INCLUDE_USAGE, rule=None, fixed_output=True)
-        for endpoint in ("completions", "chat")
-    }
+    dialects={endpoint: _generic(endpoint) for endpoint in PATHS}
     | {endpoint: pooling.dialect("openai", endpoint) for endpoint in pooling.PATHS},
     recognise=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},

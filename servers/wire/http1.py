@@ -6,6 +6,7 @@ else, the body without its transfer coding and which read brought which byte, is
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes
     """The bytes of one POST with a JSON body. `host` is the Host field, port included where it is not the default.
     `headers` win over ours."""
     own = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
+    own["Accept-Encoding"] = "identity"  # a compressed stream would hide when its tokens came
     given = {name.lower() for name in headers}
     fields = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers)
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -64,6 +66,12 @@ class Framing:
             self.body_end = len(raw)
             self.by_close = self.ended = True
         return self.ended
+
+    @property
+    def coding(self) -> str:
+        """How the body is compressed, which was not asked for; empty where it is not."""
+        coding = (_field(self.head.lower(), b"content-encoding") or b"").strip().decode("latin-1")
+        return "" if coding == "identity" else coding
 
     def leaves_open(self, raw: bytes | bytearray) -> bool:
         """After the end: may the connection serve another request? (RFC 9112, section 9.3)"""
@@ -146,6 +154,16 @@ class Framing:
             spans.append((start, start + size))
             position = start + size + 2
         self.position = position
+
+
+def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """A body as it was before gzip or deflate, up to a limit; as it is in any other coding, or where it is damaged."""
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        return body
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, limit_bytes)  # of both, by their first bytes
+    except zlib.error:
+        return body
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:

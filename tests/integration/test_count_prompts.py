@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from servers.errors import UnauthorizedError, UncountableError
 from servers.find import probe, tokenizer_of
+from servers.kinds import KINDS
 from servers.kinds.base import ServerFacts
 from servers.wire.http1 import bearer
 from tests.exact import exact_prompts
@@ -101,7 +102,7 @@ def test_count(engine: Tokenizer, kind: str, endpoint: str, generates: bool) -> 
     bare = (kind, endpoint) == ("lightllm", "completions")
     with answering(served(engine)[kind]) as stub:
         facts = probe(stub.url, kind.split(maxsplit=1)[0])
-        with tokenizer_of(facts, endpoint) as tokenizer:
+        with tokenizer_of(facts, KINDS[facts.name].dialects[endpoint]) as tokenizer:
             assert tokenizer.generates == generates
             counts = tokenizer.count(["zanu wozu", "zanu wozu"])
     assert counts == [expected["chat" if endpoint == "chat" else "bare" if bare else "bos"]] * 2
@@ -113,7 +114,7 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
     """Texts built with the server's own count are exact, its BOS included, and each is confirmed by it."""
     with answering(served(engine)[kind]) as stub:
         facts = probe(stub.url, kind)
-        with tokenizer_of(facts, "completions" if kind == "vllm" else "generate") as server:
+        with tokenizer_of(facts, KINDS[kind].dialects[KINDS[kind].native]) as server:
             made = exact_prompts(30, tokens, 0, token_ids=False, local=None, server=server)
     assert made.how == "text, counted by the server"
     encoded = [engine.encode(str(text)).ids for text in made.prompts]
@@ -138,7 +139,10 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
 def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> None:
     """On chat the template counts too: content and template together have the length asked."""
     local = load_tokenizer(save("byte_level_with_bos", tmp_path)) if with_file else None
-    with answering(served(engine)[kind]) as stub, tokenizer_of(probe(stub.url, kind), "chat") as server:
+    with (
+        answering(served(engine)[kind]) as stub,
+        tokenizer_of(probe(stub.url, kind), KINDS[kind].dialects["chat"]) as server,
+    ):
         made = exact_prompts(60, 100, 0, token_ids=False, local=local, server=server)
     whole = [TEMPLATE.format(text) for text in made.prompts]
     assert {len(engine.encode(text, add_special_tokens=False).ids) for text in whole} == {100}
@@ -149,7 +153,10 @@ def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> 
 
 def test_token_ids_from_vllm(engine: Tokenizer) -> None:
     """vLLM tells the ids of common words, without its BOS; prompts are drawn from those."""
-    with answering(served(engine)["vllm"]) as stub, tokenizer_of(probe(stub.url, "vllm"), "completions") as server:
+    with (
+        answering(served(engine)["vllm"]) as stub,
+        tokenizer_of(probe(stub.url, "vllm"), KINDS["vllm"].dialects["completions"]) as server,
+    ):
         made = exact_prompts(30, 512, 0, token_ids=True, local=None, server=server)
     used = {token for prompt in made.prompts for token in prompt}
     assert made.how == "token ids"
@@ -161,7 +168,7 @@ def test_key_is_sent(engine: Tokenizer) -> None:
     """The key goes along on every count."""
     with (
         answering(served(engine)["tgi"]) as stub,
-        tokenizer_of(probe(stub.url, "tgi"), "generate", headers=bearer("k")) as server,
+        tokenizer_of(probe(stub.url, "tgi"), KINDS["tgi"].dialects["generate"], headers=bearer("k")) as server,
     ):
         server.count(["a", "b"])
     assert stub.keys[-2:] == ["Bearer k", "Bearer k"]
@@ -181,5 +188,5 @@ def test_no_count(answer: Answer, error: type[Exception], words: str) -> None:
     """Whatever a server answers instead of a count becomes an error that quotes it."""
     with answering({"POST /tokenize": answer}) as stub:
         facts = ServerFacts("vllm", stub.url, count_routes=("/tokenize",))
-        with tokenizer_of(facts, "completions") as server, pytest.raises(error, match=words):
+        with tokenizer_of(facts, KINDS["vllm"].dialects["completions"]) as server, pytest.raises(error, match=words):
             server.count(["a"])

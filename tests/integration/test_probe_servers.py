@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
+import json
 import socket
 import ssl
 import subprocess
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 import trustme
 
-from servers.errors import UnauthorizedError, UnreachableError, WrongServerError
+from servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
 from servers.find import probe, resolve
 from servers.kinds import KINDS
 from servers.kinds.base import ServerFacts
@@ -115,9 +117,20 @@ def test_simulated(routes: dict[str, Answer]) -> None:
         (TGI, "vllm", "tgi", "this is TGI 3.3.6-dev0 (sha-dfb3fbe), not vLLM"),
         (LIGHTLLM_1_2, "vllm", "lightllm", "this is LightLLM 1.2.0 or later, not vLLM"),
         (OPENAI, "lightllm", "openai", "this is an OpenAI-style server, not LightLLM"),
-        ({"GET /": (200, b"<html>")}, "vllm", "", "it is not vLLM"),
-        ({"GET /v1/models": (200, b"<html>")}, "openai", "", "it is not an OpenAI-style server"),
-        ({"GET /v1/models": (200, ["?"]), "GET /info": (500, "oops")}, "tgi", "", "it is not TGI"),
+        ({"GET /": (200, b"<html>")}, "vllm", "", "but not as vLLM: /v1/models answers 404"),
+        (
+            {"GET /v1/models": (200, b"<html>")},
+            "openai",
+            "",
+            "not as an OpenAI-style server: /v1/models lists no model",
+        ),
+        ({"GET /v1/models": (200, ["?"]), "GET /info": (500, "oops")}, "tgi", "", "but not as TGI"),
+        (
+            {"GET /": (200, b"<html>")},
+            "",
+            "",
+            "not as vLLM, TGI, LightLLM or an OpenAI-style server: /v1/models answers",
+        ),
     ],
 )
 def test_wrong_server(routes: dict[str, Answer], named: str, found: str, words: str) -> None:
@@ -126,6 +139,68 @@ def test_wrong_server(routes: dict[str, Answer], named: str, found: str, words: 
         probe(stub.url, named)
     assert words in str(caught.value)
     assert f"--server {found}" in caught.value.hint or not found
+
+
+@pytest.mark.parametrize("name", ["vllm", "tgi", "lightllm", "openai"])
+def test_who_answers_is_asked_where_nobody_is_named(name: str) -> None:
+    """The generic kind comes last, because the others answer like it as well."""
+    with answering({"vllm": VLLM, "tgi": TGI, "lightllm": LIGHTLLM_1_2, "openai": OPENAI}[name]) as stub:
+        assert probe(stub.url).name == name
+
+
+def test_a_path_that_is_kept_from_us_says_nothing_of_the_server() -> None:
+    """Hosted servers answer 403 to what they do not know; a key that is missing altogether is still an error."""
+    known = {f"GET {path}": (403, b"") for path in ("/info", "/get_model_name", "/simulated/status", "/v1/completions")}
+    with answering(OPENAI | known) as stub:
+        facts = probe(stub.url)
+    assert (facts.name, facts.model, facts.endpoint) == ("openai", "gpt", "")
+    with answering({"GET /v1/models": (401, b"")}) as stub, pytest.raises(UnauthorizedError):
+        probe(stub.url)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ((500, b"Internal Server Error"), "/v1/models answers 500"),
+        ((404, {"detail": "Not Found"}), "/v1/models answers 404"),
+        ((200, {"object": "list", "data": []}), "/v1/models lists no model"),
+    ],
+)
+def test_without_a_list_of_models_a_name_is_enough(models: Answer, words: str) -> None:
+    """Path and status are named; with --model the generic server is asked all the same."""
+    with answering({"GET /v1/models": models}) as stub:
+        with pytest.raises(WrongServerError, match=words) as caught:
+            probe(stub.url, "openai")
+        facts = probe(stub.url, "openai", model="mine")
+    assert "--server openai --model NAME" in caught.value.hint
+    assert (facts.name, facts.model) == ("openai", "mine")
+
+
+@pytest.mark.parametrize("routes", [VLLM, TGI, LIGHTLLM_1_0, LIGHTLLM_1_2, OPENAI])
+def test_a_model_that_is_not_there_is_refused(routes: dict[str, Answer]) -> None:
+    """Where the server says what it has; the message lists it."""
+    with answering(routes) as stub:
+        model = probe(stub.url).model
+        assert probe(stub.url, model=model).model == model
+        with pytest.raises(ModelError, match="--model nope") as caught:
+            probe(stub.url, model="nope")
+    assert model in caught.value.hint
+
+
+def test_any_model_that_is_listed_may_be_asked() -> None:
+    """Not only the first: adapters come behind it. A server that lists none takes any name."""
+    listed = [{"id": name, "owned_by": "vllm"} for name in ("base", "adapter")]
+    with answering({"GET /v1/models": (200, {"data": listed})}) as stub:
+        assert probe(stub.url, "vllm", model="adapter").model == "adapter"
+    with answering(LIGHTLLM_0_0_1) as stub:
+        assert probe(stub.url, "lightllm", model="any").model == "any"
+
+
+def test_compressed_answers_are_read() -> None:
+    """Some proxies compress what nobody asked them to."""
+    listed = gzip.compress(json.dumps(OPENAI["GET /v1/models"][1]).encode())  # type: ignore[index]
+    with answering({"GET /v1/models": (200, listed)}) as stub:
+        assert probe(stub.url, "openai").model == "gpt"
 
 
 @pytest.mark.parametrize("server", ["vllm", "openai"])

@@ -280,10 +280,18 @@ def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> N
 
 def test_wrong_conditions_are_all_named() -> None:
     """One line for each, and what is allowed."""
-    wrong = ["ttft worse by 5%", "nothing worse", "ttft.p99 better by 1%", "ttft.p42 worse", "complete.p50 worse"]
+    wrong = [
+        "ttft worse by 5%",
+        "ttft.p99 worse by 5",
+        "nothing worse",
+        "ttft.p99 better by 1%",
+        "ttft.p42 worse",
+        "complete.p50 worse",
+    ]
     with pytest.raises(ObjectiveError) as error:
         parse_gates(["complete worse by 1%", "output_tokens_per_s worse", *wrong])
     assert len(str(error.value).splitlines()) == len(wrong)
+    assert "5 has no unit: write 5%" in str(error.value)
     assert "worse by 5%" in error.value.hint
 
 

@@ -58,7 +58,7 @@ def test_the_curve_is_the_attainment_at_each_scale(shapes: list[tuple[int, int]]
     drawn = curve(needed)
     assert drawn.y == sorted(drawn.y)
     assert drawn.x == sorted(drawn.x)
-    scaled = parse_bounds([f"ttft < {0.2 * scale:.12f}", f"tpot < {0.02 * scale:.12f}"])
+    scaled = parse_bounds([f"ttft < {0.2 * scale:.12f}s", f"tpot < {0.02 * scale:.12f}s"])
     expected = float((needed <= scale).mean())
     if not np.isclose(needed, scale, rtol=1e-6).any():
         assert goodput(frame, scaled).attainment == pytest.approx(expected)
@@ -66,10 +66,11 @@ def test_the_curve_is_the_attainment_at_each_scale(shapes: list[tuple[int, int]]
 
 def test_wrong_bounds_are_all_named() -> None:
     """A statistic, a rate, the wrong side and no time: one line each."""
-    wrong = ["ttft.p99 < 1s", "skew < 1s", "tpot > 5ms", "e2e", "ttft < 5 h", "itl < 1ms", "ttft < 0"]
+    wrong = ["ttft.p99 < 1s", "skew < 1s", "tpot > 5ms", "e2e", "ttft < 5 h", "itl < 1ms", "ttft < 0s", "ttft < 800"]
     with pytest.raises(ObjectiveError) as error:
-        parse_bounds(["ttft < 1", *wrong])
+        parse_bounds(["ttft < 1s", *wrong])
     assert len(str(error.value).splitlines()) == len(wrong)
+    assert "write 800ms or 800s" in str(error.value)
     assert "ttft < 500ms" in error.value.hint
 
 

@@ -1,8 +1,11 @@
 """HTTP/1.1 framing: where a response ends, found step by step."""
 
+import gzip
+import zlib
+
 import pytest
 
-from servers.wire.http1 import Framing, ProtocolError, post
+from servers.wire.http1 import Framing, ProtocolError, decompressed, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
 
@@ -29,6 +32,27 @@ def test_a_response_ends_exactly_at_its_last_byte(raw: bytes, status: int, body:
         buffer += raw[index : index + 1]
         assert framing.scan(buffer) == (index == len(raw) - 1)
     assert (framing.status, body_of(raw, framing)) == (status, body)
+
+
+@pytest.mark.parametrize(
+    ("field", "coding"),
+    [("", ""), ("Content-Encoding: identity\r\n", ""), ("content-encoding: GZIP\r\n", "gzip"), ("X: gzip\r\n", "")],
+)
+def test_a_compressed_body_is_known_by_its_head(field: str, coding: str) -> None:
+    """Whatever the case of the letters; none was asked for."""
+    framing = Framing()
+    framing.scan(f"HTTP/1.1 200 OK\r\n{field}Content-Length: 0\r\n\r\n".encode())
+    assert framing.coding == coding
+    assert b"\r\nAccept-Encoding: identity\r\n" in post("/", "h", {}, b"")
+
+
+def test_a_compressed_body_is_read_as_far_as_it_goes() -> None:
+    """Up to the limit; what is damaged or in another coding stays as it is."""
+    for body, coding in ((gzip.compress(b"said" * 99), "gzip"), (zlib.compress(b"said" * 99), "deflate")):
+        assert decompressed(body, coding, 1000) == b"said" * 99
+        assert decompressed(body, coding, 8) == b"saidsaid"
+        assert decompressed(body, "br", 8) == body
+    assert decompressed(b"plain", "gzip", 8) == b"plain"
 
 
 def test_a_body_without_length_ends_with_the_connection() -> None:
@@ -85,5 +109,5 @@ def test_post_is_one_complete_request() -> None:
     """The bytes of a request are fixed by its parts; nothing is added at send time."""
     assert post("/generate", "[::1]:8000", {"X-Request-Id": "7"}, b"{}") == (
         b"POST /generate HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\n"
-        b"Accept: text/event-stream\r\nX-Request-Id: 7\r\nContent-Length: 2\r\n\r\n{}"
+        b"Accept: text/event-stream\r\nAccept-Encoding: identity\r\nX-Request-Id: 7\r\nContent-Length: 2\r\n\r\n{}"
     )

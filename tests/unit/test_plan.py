@@ -126,6 +126,11 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: the turns of sessions hold no pictures"),
         ({"image": "512"}, "--image 512: write the size of a picture as 512x512"),
         ({"image": ("512x512", "0x9")}, "--image 512x512, 0x9: write the size of a picture as 512x512"),
+        ({"endpoint": "embeddings"}, "--endpoint embeddings: unknown; choose 'completions', 'chat' or 'generate'"),
+        (
+            {"arrivals": "closed:8", "max_in_flight": 2},
+            "--arrivals closed:8 has 8 under way, more than --max-in-flight 2",
+        ),
         ({"label": "../x"}, "--label ../x: string should match pattern"),
         ({"colour": "red"}, "colour: there is no such setting"),
     ],
@@ -136,6 +141,15 @@ def test_each_mistake_names_its_option_and_what_is_allowed(values: dict[str, obj
         Plan(**{"server": "tgi", "n": 1000, **values})
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+def test_who_answers_may_be_left_to_the_url() -> None:
+    """A plan names a server or says where one is; who is named neither way is missing. Other clients may well be fewer
+    than a limit in flight."""
+    assert Plan(url="http://127.0.0.1:1", n=1).server == ""
+    with pytest.raises(PlanError, match="--server is missing: name vllm, tgi, lightllm or openai; or --url"):
+        Plan(n=1)
+    assert Plan(server="tgi", arrivals="closed:8", max_in_flight=8, n=9).max_in_flight == 8
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

@@ -1,0 +1,180 @@
+"""`loadgen burst --url` against servers that speak the OpenAI protocol as others write it: nobody names them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen import runfile
+from servers.errors import UnreachableError
+from servers.find import probe, tokenizer_of
+from servers.kinds import KINDS
+from tests.command import accounted, burst
+from tests.stub_server import Answer, Stub, answering
+from tests.tiny_tokenizers import byte_level, save
+
+TOKENIZER = byte_level()
+LENGTHS = ("--n", "4", "--input-tokens", "32", "--output-tokens", "6")
+HIDDEN: dict[str, Answer] = {f"GET {path}": (403, b"") for path in ("/info", "/token_load", "/simulated/status")}
+
+
+class Spoken:
+    """One server's way with the protocol: the fields it takes, and how its streams are written."""
+
+    def __init__(self, *, refuses: tuple[str, ...] = (), done: bool = True, usage: str = "last") -> None:
+        self.refuses, self.done, self.usage = refuses, done, usage
+
+    def __call__(self, body: dict[str, Any]) -> Any:
+        if refused := [field for field in self.refuses if field in body]:
+            return 422, {"detail": f"Unsupported fields in the request: {{'{refused[0]}'}}"}
+        chat = "messages" in body
+        text = body["messages"][0]["content"] if chat else body["prompt"]
+        tokens = len(TOKENIZER.encode(text).ids)
+        asked = body["max_completion_tokens" if "max_tokens" in self.refuses else "max_tokens"]
+        usage = {"prompt_tokens": tokens, "completion_tokens": asked, "total_tokens": tokens + asked}
+        if not body.get("stream"):
+            return {"object": "text_completion", "choices": [{"index": 0}], "usage": usage}
+        chunks: list[dict[str, Any]] = [self.chunk(chat, {"role": "assistant", "content": ""}, "")] if chat else []
+        chunks += [self.chunk(chat, {"content": " word"}, " word") for _ in range(asked)]
+        chunks.append(self.chunk(chat, {}, "") | ({"usage": usage} if self.usage == "last" else {}))
+        chunks[-1]["choices"][0]["finish_reason"] = "length"
+        if self.usage == "own" and body.get("stream_options"):
+            chunks.append({"choices": [], "usage": usage})
+        events = [json.dumps(chunk) for chunk in chunks] + (["[DONE]"] if self.done else [])
+        return "".join(f"data: {event}\n\n" for event in events).encode()
+
+    def chunk(self, chat: bool, delta: dict[str, str], text: str) -> dict[str, Any]:
+        said = {"delta": delta} if chat else {"text": text, "logprobs": None}
+        return {"id": "c", "object": "chunk", "choices": [{"index": 0, "finish_reason": None, **said}]}
+
+
+def models(owner: str, **more: Any) -> Answer:
+    return 200, {"object": "list", "data": [{"id": "org/model", "object": "model", "owned_by": owner, **more}]}
+
+
+NO_GET = (404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
+SERVERS: dict[str, dict[str, Answer]] = {
+    "llama.cpp": {
+        "GET /v1/models": (
+            200,
+            {
+                "models": [{"name": "org/model", "model": "org/model", "type": "model", "details": {"format": "gguf"}}],
+                "object": "list",
+                "data": [{"id": "org/model", "aliases": [], "owned_by": "llamacpp", "meta": {"n_ctx": 4096}}],
+            },
+        ),
+        "GET /v1/completions": NO_GET,
+        "GET /v1/chat/completions": NO_GET,
+        "POST /v1/completions": Spoken(),
+        "POST /v1/chat/completions": Spoken(usage="own"),
+        "POST /tokenize": lambda body: {"tokens": TOKENIZER.encode(body["content"]).ids},
+    },
+    "SGLang": {
+        "GET /v1/models": models("sglang", root="org/model", parent=None, max_model_len=4096),
+        "POST /v1/completions": Spoken(usage="own"),
+        "POST /v1/chat/completions": Spoken(usage="own"),
+        "GET /get_server_info": (200, {"version": "0.5.2", "max_total_num_tokens": 100_000}),
+    },
+    "TensorRT-LLM": {
+        "GET /v1/models": models("tensorrt_llm", created=1),
+        "GET /version": (200, {"version": "1.0.0"}),
+        "POST /v1/completions": Spoken(refuses=("ignore_eos_token", "min_new_tokens"), usage="own"),
+        "POST /v1/chat/completions": Spoken(usage="own"),
+    },
+    "transformers serve": {
+        "GET /v1/models": models("org", created=1),
+        "POST /v1/chat/completions": Spoken(refuses=("stream_options",), done=False),
+        "POST /v1/responses": (422, {"detail": []}),
+    },
+    "hosted": {
+        **HIDDEN,
+        "GET /v1/models": models("system"),
+        "POST /v1/chat/completions": Spoken(refuses=("max_tokens", "temperature"), usage="own"),
+    },
+}
+
+
+def sent(stub: Stub) -> list[dict[str, Any]]:
+    """The requests of the run: those that were streamed, but for the one that found out what is refused."""
+    streamed = [body for body in stub.bodies if body and body.get("stream")]
+    return streamed[-4:]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_it_is_measured_by_its_url_alone(name: str, tmp_path: Path) -> None:
+    """It is told apart, on an endpoint that it has, without the fields that it refuses; every answer is whole."""
+    with answering(SERVERS[name]) as stub:
+        file = save("byte_level", tmp_path)
+        code, out, err = burst(tmp_path, "--url", f"{stub.url}/v1", *LENGTHS, "--tokenizer", str(file))
+        bodies = sent(stub)
+    assert code in (0, 5), err
+    assert accounted(tmp_path, 4) == {"complete": 4}
+    run = runfile.read(tmp_path / "run")
+    assert out.startswith("openai")
+    assert (run.header.plan["server"], run.header.server["model"]) == ("openai", "org/model")
+    chat_only = "POST /v1/completions" not in SERVERS[name]
+    assert run.header.plan["endpoint"] == ("chat" if chat_only else "completions")
+    assert {record.output_tokens for record in run.records} == {6}
+    assert {record.prompt_tokens for record in run.records} == {32}
+    refused = {"transformers serve": ["stream_options"], "hosted": ["max_tokens", "temperature"]}.get(name, [])
+    assert run.header.client.get("left_out", []) == refused
+    assert ("refuses" in out) == bool(refused)
+    assert not [field for body in bodies for field in refused if field in body]
+
+
+def test_a_probe_that_generates_waits_as_long_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with a slow first token is not still loading: --timeout says how long."""
+
+    def slowly(_: Any) -> Any:
+        time.sleep(0.3)
+        return {"usage": {"prompt_tokens": 1}}
+
+    slow: dict[str, Answer] = {**SERVERS["SGLang"], "POST /v1/completions": slowly}
+    dialect = KINDS["openai"].dialects["completions"]
+    with answering(slow) as stub:
+        facts = probe(stub.url, "openai")
+        monkeypatch.setattr("servers.calls.TIMEOUT_S", 0.1)
+        with tokenizer_of(facts, dialect, timeout_s=20) as server:
+            assert server.count(["a"]) == [1]
+        with tokenizer_of(facts, dialect, timeout_s=0.05) as server, pytest.raises(UnreachableError) as caught:
+            server.count(["a"])
+    assert "within 0.05 s" in str(caught.value)
+    assert "--timeout" in caught.value.hint
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_compressed_answer_is_named_or_read(status: int, tmp_path: Path) -> None:
+    """A stream that is compressed hides its tokens, and says so; an error in one is read."""
+    spoken = Spoken()
+
+    def compressed(body: Any) -> Any:
+        if not body.get("stream"):
+            return spoken(body)
+        return status, gzip.compress(spoken(body) if status == 200 else b'{"error": {"message": "no room"}}')
+
+    with answering({**SERVERS["SGLang"], "POST /v1/completions": compressed}) as stub:
+        file = save("byte_level", tmp_path)
+        code, _, err = burst(tmp_path, "--url", stub.url, *LENGTHS, "--tokenizer", str(file))
+    assert code == 1, err
+    (found,) = {
+        (record.state, record.error_kind, record.error_detail) for record in runfile.read(tmp_path / "run").records
+    }
+    kind, words = ("protocol", "compressed (gzip)") if status == 200 else ("http_status", "no room")
+    assert found[:2] == ("failed", kind)
+    assert words in found[2]
+
+
+def test_a_key_that_is_not_set_and_a_model_that_is_not_there_are_told(tmp_path: Path) -> None:
+    """Both are mistakes of the command line, before anything is sent."""
+    with answering(SERVERS["SGLang"]) as stub:
+        code, _, err = burst(tmp_path, "--url", stub.url, "--api-key-env", "NOT_SET_ANYWHERE")
+        assert (code, "--api-key-env NOT_SET_ANYWHERE: the variable is empty or not set" in err) == (2, True)
+        assert not stub.heard
+        code, _, err = burst(tmp_path, "--url", stub.url, "--model", "nope")
+        assert (code, "--model nope" in err, "it has: org/model" in err) == (2, True, True)
+    assert not sent(stub)

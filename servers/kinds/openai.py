@@ -1,7 +1,7 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
 
-The request holds nothing but standard fields, since strict servers refuse others; the output length therefore cannot be
-forced, and an answer that ends early is truncated. Some refuse even one of those: `stream_options` (transformers serve),
+The request holds nothing but standard fields, since strict servers refuse others; the output length therefore cannot
+be forced, and an answer that ends early is truncated. Some refuse even one of those: `stream_options` (transformers),
 `max_tokens` and `temperature` (OpenAI's reasoning models); then it is left out, or goes by its newer name. The decoder
 is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each other in two points only: what a chunk
 without text means, and whether `[DONE]` always comes.

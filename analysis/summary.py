@@ -19,7 +19,7 @@ FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
 
 
-class RunInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RunInfo(msgspec.Struct, kw_only=True):
     """Which run this is, what was planned, and how it can be had again."""
 
     id: str

@@ -35,7 +35,7 @@ class Answering(FakeExchange):
         self.user = array("q", [self.net.clock.now])
         self.losses = (0, 0)
         spans = [(0, len(payload))]
-        self.framing = SimpleNamespace(status=200, spans=spans, body_spans=lambda _raw: spans)  # type: ignore[assignment]
+        self.framing = SimpleNamespace(status=200, coding="", ended=True, spans=spans, body_spans=lambda _raw: spans)  # type: ignore[assignment]
         super()._end()
 
 

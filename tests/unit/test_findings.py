@@ -69,7 +69,7 @@ def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sent
             "All prompt lengths as requested; output lengths unknown for 1 request, as only chunks were counted.",
         ),
         (64, {"prompt_tokens_asked": 0}, "ok", "All prompt lengths as requested (1 of unknown length, as they held "
-         "earlier outputs); all output lengths as requested."),
+         "more than their text); all output lengths as requested."),
     ],
 )  # fmt: skip
 def test_lengths_that_were_not_fixed_are_not_called_so(

@@ -126,7 +126,6 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: the turns of sessions hold no pictures"),
         ({"image": "512"}, "--image 512: write the size of a picture as 512x512"),
         ({"image": ("512x512", "0x9")}, "--image 512x512, 0x9: write the size of a picture as 512x512"),
-        ({"endpoint": "embeddings"}, "--endpoint embeddings: unknown; choose 'completions', 'chat' or 'generate'"),
         (
             {"arrivals": "closed:8", "max_in_flight": 2},
             "--arrivals closed:8 has 8 under way, more than --max-in-flight 2",

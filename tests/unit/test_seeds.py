@@ -18,11 +18,13 @@ from workloads.workload import WorkloadSpec, prompts_for
 
 DATA = Path(__file__).parent.parent / "data"
 SEED = 7
+NOTHING_BESIDES = ", body={}, images=(), ignore_eos=True)"
 
 
 def digest(values: Iterable[object]) -> str:
-    """Of what these values are, in their order."""
-    return hashlib.sha256("\n".join(map(repr, values)).encode()).hexdigest()[:16]
+    """Of what these values are, in their order. What Requests came to have since is in it where it says something."""
+    shown = (repr(value).replace(NOTHING_BESIDES, ")") for value in values)
+    return hashlib.sha256("\n".join(shown).encode()).hexdigest()[:16]
 
 
 @dataclass

@@ -183,7 +183,7 @@ def test_an_output_length_that_nobody_names_is_the_usual_one() -> None:
 @pytest.mark.parametrize("given", ["synthetic", f"jsonl:{DATA / 'datasets/prompts.jsonl'}", "multi-turn:turns=2"])
 def test_where_answers_may_end_every_request_says_so(given: str) -> None:
     """Of any workload, and in each turn of a session."""
-    spec = replace(material().spec, workload=parse(given), n=2, ignore_eos=False)
+    spec = replace(material().spec, workload=parse(given), n=2, also={"ignore_eos": False})
     prompts = replace(material(text), spec=spec)
     sessions = prompts.conversations() if prompts.of_sessions else ()
     requests = [each for one in sessions for each in (one.request(), *one.to_come())] or list(prompts.requests())

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
     from servers.find import ServerTokenizer
-    from servers.kinds.base import Dialect, ServerFacts
+    from servers.kinds.base import ServerFacts
+    from servers.kinds.dialect import Dialect
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""

@@ -22,7 +22,8 @@ from servers.errors import (
     WrongServerError,
 )
 from servers.kinds import KINDS, any_of
-from servers.kinds.base import Ask, Dialect, Route, ServerFacts, ServerKind, Told, as_dict, cards
+from servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
+from servers.kinds.dialect import Dialect, Route, Told
 from servers.kinds.events import error_text
 from workloads.request import Request
 

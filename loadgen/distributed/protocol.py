@@ -43,7 +43,7 @@ import msgspec
 
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
-from servers.kinds.base import Dialect
+from servers.kinds.dialect import Dialect
 from workloads.request import Request
 
 PORT = 5557

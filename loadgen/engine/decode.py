@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
 from loadgen.record import NoneOrKind, Record, State, record_for
-from servers.kinds.base import Answer, Dialect
+from servers.kinds.dialect import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError, decompressed

@@ -21,7 +21,7 @@ from loadgen.engine.feed import Feed, Sessions, Slot
 from loadgen.engine.health import Counts, Health
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
-from servers.kinds.base import Dialect
+from servers.kinds.dialect import Dialect
 from servers.wire.connection import Connection, Pool
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange

@@ -33,7 +33,7 @@ from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, 
 from loadgen.engine.health import Counts
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
-from servers.kinds.base import Dialect
+from servers.kinds.dialect import Dialect
 from servers.wire.connection import Pool, Target
 from servers.wire.http1 import post
 from servers.wire.poller import Poller

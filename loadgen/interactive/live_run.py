@@ -39,7 +39,8 @@ from loadgen.plan import Plan, access_of
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
 from servers.find import dialect_on, tokenizer_of
-from servers.kinds.base import Dialect, ServerFacts
+from servers.kinds.base import ServerFacts
+from servers.kinds.dialect import Dialect
 from servers.kinds.events import one_line
 from servers.wire.connection import Target, target_of
 from servers.wire.stamps import StampSource

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from servers.kinds.base import Answer
+from servers.kinds.dialect import Answer
 
 Event = TypeVar("Event")
 

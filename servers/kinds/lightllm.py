@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from servers.kinds import base
+from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
 from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
 from servers.kinds.tgi import generate_body
@@ -22,8 +23,8 @@ from workloads.request import Request
 class LightllmToken(msgspec.Struct, gc=False):
     """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
 
-    count_output_tokens: base.TokenCount | None = None
-    prompt_tokens: base.TokenCount | None = None
+    count_output_tokens: TokenCount | None = None
+    prompt_tokens: TokenCount | None = None
     text: str | None = None
     special: bool | None = None  # None of what was said
 
@@ -40,9 +41,9 @@ class LightllmEvent(msgspec.Struct, gc=False):
 _EVENTS = msgspec.json.Decoder(LightllmEvent)
 
 
-def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
+def _decode_generate(payloads: Sequence[bytes]) -> Answer:
     events, broken = decode_events(payloads, _EVENTS)
-    answer = base.Answer([0] * len(payloads))
+    answer = Answer([0] * len(payloads))
     count = 0
     for index, event in enumerate(events):
         token = event.token
@@ -101,7 +102,7 @@ def _token_load(answer: Any) -> float:
     return float(sum(each) / len(each))
 
 
-_WITHOUT_DONE = base.VersionRule(
+_WITHOUT_DONE = VersionRule(
     lambda version: version in ("before 1.0", "1.0", "1.1.0"),
     decode=partial(decode, empty_is_token=always, always_done=False),
     misleads="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that one cut "
@@ -110,8 +111,8 @@ _WITHOUT_DONE = base.VersionRule(
 
 
 # Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
-def _count(parameters: dict[str, Any]) -> base.Route[int]:
-    return base.Route(
+def _count(parameters: dict[str, Any]) -> Route[int]:
+    return Route(
         "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: int(answer["ntokens"])
     )
 
@@ -124,14 +125,14 @@ LIGHTLLM = base.ServerKind(
     title="LightLLM",
     native="generate",
     dialects={
-        "generate": base.Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
+        "generate": Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
             *("lightllm", "generate", "/generate_stream"),
             # `parameters` is mandatory and, in 0.0.1, strict; `ignore_eos` there is all that a fixed length takes.
             encode=lambda request, _: generate_body(request, ignore_eos=request.ignore_eos),
             decode=_decode_generate,
             text=_text,
             count=_count({}),
-            count_by_running=base.Route(  # before 1.0 only the details of a token tell the length of the prompt
+            count_by_running=Route(  # before 1.0 only the details of a token tell the length of the prompt
                 "/generate",
                 lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},
                 lambda answer: int(answer["tokens"][0]["prompt_tokens"]),

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from servers.kinds import base, pooling
+from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
 from servers.kinds.events import DONE, decode_events, note_error, note_finish, settle
 from workloads.request import Request
 
@@ -24,8 +25,8 @@ from workloads.request import Request
 class Usage(msgspec.Struct, gc=False):
     """`prompt_tokens` includes special tokens the server added, `completion_tokens` a generated end-of-text token."""
 
-    prompt_tokens: base.TokenCount | None = None
-    completion_tokens: base.TokenCount | None = None
+    prompt_tokens: TokenCount | None = None
+    completion_tokens: TokenCount | None = None
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -69,13 +70,13 @@ REFUSABLE = {"stream_options": "", "temperature": "", "max_tokens": "max_complet
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
 
-def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> base.Answer:
+def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> Answer:
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
     running usage total, else one for a chunk with text, which counts chunks where nothing is known of the server. With
     `always_done` nothing but `[DONE]` proves the end;
     without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
-    answer = base.Answer([0] * len(payloads))
+    answer = Answer([0] * len(payloads))
     for index, chunk in enumerate(chunks):
         if (chunk.error or not chunk.choices) and payloads[index] != DONE:
             note_error(answer, payloads[index])
@@ -112,7 +113,7 @@ def dialect(
     always_done: bool = False,
     left_out: tuple[str, ...] = (),
     **others: Any,
-) -> base.Dialect:
+) -> Dialect:
     """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place;
     those `left_out` go by the name that REFUSABLE has for them, if any."""
 
@@ -124,14 +125,14 @@ def dialect(
         asked = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
         return taken({"model": model, **asked, "max_tokens": 1, "temperature": 0})
 
-    return base.Dialect(
+    return Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: base.body(taken(_fields(endpoint, request, model) | more(request)), request),
+        encode=lambda request, model: encoded(taken(_fields(endpoint, request, model) | more(request)), request),
         decode=partial(decode, empty_is_token=rule, always_done=always_done),
         text=text,
-        count_by_running=base.Route(
+        count_by_running=Route(
             PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
         ),
         left_out=left_out,
@@ -175,7 +176,7 @@ def has_role(choice: Choice) -> bool:
     return choice.delta is not None and bool(choice.delta.role)
 
 
-def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: base.Answer) -> list[int]:
+def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: Answer) -> list[int]:
     """Take tokens and finish reason from the choices, each with its event's index. Returns the places in `held` of
     those without text or token ids, which only the dialect can read."""
     without_text = []
@@ -233,8 +234,8 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     return base.ServerFacts("openai", url, "", str(card["id"]), limits, endpoint="chat" if chat_only else "")
 
 
-def _generic(endpoint: str, left_out: tuple[str, ...] = ()) -> base.Dialect:
-    def refused(words: str) -> base.Dialect | None:
+def _generic(endpoint: str, left_out: tuple[str, ...] = ()) -> Dialect:
+    def refused(words: str) -> Dialect | None:
         named = next((field for field in REFUSABLE if field in words and field not in left_out), None)
         return _generic(endpoint, (*left_out, named)) if named else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds import base
+from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
 from servers.kinds.events import decode_events, note_error, one_line, settle
 from workloads.request import Request
 
@@ -26,8 +26,8 @@ QUERY_WORDS = 8
 class PoolingUsage(msgspec.Struct, gc=False):
     """Some servers give the total of a rerank alone; nothing is generated, so it is the prompt's."""
 
-    prompt_tokens: base.TokenCount | None = None
-    total_tokens: base.TokenCount | None = None
+    prompt_tokens: TokenCount | None = None
+    total_tokens: TokenCount | None = None
 
 
 class PoolingAnswer(msgspec.Struct, gc=False):
@@ -41,10 +41,10 @@ class PoolingAnswer(msgspec.Struct, gc=False):
 _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 
-def decode(payloads: Sequence[bytes]) -> base.Answer:
+def decode(payloads: Sequence[bytes]) -> Answer:
     """The answer, which is the one payload."""
     found, broken = decode_events(payloads, _ANSWERS)
-    answer = base.Answer([0] * len(payloads))
+    answer = Answer([0] * len(payloads))
     for index, event in enumerate(found):
         usage = event.usage or PoolingUsage()
         answer.prompt_tokens = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
@@ -58,17 +58,17 @@ def decode(payloads: Sequence[bytes]) -> base.Answer:
     return settle(answer, 0, broken)
 
 
-def dialect(server: str, endpoint: str, **others: Any) -> base.Dialect:
+def dialect(server: str, endpoint: str, **others: Any) -> Dialect:
     """A server's route for embeddings or rerank."""
     fields = partial(_fields, endpoint)
-    return base.Dialect(
+    return Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: base.body(_asked(fields, request, model), request),
+        encode=lambda request, model: encoded(_asked(fields, request, model), request),
         decode=decode,
         text=lambda _: "",
-        count_by_running=base.Route(PATHS[endpoint], fields, _counted, generates=True),
+        count_by_running=Route(PATHS[endpoint], fields, _counted, generates=True),
         streams=False,
         **others,
     )

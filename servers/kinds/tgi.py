@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from servers.kinds import base
+from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule, encoded
 from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
 from workloads.request import Request
@@ -25,8 +26,8 @@ class Details(msgspec.Struct, gc=False):
     """In the last event, if asked for. `input_length` since 2.3.0, the special tokens the server added included."""
 
     finish_reason: str | None = None
-    generated_tokens: base.TokenCount | None = None
-    input_length: base.TokenCount | None = None
+    generated_tokens: TokenCount | None = None
+    input_length: TokenCount | None = None
 
 
 class TgiEvent(msgspec.Struct, gc=False):
@@ -46,7 +47,7 @@ def generate_body(request: Request, **more: bool) -> bytes:
     # Any temperature but 1.0 switches sampling on, and 0 is refused: greedy means sending none.
     sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
     parameters = {"max_new_tokens": request.output_tokens, **more, **sampling}
-    return base.body({"inputs": request.prompt, "parameters": parameters}, request)
+    return encoded({"inputs": request.prompt, "parameters": parameters}, request)
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:
@@ -54,9 +55,9 @@ def _encode_generate(request: Request, _model: str) -> bytes:
     return generate_body(request, details=True)
 
 
-def _decode_generate(payloads: Sequence[bytes]) -> base.Answer:
+def _decode_generate(payloads: Sequence[bytes]) -> Answer:
     events, broken = decode_events(payloads, _EVENTS)
-    answer = base.Answer([0] * len(payloads))
+    answer = Answer([0] * len(payloads))
     answer.tokens[: len(events)] = [0 if event.token is None else 1 for event in events]
     total = None
     for index, event in enumerate(events):
@@ -93,13 +94,13 @@ _BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA 
 
 # From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
 # OpenAI routes ended without it.
-_DONE_CAME = base.VersionRule(
+_DONE_CAME = VersionRule(
     lambda version: base.at_least(version, 2, 2, 0), decode=partial(decode, empty_is_token=always, always_done=True)
 )
 
 # Tokenised just as for generation, special tokens included (router/src/validation.rs).
-_COUNT_TEXT: base.Route[int] = base.Route("/tokenize", lambda text, _: {"inputs": text}, len)
-_COUNT_CHAT = base.Route(
+_COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
+_COUNT_CHAT = Route(
     "/chat_tokenize",
     lambda text, model: {"model": model, "messages": messages(text)},
     lambda answer: len(answer["tokenize_response"]),
@@ -112,13 +113,13 @@ TGI = base.ServerKind(
     title="TGI",
     native="generate",
     dialects={
-        "generate": base.Dialect(
+        "generate": Dialect(
             *("tgi", "generate", "/generate_stream"),
             encode=_encode_generate,
             decode=_decode_generate,
             text=_text,
             count=_COUNT_TEXT,
-            count_by_running=base.Route(  # before 1.4.0; one entry per prompt token
+            count_by_running=Route(  # before 1.4.0; one entry per prompt token
                 "/generate",
                 lambda text, _: {
                     "inputs": text,

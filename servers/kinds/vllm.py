@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from servers.kinds import base, pooling
+from servers.kinds.dialect import Route, VersionRule
 from servers.kinds.openai import INCLUDE_USAGE, dialect, messages, unless_marker
 from workloads.request import Request
 
@@ -51,13 +52,13 @@ def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
 
 
 # A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
-_COUNT_TEXT = base.Route(
+_COUNT_TEXT = Route(
     "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
 )
-_COUNT_CHAT = base.Route(
+_COUNT_CHAT = Route(
     "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
 )
-_OPENING_EVENT = base.VersionRule(
+_OPENING_EVENT = VersionRule(
     lambda version: not version,
     misleads="it states no version, as vLLM before 0.6 does, whose chat streams open with an event that is sent before "
     "the engine has begun, and give no token counts",
@@ -78,7 +79,7 @@ VLLM = base.ServerKind(
     recognise=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     port=8001,
-    ids=base.Route(
+    ids=Route(
         "/tokenize",
         lambda text, model: {"model": model, "prompt": text, "add_special_tokens": False},
         lambda answer: [int(number) for number in answer["tokens"]],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servers.kinds import KINDS
-from servers.kinds.base import Answer, Dialect
+from servers.kinds.dialect import Answer, Dialect
 from servers.wire.sse import split
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"

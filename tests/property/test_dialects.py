@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.kinds.base import Answer
+from servers.kinds.dialect import Answer
 from servers.kinds.events import error_text
 from servers.wire.sse import split
 from tests.contract.recorded import STREAMS, Stream

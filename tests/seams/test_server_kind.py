@@ -25,19 +25,17 @@ from servers.errors import EndpointError, LaunchError, LimitError, UnreachableEr
 from servers.find import check_limits, dialect_on, probe, resolve
 from servers.kinds import KINDS
 from servers.kinds.base import (
-    Answer,
     Ask,
-    Dialect,
     KnownFault,
     MetricNames,
     ProcessCommand,
-    Route,
     ServerFacts,
     ServerKind,
     ServerLimit,
     as_dict,
     stated,
 )
+from servers.kinds.dialect import Answer, Dialect, Route
 from servers.kinds.events import DONE, decode_events, note_finish, settle
 from servers.launch import LaunchSpec, compose, process
 from servers.launch.spec import LOCAL, known_fault

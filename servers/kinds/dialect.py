@@ -1,0 +1,91 @@
+"""A Dialect: one server's protocol on one endpoint, from a Request to bytes and from an answer's events to an Answer.
+
+All of it is data and pure functions, without I/O: the asyncio driver, the interactive users and the tests call the same
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from workloads.request import Request, merged
+
+Told = TypeVar("Told")
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+"""A number of tokens as a server states it. An event with any other number is not of its dialect."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one event stream said: the Chunks as columns, because building an object per event costs more than decoding
+    it, and what followed from them."""
+
+    tokens: list[int]  # Generated in event i; 0 where it holds none (role-only, usage, keep-alive, end marker)
+    end_event: int | None = None  # Index of the event that is the dialect's end marker; None when none was seen
+    prompt_tokens: int | None = None  # Prompt length as the server reported it
+    output_tokens: int | None = None  # Generated tokens; `counted_by` says by whose count
+    counted_by: Literal["server", "wire", "chunks", ""] = ""  # As in Record
+    finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
+    error_kind: Literal["", "in_band_error", "protocol"] = ""  # The server said so after a 200; not the dialect's
+    error_detail: str = ""  # The server's words or ours, cut to 300 characters
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[Told]):
+    """One question about a text: where to POST what, and how to read the answer."""
+
+    path: str
+    body: Callable[[str, str], dict[str, Any]]  # (text, model) to the body of the POST
+    read: Callable[[Any], Told]  # The answer's JSON to what was asked: how many tokens, or their ids
+    generates: bool = False  # The server runs the text, for one token, and so keeps it in its prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRule:
+    """What some versions of a server do otherwise on one endpoint, and do not show in the answer itself."""
+
+    holds: Callable[[str], bool]  # Of a version as in ServerFacts
+    decode: Callable[[Sequence[bytes]], Answer] | None = None
+    misleads: str = ""  # Why figures taken so would not mean what they say; `{version}` is filled in
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One server's protocol on one endpoint, as pure functions."""
+
+    server: str
+    endpoint: str  # `completions`, `chat`, `generate`, `embeddings` or `rerank`
+    path: str
+    encode: Callable[[Request, str], bytes]  # (request, model) to the JSON body of the POST
+    decode: Callable[[Sequence[bytes]], Answer]  # Of the events' `data` payloads; never raises on server bytes
+    text: Callable[[Sequence[bytes]], str]  # Of the same: what a next turn quotes, no reasoning and no special tokens
+    count_by_running: Route[int]  # A request for one token whose answer tells the length of the prompt
+    count: Route[int] | None = None  # The route that counts a prompt without running it
+    count_text: Route[int] | None = None  # Where there is none: the one that counts without the chat template
+    token_ids: bool = False  # The prompt may be token ids
+    fixed_output: bool = False  # Less than asked is truncated; else the server may end an answer itself
+    versions: tuple[VersionRule, ...] = ()
+    streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
+    refused: Callable[[str], Dialect | None] | None = None
+    """(a server's words of a refusal) to the dialect without the first field they name, or under the field's other
+    name; None where they name none. A kind of which every server takes the same fields has no such function."""
+    left_out: tuple[str, ...] = ()  # Fields that this server refuses
+
+    def misleads(self, version: str) -> str | None:
+        """Why figures taken on this version would not mean what they say; None where they do."""
+        rules = (rule for rule in self.versions if rule.misleads and rule.holds(version))
+        return next((rule.misleads.format(version=version) for rule in rules), None)
+
+    def variant(self, version: str) -> Dialect:
+        """The dialect as this version speaks it; as it is where the version says nothing."""
+        rules = (rule for rule in self.versions if rule.decode and rule.holds(version))
+        return next((replace(self, decode=rule.decode) for rule in rules if rule.decode), self)
+
+
+def encoded(fields: Mapping[str, Any], request: Request) -> bytes:
+    """The body of a POST: a dialect's fields, and those of the user's."""
+    return msgspec.json.encode(merged(fields, request.body) if request.body else fields)

@@ -1,4 +1,5 @@
-"""All statistics: exact percentiles from raw samples and how far to trust them, tests, and intervals of figures.
+"""All statistics: exact percentiles from raw samples and how far to trust them, tests, intervals of figures, and whether
+the load that went out is the one that was asked for.
 
 Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan, "Sample quantiles in statistical
 packages", 1996; numpy's default). Their intervals are order statistics too (David and Nagaraja, "Order Statistics",
@@ -15,8 +16,17 @@ from functools import cache
 
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Integers, sum_by_row
-from analysis.summary import AdjustedDistribution, Distribution
+from analysis.frame import NS_PER_S, Booleans, Floats, Integers, sum_by_row
+from analysis.summary import (
+    AdjustedDistribution,
+    Delivery,
+    Distribution,
+    GapTest,
+    GapTests,
+    SendLateness,
+    TargetDueSent,
+)
+from workloads.arrivals import LoadFacts
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 WITH_INTERVAL = ("p50", "p90", "p95", "p99")
@@ -28,6 +38,12 @@ FREEDOM_LEAST = 3
 """Of a mean's interval: fewer independent samples tell nothing of it."""
 SAMPLES_MOST = 10_000_000
 """A sample larger than this is no advice."""
+RESOLUTION_MAX = 0.1
+"""Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
+GAPS_FOR_CHECK = 8
+"""Fewer gaps than this say nothing about a distribution."""
+
+Instants = Sequence[int] | Sequence[int | None] | Floats
 
 
 def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
@@ -300,3 +316,56 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
     logs = [choose(a[1], k) + choose(b[1], successes - k) - choose(total, successes) for k in range(first, last + 1)]
     limit = logs[a[0] - first] + 1e-7
     return min(1.0, math.fsum(math.exp(each) for each in logs if each <= limit))
+
+
+def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
+    """Compare what was asked for with what went out, in whole nanoseconds from the run's start, one pair per request;
+    `sent_ns` is None or NaN where nothing was sent. The test takes each gap as known to within `resolution_s`: due
+    instants are whole nanoseconds, and send instants are late by what `late_s` says (its p99 is taken). Without it,
+    clumps of requests that are due within the same microsecond, of which gamma arrivals are full, would look like
+    another distribution. Where that is more than a tenth of the mean gap there is no test: it would pass whatever was
+    sent."""
+    due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
+    sent = ~np.isnan(sent_at)
+    # Exact: the instants are whole nanoseconds below 2**53.
+    due_gaps = np.diff(np.sort(due_at if load.open_loop else due_at[:0])) / NS_PER_S
+    sent_gaps = np.diff(np.sort(sent_at[sent])) / NS_PER_S
+    late_s = None
+    if load.open_loop and sent.any():
+        late = np.percentile((sent_at - due_at)[sent], [50, 90, 99, 100])
+        p50, p90, p99, most = (rounded(float(each) / NS_PER_S) for each in late)
+        late_s = SendLateness(p50=p50, p90=p90, p99=p99, max=most)
+    return Delivery(
+        arrivals=arrivals,
+        asked=len(due_at),
+        sent=int(sent.sum()),
+        not_sent=int((~sent).sum()),
+        rate_per_s=TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
+        cv=TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
+        ks=GapTests(
+            due=_check(due_gaps, load, 1 / NS_PER_S),
+            sent=_check(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
+        ),
+        late_s=late_s,
+    )
+
+
+def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
+    rate_per_s, cv = load.rate_per_s, load.cv
+    if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < GAPS_FOR_CHECK:
+        return None
+    if resolution_s * rate_per_s > RESOLUTION_MAX:
+        return None
+    least, most = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
+    below, above = (gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
+    statistic, p_value = kolmogorov_smirnov(below, above)
+    return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
+
+
+def _rate_per_s(gaps_s: Floats) -> float | None:
+    return rounded(float(1 / gaps_s.mean())) if len(gaps_s) and gaps_s.any() else None
+
+
+def _cv(gaps_s: Floats) -> float | None:
+    """Needs two gaps, and requests that did not all come at once."""
+    return rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None

@@ -16,18 +16,12 @@ from typing import Any
 import numpy as np
 
 from analysis import client, stats, summary
-from analysis.frame import NS_PER_S, Floats, Frame, total
+from analysis.frame import Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, memory
 from analysis.window import frame_of_run, rate_intervals
 from loadgen.runfile import Run
-from workloads.arrivals import LoadFacts
 
-Instants = Sequence[int] | Sequence[int | None] | Floats
-RESOLUTION_MAX = 0.1
-"""Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
-GAPS_FOR_CHECK = 8
-"""Fewer gaps than this say nothing about a distribution."""
 EXAMPLES_PER_KIND = 3
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
@@ -81,7 +75,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
+        delivery=stats.delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
         memory=memory(run),
         server_counters=counters(run, frame),
         client=health,
@@ -268,56 +262,3 @@ def _turns(frame: Frame) -> list[summary.TurnLatency]:
             )
         )
     return turns
-
-
-def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> summary.Delivery:
-    """Compare what was asked for with what went out, in whole nanoseconds from the run's start, one pair per request;
-    `sent_ns` is None or NaN where nothing was sent. The test takes each gap as known to within `resolution_s`: due
-    instants are whole nanoseconds, and send instants are late by what `late_s` says (its p99 is taken). Without it,
-    clumps of requests that are due within the same microsecond, of which gamma arrivals are full, would look like
-    another distribution. Where that is more than a tenth of the mean gap there is no test: it would pass whatever was
-    sent."""
-    due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
-    sent = ~np.isnan(sent_at)
-    # Exact: the instants are whole nanoseconds below 2**53.
-    due_gaps = np.diff(np.sort(due_at if load.open_loop else due_at[:0])) / NS_PER_S
-    sent_gaps = np.diff(np.sort(sent_at[sent])) / NS_PER_S
-    late_s = None
-    if load.open_loop and sent.any():
-        late = np.percentile((sent_at - due_at)[sent], [50, 90, 99, 100])
-        p50, p90, p99, most = (stats.rounded(float(each) / NS_PER_S) for each in late)
-        late_s = summary.SendLateness(p50=p50, p90=p90, p99=p99, max=most)
-    return summary.Delivery(
-        arrivals=arrivals,
-        asked=len(due_at),
-        sent=int(sent.sum()),
-        not_sent=int((~sent).sum()),
-        rate_per_s=summary.TargetDueSent(named=load.rate_per_s, due=_rate_per_s(due_gaps), sent=_rate_per_s(sent_gaps)),
-        cv=summary.TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
-        ks=summary.GapTests(
-            due=_check(due_gaps, load, 1 / NS_PER_S),
-            sent=_check(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
-        ),
-        late_s=late_s,
-    )
-
-
-def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> summary.GapTest | None:
-    rate_per_s, cv = load.rate_per_s, load.cv
-    if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < GAPS_FOR_CHECK:
-        return None
-    if resolution_s * rate_per_s > RESOLUTION_MAX:
-        return None
-    least, most = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
-    below, above = (stats.gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
-    statistic, p_value = stats.kolmogorov_smirnov(below, above)
-    return summary.GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
-
-
-def _rate_per_s(gaps_s: Floats) -> float | None:
-    return stats.rounded(float(1 / gaps_s.mean())) if len(gaps_s) and gaps_s.any() else None
-
-
-def _cv(gaps_s: Floats) -> float | None:
-    """Needs two gaps, and requests that did not all come at once."""
-    return stats.rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from analysis.compare import Comparison
     from analysis.report.sections import ReportedRun
     from loadgen.plan import Plan
-    from loadgen.prepare import OnProgress, Say
+    from loadgen.prepare import OnProgress
+    from loadgen.server import Say
 
 
 class Result:
@@ -209,8 +210,9 @@ class _Measurement:
         goodput: Sequence[str],
     ) -> None:
         from loadgen.cli.output import expressions
-        from loadgen.plan import command_of
-        from loadgen.prepare import default_folder, named
+        from loadgen.prepare import default_folder
+        from loadgen.server import named
+        from loadgen.settings import command_of
 
         plan = named(plan)
         if plan.repeats > 1:

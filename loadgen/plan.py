@@ -7,15 +7,10 @@ generated documentation: loadgen.cli.options makes the options of `loadgen burst
 from __future__ import annotations
 
 import json
-import os
-import re
-import ssl
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -31,22 +26,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
+from servers.access import header_lines, redacted
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, pictures, workload
+from workloads.datasets import user_fields
 from workloads.prompts import tokenizer_file
-from workloads.request import user_fields
 from workloads.ruler import Counter
 from workloads.syntax import WorkloadError
-
-CATALOG = Path(workload.__file__).with_name("catalog")
-"""Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
-
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
-_FRAMING = ("content-length", "transfer-encoding", "connection")
-"""Headers that say where a request ends: only who writes it knows."""
-_SECRET = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
-_VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 
 Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
 """Under which heading `--help` lists an option."""
@@ -84,16 +71,6 @@ def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-def _headers(lines: tuple[str, ...]) -> tuple[str, ...]:
-    for line in lines:
-        found = _HEADER.fullmatch(line)
-        if not found:
-            raise ValueError("must be written 'Name: value'")
-        if found[1].lower() in _FRAMING:
-            raise ValueError(f"loadgen sets {found[1]} itself")
-    return lines
 
 
 def _sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -201,7 +178,7 @@ class Plan(BaseModel):
     """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
-    header: Annotated[tuple[str, ...], AfterValidator(_headers), RunOption("Server", "start")] = ()
+    header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Server", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
     ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
@@ -344,115 +321,9 @@ def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
     }
 
 
-def redacted(line: str) -> str:
-    """A header as it may be kept: in place of a secret, the environment variable that may hold it."""
-    name, _, value = line.partition(":")
-    secret = _SECRET.search(name) and not _VARIABLE.search(value)
-    return f"{name}: ${re.sub(r'[^A-Za-z0-9]', '_', name).upper()}" if secret else line
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as it may be kept."""
-    pairs = zip(["", *command], command, strict=False)
-    option = option_name("header")
-    return [
-        redacted(word)
-        if before == option
-        else f"{option}={redacted(word.partition('=')[2])}"
-        if word.startswith(f"{option}=")
-        else word
-        for before, word in pairs
-    ]
-
-
 def option_name(field: str) -> str:
     """What a field is called on the command line: units are written with the value."""
     return "--" + field.removesuffix("_s").replace("_", "-")
-
-
-def command_of(plan: Plan) -> list[str]:
-    """The command line that runs this plan: what differs from the defaults."""
-    words = ["loadgen", "run"]
-    for name in run_options(type(plan)):
-        value, flag = getattr(plan, name), option_name(name)
-        values = value if isinstance(value, tuple) else (value,)
-        if value == type(plan).model_fields[name].get_default(call_default_factory=True, validated_data=vars(plan)):
-            continue
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, dict):
-            words += [flag, json.dumps(value)]
-        elif name.endswith("_s"):
-            words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
-        else:
-            words += [text for each in values for text in (flag, str(each))]
-    return without_secrets(words)
-
-
-class Access(NamedTuple):
-    """How to get at the server besides its address: never written to the Run."""
-
-    tls: ssl.SSLContext | None
-    """How certificates are checked, if not against the system's: reading those takes 90 ms, of who speaks TLS only."""
-    headers: dict[str, str]
-    """What each request carries."""
-
-
-def access_of(plan: Plan) -> Access:
-    """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
-    Raises PlanError where the plan names a variable that is not set."""
-    from servers.wire.connection import tls_context
-    from servers.wire.http1 import bearer
-
-    headers = dict(_filled(plan.header))
-    key = os.environ.get(plan.api_key_env) or None
-    if key is None and plan.api_key_env != Plan.model_fields["api_key_env"].default:
-        name = plan.api_key_env
-        raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
-    if "authorization" not in {name.lower() for name in headers}:
-        headers |= bearer(key)
-    tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
-    return Access(tls, headers)
-
-
-def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        name, _, value = line.partition(":")
-        try:
-            value = Template(value).substitute(os.environ).strip()
-        except KeyError as error:
-            variable = error.args[0]
-            hint = f"Set the environment variable {variable}."
-            raise PlanError(f"--header {name}: ${variable} is not set", hint) from None
-        except ValueError:
-            raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
-        if not _HEADER.fullmatch(f"{name}: {value}"):
-            raise PlanError(f"--header {name}: a variable in it holds more than one line", "Set it to the value alone.")
-        yield name, value
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """The settings of a plan file (TOML, keys as the fields of Plan). Raises PlanError when it is not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
-
-
-def catalog_names() -> list[str]:
-    """The named workloads: `paper-burst` first, the others in alphabetical order."""
-    return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
-
-
-def from_catalog(name: str) -> dict[str, Any]:
-    """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    if name not in (names := catalog_names()):
-        raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
-    named = read_plan(CATALOG / f"{name}.toml")
-    settings = {key: value for key, value in named.items() if key not in ("summary", "source")}
-    return {"workload": "synthetic", "label": name} | settings
 
 
 def _mistake(item: Any) -> str:

@@ -11,10 +11,9 @@ What loads the measuring engine is imported where it is used: the interactive pa
 from __future__ import annotations
 
 import contextlib
-import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen import host
 from loadgen.errors import PlanError
-from loadgen.plan import Access, Plan, access_of
+from loadgen.plan import Plan
+from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
 from workloads import arrivals, lengths, pictures, workload
 from workloads.prompts import load_tokenizer
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
@@ -42,13 +42,9 @@ IN_FLIGHT_DEFAULT = 10_000
 SPARE_LEAST = 8
 UNKNOWN_TOKENS = 1 << 15
 """What a simulated server has room for where there are sessions, or prompts of a file."""
-TURN_TOKENS = 16
-"""What a line break or a chat template may add to each thing said."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
-Say = Callable[[str], None]
-"""Gets one line per step."""
 OnProgress = Callable[[str, "Counts"], None]
 """Gets a phase and the counts, ten times a second."""
 
@@ -89,28 +85,6 @@ def run(
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 
-def named(plan: Plan) -> Plan:
-    """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
-    servers.errors.ServerError."""
-    if plan.server or not plan.url:
-        return plan
-    from servers.find import probe
-
-    access = access_of(plan)
-    facts = probe(plan.url, model=plan.model, headers=access.headers, verify=access.tls)
-    return plan.model_copy(update={"server": facts.name})
-
-
-def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
-    """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
-    Raises EndpointError, VersionError and UnauthorizedError."""
-    from servers.find import accepted, dialect_on, of_version
-
-    found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
-    found = of_version(found, facts, say, force=plan.force)
-    return accepted(found, facts, say, timeout_s=plan.timeout_s, headers=access.headers, verify=access.tls)
-
-
 def default_folder(plan: Plan) -> Path:
     """runs/<UTC time>-<server>-<label>."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
@@ -131,8 +105,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, asked)}") as facts:
         dialect = dialect_for(plan, facts, access, say)
-        headers, tls = access.headers, access.tls
-        with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, headers=headers, verify=tls) as tokenizer:
+        with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count = "" if schedule.count is None else f"{schedule.count} "
         tokens = plan.lengths_said[0] if prompts.exact or plan.of_file else f"about {plan.lengths_said[0]}"
@@ -212,61 +185,6 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
         if there < count:
             raise PlanError(f"{path} holds {there} {what}, and {count} are to be sent", f"Ask for fewer: --n {there}")
     return prompts
-
-
-def longest_of(tokens: int | str) -> int:
-    """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
-    named = lengths.outputs(str(tokens)).lengths
-    if isinstance(named, lengths.Fixed):
-        return named.length
-    return named.high if isinstance(named, lengths.Uniform) else 1
-
-
-def longest_prompt_of(plan: Plan) -> int:
-    """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
-    asked, answered = longest_of(plan.input_tokens), longest_of(plan.output_tokens)
-    named = workload.parse(plan.workload)
-    if not isinstance(named, workload.MultiTurn):
-        return asked
-    turns = named.turns
-    return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
-
-
-@contextlib.contextmanager
-def server_for(
-    plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
-) -> Iterator[ServerFacts]:
-    """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
-    simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
-    one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
-    from servers.find import check_limits, dialect_on, probe, resolve
-
-    answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
-    longest = [longest_prompt_of(plan), answered]
-    headers, tls, model = access.headers, access.tls, plan.model
-    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=model, headers=headers, verify=tls)
-    if facts is not None:
-        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
-        say(f"{who} at {facts.url}{about}")
-        check_limits(facts, at_once, *longest)
-        yield facts
-        return
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.process import spawn_process
-
-    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
-    host.allow_open_files(streams)  # the child inherits the limit
-    config = SimulatedConfig(
-        server=plan.server,
-        clock="batching",
-        speed=plan.speed,
-        max_concurrent_requests=streams,
-        max_model_len=max(tokens, sum(longest)),
-        seed=plan.seed,
-    )
-    with spawn_process(replace(config, model=model or config.model)) as (url, pid):
-        facts = probe(url, plan.server)
-        yield replace(facts, pids=(pid,))
 
 
 def _words(plan: Plan, dialect: Dialect) -> str:

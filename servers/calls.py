@@ -11,13 +11,14 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from servers.access import OPEN, Access
 from servers.errors import UnauthorizedError, UnreachableError
 from servers.wire.http1 import decompressed
 
@@ -28,24 +29,17 @@ ANSWER_LIMIT_BYTES = 64 << 20
 class Caller:
     """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
 
-    def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str] | None = None,
-        verify: ssl.SSLContext | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Paths count from `url`, and each question carries `headers`. `verify` says how certificates are checked, if
-        not against the system's; `timeout_s` how long an answer may take, if not 10 s."""
+    def __init__(self, url: str, access: Access = OPEN, timeout_s: float | None = None) -> None:
+        """Paths count from `url`. `timeout_s`: how long an answer may take, if not 10 s."""
         parts = urlsplit(url)
         self._timeout_s = timeout_s or TIMEOUT_S
         self._late = f"is the server still loading?{' --timeout gives it longer' if timeout_s else ''}"
         self._url = url
         self._prefix = parts.path.rstrip("/")
-        self._headers = {"content-type": "application/json", **(headers or {})}
+        self._headers = {"content-type": "application/json", **access.headers}
         host = parts.hostname or ""
         self._connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=self._timeout_s, context=verify)
+            http.client.HTTPSConnection(host, parts.port, timeout=self._timeout_s, context=access.tls)
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, parts.port, timeout=self._timeout_s)
         )

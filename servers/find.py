@@ -6,11 +6,12 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from servers.access import OPEN, Access
 from servers.errors import (
     EndpointError,
     LimitError,
@@ -27,9 +28,6 @@ from servers.kinds.dialect import Dialect, Route, Told
 from servers.kinds.events import error_text
 from workloads.request import Request
 
-if TYPE_CHECKING:
-    import ssl
-
 CONNECT_TIMEOUT_S = 0.2
 MODELS_SAID = 20
 """Names of models that a message lists."""
@@ -42,22 +40,21 @@ def resolve(
     *,
     real: bool = False,
     model: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    verify: ssl.SSLContext | None = None,
+    access: Access = OPEN,
 ) -> ServerFacts | None:
     """Find the server, or None: then the simulated one is meant. `url` wins, then LOADGEN_<SERVER>_URL; what answers
     there must be the server named. Then the usual port on this machine, if the server named answers there. `real` makes
     finding none an error. Raises what `probe` raises."""
     kind = KINDS[server]
     if given := url or environ.get(kind.url_variable):
-        return probe(given, server, model=model, headers=headers, verify=verify)
+        return probe(given, server, model=model, access=access)
     if not kind.port:
         raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
     # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
     with suppress(OSError):
         socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
         try:
-            return probe(f"http://127.0.0.1:{kind.port}", server, model=model, headers=headers, verify=verify)
+            return probe(f"http://127.0.0.1:{kind.port}", server, model=model, access=access)
         except (UnreachableError, WrongServerError):
             if real:
                 raise
@@ -74,8 +71,7 @@ def probe(
     server: str = "",
     *,
     model: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    verify: ssl.SSLContext | None = None,
+    access: Access = OPEN,
 ) -> ServerFacts:
     """Ask the server at `url` who it is. `server` is a key of KINDS; without it any of them will do. `model` is the one
     to ask for, if not its first. Raises UnreachableError, UnauthorizedError, WrongServerError when it is not the server
@@ -83,7 +79,7 @@ def probe(
     from servers.calls import Caller  # 15 ms that finding no server at all must not cost
 
     base = base_url(url)
-    with closing(Caller(base, headers, verify)) as ask:
+    with closing(Caller(base, access)) as ask:
         facts = _recognised(ask, base, [KINDS[server]] if server else _surest_first())
         if facts is None and model and server and not KINDS[server].port:
             facts = ServerFacts(server, base)  # a protocol, which takes no more than the model's name
@@ -135,14 +131,13 @@ def accepted(
     say: Callable[[str], None],
     *,
     timeout_s: float,
-    headers: Mapping[str, str] | None = None,
-    verify: ssl.SSLContext | None = None,
+    access: Access = OPEN,
 ) -> Dialect:
     """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
     its kind takes them all. What else the server refuses is left to the run to record."""
     from servers.calls import Caller
 
-    with closing(Caller(facts.url, headers, verify, timeout_s)) as ask:
+    with closing(Caller(facts.url, access, timeout_s)) as ask:
         while dialect.refused is not None:
             status, answer = ask(dialect.path, msgspec.Raw(dialect.encode(Request(0, "Hello", 0, 1), facts.model)))
             words = error_text(status, msgspec.json.encode(answer)) if 400 <= status < 500 else ""
@@ -219,8 +214,7 @@ def tokenizer_of(
     dialect: Dialect,
     *,
     timeout_s: float | None = None,
-    headers: Mapping[str, str] | None = None,
-    verify: ssl.SSLContext | None = None,
+    access: Access = OPEN,
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which the server counts prompts for this dialect. Where it has to generate to do so, an
     answer may take `timeout_s`."""
@@ -232,7 +226,7 @@ def tokenizer_of(
         return route if route and route.path in facts.count_routes else None
 
     route = known(dialect.count) or dialect.count_by_running
-    with closing(Caller(facts.url, headers, verify, timeout_s if route.generates else None)) as ask:
+    with closing(Caller(facts.url, access, timeout_s if route.generates else None)) as ask:
         tokenizer = ServerTokenizer(ask, route, facts.model, known(kind.ids))
         if plain := known(dialect.count_text):
             tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))

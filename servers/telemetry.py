@@ -25,6 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from servers.access import OPEN, Access
 from servers.errors import ServerError
 from servers.kinds import KINDS
 from servers.kinds.base import MetricNames
@@ -93,10 +94,8 @@ class Page:
 class ServerMetrics:
     """A server's /metrics, over one kept connection. `url` is the base of the server's paths."""
 
-    def __init__(
-        self, url: str, server: str, *, headers: Mapping[str, str] | None, verify: ssl.SSLContext | None
-    ) -> None:
-        self._ask = _page_caller(url, headers, verify)
+    def __init__(self, url: str, server: str, access: Access = OPEN) -> None:
+        self._ask = _page_caller(url, access)
         self._server = server
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
@@ -122,10 +121,10 @@ class ServerMetrics:
 class Dcgm:
     """A DCGM exporter over one kept connection. `url` is the exporter's, with or without `/metrics`."""
 
-    def __init__(self, url: str, *, verify: ssl.SSLContext | None) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
         self._path = parts.path if parts.path.strip("/") else "/metrics"
-        self._ask = _page_caller(urlunsplit((parts.scheme, parts.netloc, "", "", "")), None, verify)
+        self._ask = _page_caller(urlunsplit((parts.scheme, parts.netloc, "", "", "")), Access(tls=tls))
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
@@ -355,12 +354,12 @@ def _library(module: str, package: str) -> Any:
         raise NotMeasuredError(f"{package} is not installed: {EXTRA}") from None
 
 
-def _page_caller(url: str, headers: Mapping[str, str] | None, verify: ssl.SSLContext | None) -> Caller:
+def _page_caller(url: str, access: Access) -> Caller:
     """What `_fetch` asks. The parser is loaded too (0.1 s, once), before anything is timed."""
     from servers.calls import Caller
 
     _library("prometheus_client.parser", "prometheus-client")
-    return Caller(url, headers, verify)
+    return Caller(url, access)
 
 
 def _fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Page:

@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from workloads.pictures import url_of
-from workloads.request import user_fields
 from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
 READ_CHARACTERS = 1 << 20
@@ -51,6 +50,18 @@ FORMAT_HINT = "is this the format you named?"
 LINE_HINT = "mend or remove the line"
 
 Made = TypeVar("Made")
+
+DECIDED = {
+    **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload says what is asked"),
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_new_tokens"), "--output-tokens says how long answers are"
+    ),
+    "model": "use --model",
+    "ignore_eos": "use --no-ignore-eos",
+    "stream": "answers are timed as streams",
+    "n": "each request has one answer",
+}
+"""Fields of a body that are not for the user to set there, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,3 +312,12 @@ TABLES: dict[tuple[str, str, str], Callable[[str], int]] = {
     ("Timestamp", "Request tokens", "Response tokens"): _seconds,
 }
 """The columns that a trace's header must have for instant, tokens in and tokens out, to what reads the instants."""
+
+
+def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
+    parameters = fields.get("parameters")  # of TGI and LightLLM
+    for name in (*fields, *(parameters if isinstance(parameters, Mapping) else ())):
+        if name in DECIDED:
+            raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
+    return fields

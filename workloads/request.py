@@ -8,18 +8,6 @@ from typing import Any
 
 from workloads.pictures import Picture
 
-DECIDED = {
-    **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload says what is asked"),
-    **dict.fromkeys(
-        ("max_tokens", "max_completion_tokens", "max_new_tokens"), "--output-tokens says how long answers are"
-    ),
-    "model": "use --model",
-    "ignore_eos": "use --no-ignore-eos",
-    "stream": "answers are timed as streams",
-    "n": "each request has one answer",
-}
-"""Fields of a body that are not for the user to set there, and why."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -58,12 +46,3 @@ def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
         else:
             found[name] = value
     return found
-
-
-def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
-    parameters = fields.get("parameters")  # of TGI and LightLLM
-    for name in (*fields, *(parameters if isinstance(parameters, Mapping) else ())):
-        if name in DECIDED:
-            raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
-    return fields

@@ -58,10 +58,11 @@ def drive(
     """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import prepare
     from loadgen.plan import Plan
+    from loadgen.server import named
 
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = prepare.named(Plan(**settings))
+    asked = named(Plan(**settings))
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
@@ -111,7 +112,7 @@ def run(
     not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive,
     130 interrupted.
     """
-    from loadgen.plan import from_catalog, read_plan
+    from loadgen.settings import from_catalog, read_plan
 
     named = {} if catalog is None else from_catalog(catalog)
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
@@ -138,7 +139,7 @@ def worker(
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
-    from loadgen.plan import without_secrets
+    from loadgen.settings import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
     with output.progress(None if asked.of_sessions else asked.n) as show:

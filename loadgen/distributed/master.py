@@ -24,9 +24,10 @@ from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
-from loadgen.prepare import OnProgress, Say
+from loadgen.prepare import OnProgress
 from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Outcome, Telemetry, append, gather, open_run
+from loadgen.server import Say
 from servers.wire.stamps import common
 
 LISTEN_S = 0.1

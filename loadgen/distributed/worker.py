@@ -20,6 +20,7 @@ from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.plan import Plan
 from loadgen.runfile import Outcome
+from loadgen.server import Say
 
 LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5
@@ -198,7 +199,7 @@ def _read_from(files: Sequence[Path], offset: int) -> bytes:
     return b""
 
 
-def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_progress: prepare.OnProgress) -> int:
+def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: prepare.OnProgress) -> int:
     """Take part in one run, or with `stay` in one after the other; parts lie in a new folder below `folder` until the
     master has them. The exit code. Raises DistributedError when this machine was not let in or could not deliver, and
     what `prepare.run` raises."""
@@ -223,7 +224,7 @@ def serve(master: Address, folder: Path, *, stay: bool, say: prepare.Say, on_pro
             raise DistributedError(bye.reason if bye else session.gone)
 
 
-def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) -> None:
+def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
     """Until there is something to do. Returns without when this machine is not needed, and need not wait."""
     session.until(lambda: session.joined)
     if not session.joined:
@@ -238,7 +239,7 @@ def _join(session: MasterSession, parts: Path, say: prepare.Say, *, stay: bool) 
             session.until(lambda: session.word(protocol.Assign))
 
 
-def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: prepare.Say) -> None:
+def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})

@@ -248,12 +248,12 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
     """What opens each source, or why nothing does."""
-    from loadgen.plan import access_of
+    from loadgen.server import access_of
 
     access, here = access_of(plan), on_this_machine(server["url"])
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
-        gpu = partial(Dcgm, plan.dcgm_url, verify=access.tls)
+        gpu = partial(Dcgm, plan.dcgm_url, access.tls)
     elif plan.gpu is False:
         gpu = "switched off: --no-gpu"
     elif plan.gpu or (here and not server["simulated"]):
@@ -262,7 +262,7 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
         gpu = "the server is simulated and uses none"
     pids = (*server.get("pids", ()), *plan.server_pid)
     return {
-        "server": partial(ServerMetrics, server["url"], server["name"], headers=access.headers, verify=access.tls),
+        "server": partial(ServerMetrics, server["url"], server["name"], access),
         "gpu": gpu,
         "host": partial(HostMemory, pids) if plan.server_pid or here else ELSEWHERE,
     }

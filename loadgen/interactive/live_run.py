@@ -35,9 +35,10 @@ from loadgen.engine.decode import record_of
 from loadgen.engine.health import ADDED, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
-from loadgen.plan import Plan, access_of
+from loadgen.plan import Plan
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
+from loadgen.server import access_of, dialect_for, server_for
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
@@ -94,11 +95,11 @@ class LiveTarget:
     _ids: Iterator[int] = field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
-        """The server's dialect on an endpoint, as `prepare.dialect_for` finds it once. Raises what that raises."""
+        """The server's dialect on an endpoint, as `dialect_for` finds it once. Raises what that raises."""
         name = dialect_on(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
         if name not in self._dialects:
             access = access_of(self.plan)
-            self._dialects[name] = prepare.dialect_for(self.plan, self.facts, access, self.say, name)
+            self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name)
         return self._dialects[name]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
@@ -120,8 +121,7 @@ class LiveTarget:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.model_copy(update={"n": TEXTS})
-            headers, tls = access.headers, access.tls
-            with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, headers=headers, verify=tls) as server:
+            with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]
 
@@ -148,7 +148,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`. Raises
     servers.errors.ServerError."""
     access = access_of(plan)
-    server = prepare.server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
+    server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
     return LiveTarget(plan, facts, target_of(facts.url, access.tls), access.headers, say)
 

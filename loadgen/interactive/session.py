@@ -38,7 +38,8 @@ from loadgen.errors import EXIT_USAGE, LoadgenError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan, run_options
-from loadgen.prepare import default_folder, longest_of, named
+from loadgen.prepare import default_folder
+from loadgen.server import longest_of, named
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.stamps import PLAIN, StampSource, open_source

@@ -49,8 +49,9 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import OutputError, PlanError
-from loadgen.plan import EndpointName, Plan, ServerName, from_catalog, read_plan
+from loadgen.plan import EndpointName, Plan, ServerName
 from loadgen.runfile import Footer
+from loadgen.settings import from_catalog, read_plan
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 

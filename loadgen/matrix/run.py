@@ -24,9 +24,10 @@ from loadgen import matrix as planned
 from loadgen import prepare
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.matrix import Cell, Journal, Line, MatrixPlan, Repeat, Start, finished, run_settings
-from loadgen.plan import Plan, redacted
+from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import scan
+from servers.access import redacted
 from servers.launch import LaunchSpec, RunningServer, compose, launched, process
 from servers.launch.spec import Host
 from workloads import arrivals, lengths

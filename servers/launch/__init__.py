@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 
+from servers.access import Access, bearer
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.launch import compose, process
 from servers.launch.spec import How, LaunchSpec, RunningServer, Say
-from servers.wire.http1 import bearer
 
 __all__ = ["LAUNCHERS", "How", "LaunchSpec", "RunningServer", "Say", "launched"]
 
@@ -54,7 +54,7 @@ def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     url = spec.options.get("url")
     if not url:
         raise LaunchError(f"the URL of the running {spec.server} is missing", "name it as url = ...")
-    facts = probe(url, spec.server, headers=bearer(spec.api_key))
+    facts = probe(url, spec.server, access=Access(bearer(spec.api_key)))
     say(f"{spec.server} {facts.version} at {facts.url}")
     yield RunningServer(facts.url, {"launch": "running"})
 

@@ -20,13 +20,13 @@ from typing import IO, Any
 
 import msgspec
 
+from servers.access import Access, bearer
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.launch import spec as common
 from servers.launch.process import log_file
 from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, tail
-from servers.wire.http1 import bearer
 
 CALL_TIMEOUT_S = 60.0  # For every call but those that may pull an image or stop a server
 PULL_TIMEOUT_S = 7200.0  # Images of these servers are 10 to 30 GB
@@ -64,7 +64,7 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
         url, log = url_of(server, host), partial(logs, spec, lines=25)
         limits = {"timeout_s": spec.timeout_s, "poll_s": float(spec.options.get("poll_s") or _POLL_S)}
         ready_s = common.wait_until_ready(_where(spec), url, _watch(spec, url), log, say, **limits)
-        facts = probe(url, server, headers=bearer(spec.api_key))
+        facts = probe(url, server, access=Access(bearer(spec.api_key)))
         kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
         known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
         return RunningServer(facts.url, kept | known | _container_facts(host, status(spec).get("ID", "")))

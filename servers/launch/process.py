@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from servers.access import Access, bearer
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.kinds.base import ProcessCommand
 from servers.launch.spec import READY_TIMEOUT_S, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
-from servers.wire.http1 import bearer
 
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env")
@@ -98,7 +98,7 @@ def up(spec: LaunchSpec, say: Say) -> LeftServer:
     say(f"starting {spec.server}: {' '.join(command.words)}")
     pid, ready_s = start_and_wait(spec.server, command, url, log, say, timeout_s=spec.timeout_s)
     try:
-        said = probe(url, spec.server, headers=bearer(spec.api_key))
+        said = probe(url, spec.server, access=Access(bearer(spec.api_key)))
         env = {key: "..." if key.upper().endswith(_SECRETS) else value for key, value in command.env.items()}
         facts: dict[str, Any] = {"ready_s": round(ready_s, 3), "version": said.version, "launch": spec.how}
         facts |= {"command": list(command.words), "environment": env, "pid": pid, "log": str(log)}

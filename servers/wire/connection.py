@@ -10,11 +10,11 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
+from servers.access import tls_context
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
@@ -48,15 +48,6 @@ def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
     port = parts.port or (443 if secure else 80)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
-
-
-def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
-    """Certificates are checked against the system's authorities, or `ca_file`, unless `insecure`."""
-    context = ssl.create_default_context(cafile=ca_file)
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 @dataclass(slots=True, eq=False)

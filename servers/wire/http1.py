@@ -30,11 +30,6 @@ def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes
     return "\r\n".join(lines).encode("latin-1") + body
 
 
-def bearer(key: str | None) -> dict[str, str]:
-    """The header of an API key, where there is one."""
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 @dataclass(slots=True, eq=False)
 class Framing:
     """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""

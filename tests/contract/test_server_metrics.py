@@ -91,7 +91,7 @@ def test_the_simulated_servers_tell_what_the_real_ones_do(server: str) -> None:
     """Each word that the newest real page has is on the simulated one too; LightLLM's cache comes from /token_load."""
     newest = {"vllm": PAGES[0], "tgi": PAGES[3], "lightllm": PAGES[5]}[server][2]
     with running(SimulatedConfig(server=server)) as simulated:
-        metrics = ServerMetrics(simulated.url, server, headers=None, verify=None)
+        metrics = ServerMetrics(simulated.url, server)
         values = metrics.read(5.0)
         metrics.close()
     assert values.keys() >= newest.keys() - {"kv_tokens", "taken_share"}

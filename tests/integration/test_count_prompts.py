@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from servers.access import Access, bearer
 from servers.errors import UnauthorizedError, UncountableError
 from servers.find import probe, tokenizer_of
 from servers.kinds import KINDS
 from servers.kinds.base import ServerFacts
-from servers.wire.http1 import bearer
 from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save
@@ -168,7 +168,7 @@ def test_key_is_sent(engine: Tokenizer) -> None:
     """The key goes along on every count."""
     with (
         answering(served(engine)["tgi"]) as stub,
-        tokenizer_of(probe(stub.url, "tgi"), KINDS["tgi"].dialects["generate"], headers=bearer("k")) as server,
+        tokenizer_of(probe(stub.url, "tgi"), KINDS["tgi"].dialects["generate"], access=Access(bearer("k"))) as server,
     ):
         server.count(["a", "b"])
     assert stub.keys[-2:] == ["Bearer k", "Bearer k"]

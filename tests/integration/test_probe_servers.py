@@ -16,11 +16,11 @@ from collections.abc import Iterator
 import pytest
 import trustme
 
+from servers.access import Access, bearer
 from servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
 from servers.find import probe, resolve
 from servers.kinds import KINDS
 from servers.kinds.base import ServerFacts
-from servers.wire.http1 import bearer
 from tests.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
@@ -215,7 +215,7 @@ def test_unauthorized(server: str) -> None:
 def test_key_is_sent() -> None:
     """The API key goes along as a bearer token, on every question."""
     with answering(VLLM) as stub:
-        probe(stub.url, "vllm", headers=bearer("secret"))
+        probe(stub.url, "vllm", access=Access(bearer("secret")))
     assert set(stub.keys) == {"Bearer secret"}
 
 
@@ -255,12 +255,12 @@ def test_tls() -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     with answering(VLLM, tls=server_side) as stub:
-        assert probe(stub.url, "vllm", verify=trusting).version == "0.32.0"
+        assert probe(stub.url, "vllm", access=Access(tls=trusting)).version == "0.32.0"
         with pytest.raises(UnreachableError) as caught:
             probe(stub.url, "vllm")
         assert "--ca-file" in caught.value.hint
     with answering(VLLM) as stub, pytest.raises(UnreachableError, match="does not speak TLS"):
-        probe(stub.url.replace("http:", "https:"), "vllm", verify=trusting)
+        probe(stub.url.replace("http:", "https:"), "vllm", access=Access(tls=trusting))
 
 
 def vllm_on(port: int | str, monkeypatch: pytest.MonkeyPatch) -> None:

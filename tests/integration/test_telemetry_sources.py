@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from servers import telemetry
+from servers.access import Access, bearer
 from servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
-from servers.wire.http1 import bearer
 from tests.contract.recorded import response
 from tests.raw_server import CLOSE, DRIP, HANG, page, serving
 
@@ -22,7 +22,7 @@ PATIENT_S = 20.0
 
 @contextlib.contextmanager
 def metrics(url: str, server: str = "tgi", api_key: str | None = None) -> Iterator[ServerMetrics]:
-    source = ServerMetrics(url, server, headers=bearer(api_key), verify=None)
+    source = ServerMetrics(url, server, Access(bearer(api_key)))
     with contextlib.closing(source):
         yield source
 
@@ -112,7 +112,7 @@ def test_gpus_by_a_dcgm_exporter(path: str) -> None:
     """MiB, percent and MHz become bytes, shares and Hz; MIG instances stand apart; a line that is no number, which the
     exporter does write, does not spoil the others."""
     with serving(lambda _: page(GPUS)) as raw:
-        source = Dcgm(f"{raw.url}{path}", verify=None)
+        source = Dcgm(f"{raw.url}{path}")
         first, *instances = source.read(PATIENT_S)["gpus"]
         source.close()
     assert raw.paths() == [path if path.strip("/") else "/metrics"]
@@ -138,7 +138,7 @@ def test_gpus_by_a_dcgm_exporter(path: str) -> None:
 def test_a_page_of_something_else_is_no_dcgm_exporter() -> None:
     """An exporter of another kind at that address is a gap that says so."""
     with serving(lambda _: page(b"node_load1 0.5\n")) as raw:
-        source = Dcgm(raw.url, verify=None)
+        source = Dcgm(raw.url)
         with pytest.raises(GapError, match="none of the DCGM exporter's names"):
             source.read(PATIENT_S)
         source.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.plan import CATALOG, Plan, catalog_names, from_catalog, read_plan
+from loadgen.plan import Plan
+from loadgen.settings import CATALOG, catalog_names, from_catalog, read_plan
 from workloads.syntax import WorkloadError
 
 

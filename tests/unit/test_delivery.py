@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import summarise as of_instants
+from analysis import stats as of_instants
 from analysis.stats import gamma_cdf, kolmogorov_smirnov
 from analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
 from loadgen.runfile import load_facts

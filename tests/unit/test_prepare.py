@@ -3,7 +3,8 @@
 import pytest
 
 from loadgen.plan import Plan
-from loadgen.prepare import longest_of, schedule_of
+from loadgen.prepare import schedule_of
+from loadgen.server import longest_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.plan import Plan, catalog_names, from_catalog
+from loadgen.plan import Plan
+from loadgen.settings import catalog_names, from_catalog
 from workloads import arrivals, lengths, workload
 
 PAGES = Path(__file__).parent.parent.parent / "docs/reference"

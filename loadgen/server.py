@@ -1,0 +1,132 @@
+"""The server of a Plan: how to get at it, which one answers, and how it is spoken to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from string import Template
+from typing import TYPE_CHECKING
+
+from loadgen import host
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from servers.access import HEADER, Access, bearer, tls_context
+from workloads import lengths, workload
+
+if TYPE_CHECKING:
+    from servers.kinds.base import ServerFacts
+    from servers.kinds.dialect import Dialect
+
+TURN_TOKENS = 16
+"""What a line break or a chat template may add to each thing said."""
+
+Say = Callable[[str], None]
+"""Gets one line per step."""
+
+
+def access_of(plan: Plan) -> Access:
+    """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
+    Raises PlanError where the plan names a variable that is not set."""
+    headers = dict(_filled(plan.header))
+    key = os.environ.get(plan.api_key_env) or None
+    if key is None and plan.api_key_env != Plan.model_fields["api_key_env"].default:
+        name = plan.api_key_env
+        raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
+    if "authorization" not in {name.lower() for name in headers}:
+        headers |= bearer(key)
+    tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
+    return Access(headers, tls)
+
+
+def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        name, _, value = line.partition(":")
+        try:
+            value = Template(value).substitute(os.environ).strip()
+        except KeyError as error:
+            variable = error.args[0]
+            hint = f"Set the environment variable {variable}."
+            raise PlanError(f"--header {name}: ${variable} is not set", hint) from None
+        except ValueError:
+            raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
+        if not HEADER.fullmatch(f"{name}: {value}"):
+            raise PlanError(f"--header {name}: a variable in it holds more than one line", "Set it to the value alone.")
+        yield name, value
+
+
+def named(plan: Plan) -> Plan:
+    """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
+    servers.errors.ServerError."""
+    if plan.server or not plan.url:
+        return plan
+    from servers.find import probe
+
+    access = access_of(plan)
+    facts = probe(plan.url, model=plan.model, access=access)
+    return plan.model_copy(update={"server": facts.name})
+
+
+def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
+    """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
+    Raises EndpointError, VersionError and UnauthorizedError."""
+    from servers.find import accepted, dialect_on, of_version
+
+    found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
+    found = of_version(found, facts, say, force=plan.force)
+    return accepted(found, facts, say, timeout_s=plan.timeout_s, access=access)
+
+
+def longest_of(tokens: int | str) -> int:
+    """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
+    named = lengths.outputs(str(tokens)).lengths
+    if isinstance(named, lengths.Fixed):
+        return named.length
+    return named.high if isinstance(named, lengths.Uniform) else 1
+
+
+def longest_prompt_of(plan: Plan) -> int:
+    """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
+    asked, answered = longest_of(plan.input_tokens), longest_of(plan.output_tokens)
+    named = workload.parse(plan.workload)
+    if not isinstance(named, workload.MultiTurn):
+        return asked
+    turns = named.turns
+    return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
+
+
+@contextlib.contextmanager
+def server_for(
+    plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
+) -> Iterator[ServerFacts]:
+    """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
+    simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
+    one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
+    from servers.find import check_limits, dialect_on, probe, resolve
+
+    answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
+    longest = [longest_prompt_of(plan), answered]
+    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=plan.model, access=access)
+    if facts is not None:
+        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{who} at {facts.url}{about}")
+        check_limits(facts, at_once, *longest)
+        yield facts
+        return
+    from servers.simulated.config import SimulatedConfig
+    from servers.simulated.process import spawn_process
+
+    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
+    host.allow_open_files(streams)  # the child inherits the limit
+    config = SimulatedConfig(
+        server=plan.server,
+        clock="batching",
+        speed=plan.speed,
+        max_concurrent_requests=streams,
+        max_model_len=max(tokens, sum(longest)),
+        seed=plan.seed,
+    )
+    with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):
+        facts = probe(url, plan.server)
+        yield replace(facts, pids=(pid,))

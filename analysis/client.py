@@ -31,9 +31,10 @@ import msgspec
 import numpy as np
 
 from analysis.frame import Floats, Frame, Integers
+from analysis.objectives import Distribution
 from analysis.report.format import UNKNOWN, duration, share
 from analysis.stats import percentile, rounded
-from analysis.summary import ClientHealth, Distribution, QuotedCalibration
+from analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
 WATCH_S = 0.05

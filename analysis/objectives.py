@@ -1,7 +1,7 @@
 """Objectives: what a run has to keep to, in the words of a command line: `ttft.p99 < 500ms`, `complete >= 99.9%`.
 
-This file only reads them, without numpy, so that a wrong one is found before anything is sent; `analysis.slo` holds a
-run against them.
+This file only reads them, and says what latencies have to hold them against, without numpy, so that a wrong one is
+found before anything is sent; `analysis.slo` holds a run against them.
 """
 
 from __future__ import annotations
@@ -155,6 +155,42 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     """When it is inconclusive, about how many requests would tell if they went on like these; None: no such number."""
     said: str
     """The measured figure, its interval, and what would tell, in words."""
+
+
+class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A latency of complete requests, in seconds (of `tpot_s` and `normalised_s`, seconds per token)."""
+
+    n: int
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    p99_9: float | None = None
+    """Only where there are enough samples for it."""
+    ci95: dict[str, Interval]
+    """By percentile."""
+    thin: list[str]
+    """Percentiles that rest on too few samples to mean something."""
+
+    def of(self, statistic: str) -> float | None:
+        """A statistic by its name, such as `mean` or `p99`; percentiles that are thin included."""
+        return getattr(self, statistic)  # type: ignore[no-any-return]
+
+
+class AdjustedDistribution(msgspec.Struct, kw_only=True):
+    """A latency in which each request that is not complete counts as infinitely slow; None is infinite."""
+
+    n: int
+    failures: int
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    thin: list[str]
 
 
 class ByLatency(dict[str, Described]):

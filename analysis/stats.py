@@ -1,5 +1,5 @@
-"""All statistics: exact percentiles from raw samples and how far to trust them, tests, intervals of figures, and whether
-the load that went out is the one that was asked for.
+"""All statistics: exact percentiles from raw samples and how far to trust them, tests, intervals of figures, and
+whether the load that went out is the one that was asked for.
 
 Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan, "Sample quantiles in statistical
 packages", 1996; numpy's default). Their intervals are order statistics too (David and Nagaraja, "Order Statistics",
@@ -17,15 +17,8 @@ from functools import cache
 import numpy as np
 
 from analysis.frame import NS_PER_S, Booleans, Floats, Integers, sum_by_row
-from analysis.summary import (
-    AdjustedDistribution,
-    Delivery,
-    Distribution,
-    GapTest,
-    GapTests,
-    SendLateness,
-    TargetDueSent,
-)
+from analysis.objectives import AdjustedDistribution, Distribution
+from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
 from workloads.arrivals import LoadFacts
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}

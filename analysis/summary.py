@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from analysis.objectives import ByLatency, Goodput, Interval, ObjectiveVerdict
+from analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.runfile import StampFacts
 from workloads.arrivals import LoadFacts
 
@@ -182,42 +182,6 @@ class Throughput(msgspec.Struct, kw_only=True):
     ci95: dict[str, tuple[float, float]]
     ci95_none: str | None
     """Why there are no intervals; None where there are."""
-
-
-class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A latency of complete requests, in seconds (of `tpot_s` and `normalised_s`, seconds per token)."""
-
-    n: int
-    mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
-    p50: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    p99_9: float | None = None
-    """Only where there are enough samples for it."""
-    ci95: dict[str, Interval]
-    """By percentile."""
-    thin: list[str]
-    """Percentiles that rest on too few samples to mean something."""
-
-    def of(self, statistic: str) -> float | None:
-        """A statistic by its name, such as `mean` or `p99`; percentiles that are thin included."""
-        return getattr(self, statistic)  # type: ignore[no-any-return]
-
-
-class AdjustedDistribution(msgspec.Struct, kw_only=True):
-    """A latency in which each request that is not complete counts as infinitely slow; None is infinite."""
-
-    n: int
-    failures: int
-    p50: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    thin: list[str]
 
 
 class IntervalMeaning(msgspec.Struct, kw_only=True):

@@ -63,9 +63,8 @@ def named(plan: Plan) -> Plan:
         return plan
     from servers.find import probe
 
-    access = access_of(plan)
-    facts = probe(plan.url, model=plan.model, access=access)
-    return plan.model_copy(update={"server": facts.name})
+    found = probe(plan.url, model=plan.model, access=access_of(plan))
+    return plan.model_copy(update={"server": found.name})
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:

@@ -8,10 +8,11 @@ from typing import Any
 from analysis.client import LIMITS
 from analysis.client import text as limit_text
 from analysis.metrics import METRICS
+from analysis.objectives import AdjustedDistribution, Distribution
 from analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
 from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
-from analysis.summary import AdjustedDistribution, Distribution, Summary
+from analysis.summary import Summary
 
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")

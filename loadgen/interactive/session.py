@@ -249,7 +249,8 @@ def _add_options(parser: Any, **_: Any) -> None:
     for name, option in run_options().items():
         if option.interactive is None:
             continue
-        default = DEFAULTS.get(name, Plan.model_fields[name].get_default())  # None where it follows from other fields
+        field = Plan.model_fields[name]  # a default that is made follows from other fields
+        default = DEFAULTS.get(name, None if field.default_factory else field.default)
         how: dict[str, Any] = {"default": None if default is None else str(default)}
         if default is False:
             how = {"action": "store_true"}

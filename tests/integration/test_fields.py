@@ -89,6 +89,6 @@ def test_pictures_reach_a_chat_and_nothing_else(tmp_path: Path) -> None:
     text, first, second = body["messages"][0]["content"]
     assert (text["text"], first["image_url"]["url"]) == ("What?", "https://x/y.png")
     assert second["image_url"]["url"].startswith("data:image/png;base64,")
-    assert "of unknown length, as they held more than their text" in " ".join(out.split())
+    assert "Prompt lengths not known beforehand" in " ".join(out.split())
     assert runfile.read(tmp_path / "run").header.plan["image"] == ["32x16"]
     assert (refused, "only messages of a chat hold pictures" in said) == (2, True)

@@ -119,7 +119,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    # Empty until loadgen.prepare.named has asked.
+    # Empty until loadgen.server.named has asked.
     server: Annotated[
         ServerName,
         RunOption("Server", "start", f"Which server answers: {any_of(KINDS)}; with --url by default what it says."),

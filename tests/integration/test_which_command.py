@@ -18,7 +18,7 @@ from tests.command import FAST, ROOT
 from tests.simulated import running
 
 COMMANDS = re.findall(r"`(loadgen .+?)`", (ROOT / "docs/which-command.md").read_text("utf-8"))
-SMALL = ["--n", "4", "--output-tokens", "4", "--no-report", "--out", "small"]
+SMALL = ["--n", "2", "--output-tokens", "4", "--no-report", "--out", "small"]
 SMALLER = {
     "burst": SMALL,
     "run": SMALL,

@@ -1,0 +1,93 @@
+"""Every command line of docs/which-command.md runs as it stands, with a smaller load."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from servers.simulated.config import SimulatedConfig
+from tests.command import FAST, ROOT
+from tests.simulated import running
+
+COMMANDS = re.findall(r"`(loadgen .+?)`", (ROOT / "docs/which-command.md").read_text("utf-8"))
+SMALL = ["--n", "2", "--output-tokens", "4", "--no-report", "--out", "small"]
+SMALLER = {
+    "burst": SMALL,
+    "run": SMALL,
+    "ui": ["--headless", "--users", "2", "--run-time", "1s", "--output-tokens", "4"],
+    "matrix": ["--dry-run"],
+    "calibrate": ["--quick", "--n", "20", "--output-tokens", "8"],
+    "sim": ["--port", "0"],
+}
+TOKEN = "a token of the tests"
+FINE = {0, 5, 6}  # a busy machine may be the limit, and a small load may decide nothing
+GOES_ON = ("loadgen sim", "loadgen worker", "--distributed")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A simulated vLLM with room for long contexts."""
+    with running(SimulatedConfig(server="vllm", max_model_len=40_000, **FAST)) as server:
+        yield server.url
+
+
+def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[str]:
+    """It, in a folder with all the files that the page speaks of."""
+    _, name, *words = shlex.split(command)
+    said = [sys.executable, "-m", "loadgen", name, *words, *SMALLER.get(name, []), *more]
+    own = {"LOADGEN_VLLM_URL": url, "LOADGEN_TOKEN": TOKEN, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run before and after a change that changed nothing, a trace, prompts and plans."""
+    data = ROOT / "tests/data"
+    for name in ("before", "after"):
+        shutil.copytree(data / "recorded/burst", tmp_path / "runs" / name)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copy(data / "traces/mooncake.jsonl", tmp_path)
+    shutil.copy(data / "datasets/prompts.jsonl", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if not any(word in line for word in GOES_ON)])
+def test_each_command_ends_well(command: str, folder: Path, url: str) -> None:
+    """Its exit code is that of a command that was understood and carried out."""
+    process = start(command, folder, url)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode in FINE, out + err
+
+
+def test_the_server_serves(folder: Path, url: str) -> None:
+    """Until it is told to stop."""
+    (command,) = (line for line in COMMANDS if "loadgen sim" in line)
+    process = start(command, folder, url)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("ready http://")
+    process.terminate()
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (0, ""), out
+
+
+def test_machines_find_each_other(folder: Path, url: str) -> None:
+    """The master's line, and on two machines the workers'; only the address is this machine's."""
+    master_line, worker_line = (line for line in COMMANDS if "--distributed" in line or "loadgen worker" in line)
+    master = start(master_line, folder, url, "--bind", "127.0.0.1:0")
+    assert master.stdout is not None
+    port = next(found[1] for line in master.stdout if (found := re.search(r"waiting for .*:(\d+)$", line)))
+    here = worker_line.replace("10.0.0.5", f"127.0.0.1:{port}")
+    workers = [start(here, folder, url) for _ in range(2)]
+    out, err = master.communicate(timeout=100)
+    ends = [worker.communicate(timeout=100) for worker in workers]
+    assert master.returncode in FINE, (out, err, ends)
+    assert [worker.returncode for worker in workers] == [0, 0], ends

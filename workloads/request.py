@@ -31,7 +31,6 @@ class Request:
     prompt: str | tuple[int, ...]
     input_tokens: int
     output_tokens: int
-    temperature: float = 0.0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, content) of a chat so far, the last one `prompt`. Empty: a chat of `prompt` alone."""
     session: int | None = None
@@ -62,8 +61,10 @@ def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
 
 def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
-    parameters = fields.get("parameters")  # of TGI and LightLLM
-    for name in (*fields, *(parameters if isinstance(parameters, Mapping) else ())):
+    parameters = fields.get("parameters", {})  # of TGI and LightLLM
+    if not isinstance(parameters, Mapping):
+        raise ValueError("'parameters' must be an object")
+    for name in (*fields, *parameters):
         if name in DECIDED:
             raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
     return fields

@@ -155,7 +155,7 @@ def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
         if request.images:
             urls = ({"type": "image_url", "image_url": {"url": str(image)}} for image in request.images)
             asked["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
-    limits = {"max_tokens": request.output_tokens, "temperature": request.temperature}
+    limits = {"max_tokens": request.output_tokens, "temperature": 0.0}
     return {**asked, **limits, "stream": True}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 N = 32
 SIZE = ("--n", N, "--input-tokens", 64)
-SAMPLED = {"temperature": 1, "seed": 1, "logit_bias": {"1": 6}}
+SAMPLED = {"temperature": 1, "logit_bias": {"1": 6}}
 """Token 1 ends an answer: with this it does so every now and then."""
 
 

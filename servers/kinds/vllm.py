@@ -123,6 +123,9 @@ VLLM = base.ServerKind(
         ),
     ),
     simulated="servers.simulated.vllm:PROTOCOL",
-    # 0.90 up to 0.10.2, 0.92 since.
-    notes={"memory_option": "--gpu-memory-utilization", "memory_taken": "90 to 92 % by default"},
+    notes={
+        "memory_option": "--gpu-memory-utilization",
+        "memory_taken": "90 to 92 % by default",  # 0.90 up to 0.10.2, 0.92 since
+        "split_endpoint": "rerank",  # by a model that makes embeddings, and not by one that reads both texts
+    },
 )

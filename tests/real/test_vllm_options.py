@@ -129,10 +129,13 @@ def test_long_prompts(long_vllm: Engine, burst: Burst, tmp_path: Path, endpoint:
 
 @pytest.mark.parametrize("endpoint", ["embeddings", "rerank"])
 def test_prompts_without_answers(pooling_vllm: Engine, burst: Burst, tmp_path: Path, endpoint: str) -> None:
-    """Embeddings and scores: all complete, each prompt as long as asked by vLLM's count, and no figure of tokens."""
-    measured = counted(pooling_vllm, N, lambda: burst(pooling_vllm, tmp_path / "run", *SIZE, "--endpoint", endpoint))
-    measured.outcome.check_all_complete(N)
-    assert [record.prompt_tokens for record in measured.outcome.records] == [64] * N
-    assert measured.gained["vllm:prompt_tokens_total"] == 64 * N
-    assert measured.summary["throughput"]["input_tokens_per_s"] > 0
-    assert "ttft_s" not in measured.summary["latency"]
+    """Embeddings and scores: all complete, each prompt as long as asked by vLLM's count, and no figure of tokens. It
+    ranks by the embeddings of query and document, which it finishes one by one."""
+    outcome = burst(pooling_vllm, tmp_path / "run", *SIZE, "--endpoint", endpoint)
+    outcome.check_all_complete(N)
+    assert [record.prompt_tokens for record in outcome.records] == [64] * N
+    assert outcome.summary["server_counters"]["prompt_tokens"]["server"] == 64 * N
+    assert outcome.summary["throughput"]["input_tokens_per_s"] > 0
+    assert outcome.summary["latency"]["ttft_s"]["n"] == 0
+    finished = outcome.summary["server_counters"]["requests_finished"]
+    assert (finished["server"], "by itself" in finished["why"]) == ((N, False), (2 * N, True))[endpoint == "rerank"]

@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any
 
 from servers.kinds import base, pooling
-from servers.kinds.openai import INCLUDE_USAGE, dialect, messages, unless_marker
+from servers.kinds.openai import RUNNING_USAGE, dialect, messages, unless_marker
 from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
     exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
-    running = {"stream_options": {**INCLUDE_USAGE["stream_options"], "continuous_usage_stats": True}}
-    return {**exact, **running}
+    return exact | RUNNING_USAGE
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:

@@ -32,8 +32,11 @@ GREEDY = {
     ("lightllm", "chat"): (
         CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"ignore_eos":true,"do_sample":false}'
     ),
-    ("openai", "completions"): b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,' + STREAM,
-    ("openai", "chat"): CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,' + STREAM,
+    ("openai", "completions"): (
+        b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING
+    ),
+    ("openai", "chat"): CHAT
+    + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING,
 }
 every_dialect = pytest.mark.parametrize("key", DIALECTS, ids="-".join)
 

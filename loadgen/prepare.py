@@ -245,12 +245,8 @@ def server_for(
     headers, tls, model = access.headers, access.tls, plan.model
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=model, headers=headers, verify=tls)
     if facts is not None:
-        who = (
-            f"SIMULATED {facts.name} (clock x{facts.speed:g})"
-            if facts.simulated
-            else f"{facts.name} {facts.version}".rstrip()
-        )
-        say(f"{who} at {facts.url}{about}")
+        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{who.strip()} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
         yield facts
         return

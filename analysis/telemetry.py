@@ -247,10 +247,10 @@ def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: 
     check.client_most = None if most == least else most
     check.difference = round(growth - min(max(growth, least), most))
     check.agree = check.difference == 0
-    check.why = _why(run, frame, check.difference)
+    check.why = _why(run, frame, word, check.difference)
 
 
-def _why(run: Run, frame: Frame, difference: int) -> str:
+def _why(run: Run, frame: Frame, word: str, difference: int) -> str:
     """What a disagreement most likely comes from."""
     title, notes = run.header.server_title, run.header.server_notes
     if not difference:
@@ -258,6 +258,9 @@ def _why(run: Run, frame: Frame, difference: int) -> str:
     piece = notes.get("prompt_piece_tokens")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:
         return f"{title} runs answers of more than {piece} tokens in pieces and counts the prompt of each"
+    split = notes.get("split_endpoint")
+    if split and word == "requests_finished" and run.header.plan.get("endpoint") == split:
+        return f"{title} may run each text of a request by itself, and counts what it runs"
     if difference > 0:
         return "somebody else was using the server, or it counts otherwise"
     if notes.get("drops_counts"):

@@ -110,7 +110,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         count = "" if schedule.count is None else f"{schedule.count} "
         tokens = plan.lengths_said[0] if prompts.exact or plan.of_file else f"about {plan.lengths_said[0]}"
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
-        say(f"{count}{what} ({prompts.how}) for {facts.model}")
+        say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
         target = target_of(facts.url, access.tls)
         tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
             WorkerTask(

@@ -109,7 +109,7 @@ def server_for(
     facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=plan.model, access=access)
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
-        say(f"{who} at {facts.url}{about}")
+        say(f"{who.strip()} at {facts.url}{about}")
         check_limits(facts, at_once, *longest)
         yield facts
         return

@@ -316,8 +316,10 @@ TABLES: dict[tuple[str, str, str], Callable[[str], int]] = {
 
 def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
-    parameters = fields.get("parameters")  # of TGI and LightLLM
-    for name in (*fields, *(parameters if isinstance(parameters, Mapping) else ())):
+    parameters = fields.get("parameters", {})  # of TGI and LightLLM
+    if not isinstance(parameters, Mapping):
+        raise ValueError("'parameters' must be an object")
+    for name in (*fields, *parameters):
         if name in DECIDED:
             raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
     return fields

@@ -19,7 +19,6 @@ class Request:
     prompt: str | tuple[int, ...]
     input_tokens: int
     output_tokens: int
-    temperature: float = 0.0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, content) of a chat so far, the last one `prompt`. Empty: a chat of `prompt` alone."""
     session: int | None = None

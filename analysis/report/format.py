@@ -96,10 +96,13 @@ def asked(summary: Summary) -> str:
     number, until = count(run.n or summary.requests.sent, what), ""
     if run.asked_s:
         number, until = f"Up to {number}" if run.n else f"{what}s".capitalize(), f", for {run.asked_s:g} s"
+    when = f"{number}{_prompts(run)}, {run.load.text}{until}"
+    if run.output_tokens == 0:
+        return f"{when}, {summary.server.endpoint}"
     most, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
     back = "as many tokens as its file says" if named == "answers" else length(named)
     back = "the recorded number of tokens" if run.load.recorded and run.workload in (None, "synthetic") else back
-    return f"{number}{_prompts(run)}, {run.load.text}{until}, {most}{back} back from each"
+    return f"{when}, {most}{back} back from each"
 
 
 def _prompts(run: RunInfo) -> str:

@@ -99,7 +99,8 @@ class ServerKind:
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card
     it takes at its start, and what sets that. `prompt_piece_tokens`: a longer answer is run in pieces, each of which
-    counts the prompt again. `drops_counts`: its counters lose some under load."""
+    counts the prompt again. `split_endpoint`: where each text of a request may be run, and counted, by itself.
+    `drops_counts`: its counters lose some under load."""
 
     @property
     def called(self) -> str:

@@ -68,7 +68,7 @@ def _text(payloads: Sequence[bytes]) -> str:
 
 def _exact(request: Request) -> dict[str, Any]:
     # 1.1.0 always samples in chat, whatever `do_sample` says; there the temperature of 0 makes it greedy.
-    return {"ignore_eos": request.ignore_eos, "do_sample": request.temperature > 0}
+    return {"ignore_eos": request.ignore_eos, "do_sample": bool(request.body.get("temperature"))}
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:

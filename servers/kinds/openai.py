@@ -1,10 +1,11 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
 
 The request holds nothing but standard fields, since strict servers refuse others; the output length therefore cannot
-be forced, and an answer that ends early is truncated. Some refuse even one of those: `stream_options` (transformers),
-`max_tokens` and `temperature` (OpenAI's reasoning models); then it is left out, or goes by its newer name. The decoder
-is shared by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each other in two points only: what a chunk
-without text means, and whether `[DONE]` always comes.
+be forced, and an answer that ends early is truncated. `continuous_usage_stats`, the one exception, has many servers
+count the tokens of each chunk. Some refuse it or even a standard field: `stream_options` (transformers), `max_tokens`
+and `temperature` (OpenAI's reasoning models); then it is left out, or goes by its newer name. The decoder is shared
+by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each other in two points only: what a chunk without
+text means, and whether `[DONE]` always comes.
 """
 
 from __future__ import annotations
@@ -63,8 +64,15 @@ a rule none does. `missing` is true when the server's total is larger than what 
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+"""The tokens of each chunk too, from vLLM, SGLang and TensorRT-LLM."""
 
-REFUSABLE = {"stream_options": "", "temperature": "", "max_tokens": "max_completion_tokens"}
+REFUSABLE = {
+    "continuous_usage_stats": "",  # before the field that it is in: refusals name both
+    "stream_options": "",
+    "temperature": "",
+    "max_tokens": "max_completion_tokens",
+}
 """Fields that some server refuses, and what they are called there; empty: nothing takes their place."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
@@ -156,7 +164,7 @@ def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
         if request.images:
             urls = ({"type": "image_url", "image_url": {"url": str(image)}} for image in request.images)
             asked["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
-    limits = {"max_tokens": request.output_tokens, "temperature": request.temperature}
+    limits = {"max_tokens": request.output_tokens, "temperature": 0.0}
     return {**asked, **limits, "stream": True}
 
 
@@ -239,8 +247,9 @@ def _generic(endpoint: str, left_out: tuple[str, ...] = ()) -> Dialect:
         named = next((field for field in REFUSABLE if field in words and field not in left_out), None)
         return _generic(endpoint, (*left_out, named)) if named else None
 
+    usage = INCLUDE_USAGE if "continuous_usage_stats" in left_out else RUNNING_USAGE
     return dialect(
-        *("openai", endpoint, lambda _: INCLUDE_USAGE),
+        *("openai", endpoint, lambda _: usage),
         rule=None,
         left_out=left_out,
         refused=refused,

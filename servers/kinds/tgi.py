@@ -12,10 +12,10 @@ from functools import partial
 import msgspec
 
 from servers.kinds import base
-from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule, encoded
+from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
 from servers.kinds.events import decode_events, note_error, note_finish, settle
 from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
-from workloads.request import Request
+from workloads.request import Request, merged
 
 
 class TgiToken(msgspec.Struct, gc=False):
@@ -40,14 +40,19 @@ class TgiEvent(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(TgiEvent)
+_BESIDE_PARAMETERS = ("parameters", "add_special_tokens", "multimodal_params")
 
 
 def generate_body(request: Request, **more: bool) -> bytes:
-    """The body of `/generate_stream`, which LightLLM took over, with `more` parameters."""
+    """The body of `/generate_stream`, which LightLLM took over, with `more` parameters. Elsewhere it would pass over a
+    user's fields, so they are parameters too."""
+    beside = {name: value for name, value in request.body.items() if name in _BESIDE_PARAMETERS}
+    given = {name: value for name, value in request.body.items() if name not in beside} | beside.pop("parameters", {})
     # Any temperature but 1.0 switches sampling on, and 0 is refused: greedy means sending none.
-    sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
-    parameters = {"max_new_tokens": request.output_tokens, **more, **sampling}
-    return encoded({"inputs": request.prompt, "parameters": parameters}, request)
+    if not (warm := bool(given.get("temperature"))):
+        given.pop("temperature", None)
+    parameters = merged({"max_new_tokens": request.output_tokens, **more, "do_sample": warm}, given)
+    return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters, **beside})
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:

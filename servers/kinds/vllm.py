@@ -15,14 +15,13 @@ from typing import Any
 
 from servers.kinds import base, pooling
 from servers.kinds.dialect import Route, VersionRule
-from servers.kinds.openai import INCLUDE_USAGE, dialect, messages, unless_marker
+from servers.kinds.openai import RUNNING_USAGE, dialect, messages, unless_marker
 from workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
     exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
-    running = {"stream_options": {**INCLUDE_USAGE["stream_options"], "continuous_usage_stats": True}}
-    return {**exact, **running}
+    return exact | RUNNING_USAGE
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
@@ -124,6 +123,9 @@ VLLM = base.ServerKind(
         ),
     ),
     simulated="servers.simulated.vllm:PROTOCOL",
-    # 0.90 up to 0.10.2, 0.92 since.
-    notes={"memory_option": "--gpu-memory-utilization", "memory_taken": "90 to 92 % by default"},
+    notes={
+        "memory_option": "--gpu-memory-utilization",
+        "memory_taken": "90 to 92 % by default",  # 0.90 up to 0.10.2, 0.92 since
+        "split_endpoint": "rerank",  # by a model that makes embeddings, and not by one that reads both texts
+    },
 )

@@ -32,8 +32,11 @@ GREEDY = {
     ("lightllm", "chat"): (
         CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"ignore_eos":true,"do_sample":false}'
     ),
-    ("openai", "completions"): b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,' + STREAM,
-    ("openai", "chat"): CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,' + STREAM,
+    ("openai", "completions"): (
+        b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING
+    ),
+    ("openai", "chat"): CHAT
+    + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING,
 }
 every_dialect = pytest.mark.parametrize("key", DIALECTS, ids="-".join)
 
@@ -55,10 +58,11 @@ def test_an_answer_that_may_end_is_not_held_to_its_length(key: tuple[str, str]) 
 
 @every_dialect
 def test_sampling_sends_its_temperature(key: tuple[str, str]) -> None:
-    """A temperature above 0 reaches the server, together with the switch that some servers want for it."""
-    warm = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, temperature=0.7)
+    """A temperature above 0 reaches the server where it reads it, together with the switch that some want for it."""
+    warm = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body={"temperature": 0.7})
     body = DIALECTS[key].encode(warm, "m")
-    assert b'"temperature":0.7' in body
+    read = json.loads(body)
+    assert read.get("parameters", read)["temperature"] == 0.7
     assert b'"do_sample":false' not in body
     assert (b'"do_sample":true' in body) == (b"do_sample" in GREEDY[key])
 
@@ -72,14 +76,29 @@ def test_token_ids_are_sent_as_they_are(key: tuple[str, str]) -> None:
 
 @every_dialect
 def test_fields_of_the_user_are_merged(key: tuple[str, str]) -> None:
-    """They win over the dialect's own, objects field by field, and null takes one out (RFC 7396)."""
-    nested = {"parameters": {"top_p": 0.9}} if key[1] == "generate" else {"stream_options": {"continuous": True}}
-    fields = {"temperature": 0.7, "stream": None, **nested, "made_up": [1, {"deep": None}]}
+    """They win over the dialect's own, objects field by field, and null takes one out (RFC 7396). On /generate_stream
+    they are parameters, wherever they were written."""
+    nested = {"stream_options": {"continuous": True}}
+    fields = {"top_p": 0.9, "stream": None, **nested, "made_up": [1, {"deep": None}]}
     asked = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body=fields)
     plain, sent = json.loads(GREEDY[key]), json.loads(DIALECTS[key].encode(asked, "m"))
     plain.pop("stream", None)
-    name, inner = next(iter(nested.items()))
-    assert sent == plain | {"temperature": 0.7, name: plain.get(name, {}) | inner, "made_up": [1, {"deep": None}]}
+    options = plain.get("stream_options", {}) | nested["stream_options"]
+    mine = {"top_p": 0.9, "stream_options": options, "made_up": [1, {"deep": None}]}
+    assert sent == plain | ({"parameters": plain["parameters"] | mine} if key[1] == "generate" else mine)
+
+
+@pytest.mark.parametrize("server", ["tgi", "lightllm"])
+def test_parameters_written_as_such_are_as_good(server: str) -> None:
+    """Both ways of writing say the same, and the greedy temperature that TGI refuses is not sent."""
+    encode, plain = DIALECTS[server, "generate"].encode, GREEDY[server, "generate"]
+    sent = [
+        encode(Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body=body), "m")
+        for body in ({"temperature": 0.7, "do_sample": None}, {"parameters": {"temperature": 0.7, "do_sample": None}})
+    ]
+    assert sent == [plain.replace(b'"do_sample":false', b'"temperature":0.7')] * 2
+    cold = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body={"temperature": 0})
+    assert encode(cold, "m") == plain
 
 
 @every_dialect

@@ -16,6 +16,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen import runfile
+from loadgen.record import Record
 from servers.errors import LaunchError
 from servers.launch import LaunchSpec
 from servers.launch.process import Command, command_of, end, free_port, start_and_wait
@@ -74,6 +76,11 @@ class Outcome:
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 
+    @property
+    def records(self) -> list[Record]:
+        """In order of request."""
+        return sorted(runfile.read(self.folder).records, key=lambda record: record.id)
+
     def check_all_complete(self, n: int) -> None:
         """All `n` arrived whole. Exit code 5 is right where the client, on the engine's own cores, was the limit."""
         assert self.exit_code in (0, 5), self.stderr
@@ -131,10 +138,11 @@ def tokenizer() -> Path:
 
 @pytest.fixture(scope="session")
 def start_burst() -> StartBurst:
-    """Start `loadgen burst` against an engine in a process of its own, as a user would."""
+    """Start `loadgen burst` against an engine in a process of its own, as a user would. Who answers it has to find out
+    by itself."""
 
     def start(engine: Engine, folder: Path, *options: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "loadgen", "burst", "--server", engine.name, "--url", engine.url]
+        command = [sys.executable, "-m", "loadgen", "burst", "--url", engine.url]
         return subprocess.Popen(
             [*command, "--out", str(folder), "--json", "--no-report", *map(str, options)],
             cwd=ROOT,

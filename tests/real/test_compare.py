@@ -41,8 +41,8 @@ def repeats(burst: Burst, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def compare(a: Sequence[Path], b: Sequence[Path]) -> dict[str, Any]:
-    """Forced, because the client shares the engine's cores and may have been held back."""
-    command = [sys.executable, "-m", "loadgen", "compare", "--json", "--anyway", *map(str, a), "--", *map(str, b)]
+    """The client shares the engine's cores: a repeat in which it was held back is left out, and the work is equal."""
+    command = [sys.executable, "-m", "loadgen", "compare", "--json", *map(str, a), "--", *map(str, b)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -54,7 +54,6 @@ def test_fewer_sequences_at_once_are_worse(repeats: dict[str, list[Path]]) -> No
     found = compare(repeats["wide"], repeats["narrow"])
     verdicts = {row["figure"]: row["verdict"] for row in found["rows"]}
     assert {verdicts[name] for name in ("output_tokens_per_s", "ttft.p50", "e2e.p50")} == {"worse"}
-    assert {each["what"] for each in found["unequal"]} <= {"client verdict", "server limits"}
 
 
 def test_the_same_server_is_not_called_different(repeats: dict[str, list[Path]]) -> None:
@@ -62,4 +61,3 @@ def test_the_same_server_is_not_called_different(repeats: dict[str, list[Path]])
     or worse."""
     found = compare(repeats["wide"][0::2], repeats["wide"][1::2])
     assert {row["verdict"] for row in found["rows"]} <= {"no difference", "cannot tell"}
-    assert {each["what"] for each in found["unequal"]} <= {"client verdict"}

@@ -89,3 +89,42 @@ def test_its_version_is_not_overstated(lightllm: Engine, burst: Burst, tokenizer
     """It states no version, and has no route that came with 1.0: the summary says as much."""
     outcome = burst(lightllm, tmp_path / "run", *SIZE, "--n", 1, "--seed", 3, "--tokenizer", tokenizer)
     assert (outcome.summary["server"]["name"], outcome.summary["server"]["version"]) == ("lightllm", "before 1.0")
+
+
+def test_answers_may_end(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
+    """Some of its random tokens end an answer before its limit; all are complete, and each token is in its counter."""
+    options = ("--n", 50, "--input-tokens", 64, "--output-tokens", "max:256", "--tokenizer", tokenizer)
+    outcome = burst(lightllm, tmp_path / "run", *options)
+    outcome.check_all_complete(50)
+    lengths = [record.output_tokens or 0 for record in outcome.records]
+    assert min(lengths) < max(lengths) == 256
+    assert outcome.summary["server_counters"]["output_tokens"]["server"] == sum(lengths)
+
+
+def test_fields_of_the_user_reach_it(lightllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
+    """It reads them where it reads its own: a temperature that it refuses is refused, a good one is not."""
+    options = ("--n", 3, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer, "--extra-body")
+    burst(lightllm, tmp_path / "run", *options, '{"temperature": 0.7}').check_all_complete(3)
+    refused = burst(lightllm, tmp_path / "refused", *options, '{"temperature": -1}')
+    assert refused.exit_code == 1
+    assert {record.error_detail for record in refused.records} == {"temperature must > 0.0, got -1"}
+
+
+def test_a_file_says_how_long_answers_are(lightllm: Engine, burst: Burst, tmp_path: Path) -> None:
+    """Without a tokenizer, as its prompts go as they are; a line without a length asks for 128."""
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"prompt": "One.", "output_tokens": 5}\n{"prompt": "Two."}\n')
+    outcome = burst(lightllm, tmp_path / "run", "--n", 2, "--workload", f"jsonl:{file}")
+    outcome.check_all_complete(2)
+    assert [record.output_tokens for record in outcome.records] == [5, 128]
+
+
+def test_lengths_without_a_tokenizer(lightllm: Engine, burst: Burst, tmp_path: Path) -> None:
+    """It says what to do; and goes on with lengths that it tells by running samples, which it then counts so."""
+    options = ("--n", 10, "--input-tokens", 64, "--output-tokens", 8)
+    refused = burst(lightllm, tmp_path / "run", *options)
+    assert refused.exit_code == 2
+    assert "--lengths server" in refused.stderr
+    outcome = burst(lightllm, tmp_path / "run", *options, "--lengths", "server")
+    outcome.check_all_complete(10)
+    assert outcome.summary["server_counters"]["prompt_tokens"]["server"] == 640

@@ -153,11 +153,13 @@ def test_a_thousand_at_once(vllm: Engine, burst: Burst, tmp_path: Path) -> None:
 
 
 def test_as_a_generic_openai_server(vllm: Engine, burst: Burst, tokenizer: Path, tmp_path: Path) -> None:
-    """Spoken to without vLLM's own fields, with text in place of token ids: all complete, prompts still exact."""
+    """Spoken to without vLLM's own fields, with text in place of token ids: all complete, prompts still exact, and each
+    token in the chunk that held it."""
     options = ("--server", "openai", "--tokenizer", tokenizer, "--n", 8, "--output-tokens", 8, "--seed", 5)
     outcome = burst(vllm, tmp_path / "run", *options)
     outcome.check_all_complete(8)
-    assert [record.prompt_tokens for record in runfile.read(outcome.folder).records] == [INPUT_TOKENS] * 8
+    assert [record.prompt_tokens for record in outcome.records] == [INPUT_TOKENS] * 8
+    assert [sum(record.chunk_tokens) for record in outcome.records] == [8] * 8
 
 
 def test_a_prompt_over_the_context_is_refused_before_sending(vllm: Engine, burst: Burst, tmp_path: Path) -> None:

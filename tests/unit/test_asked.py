@@ -63,6 +63,13 @@ def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], senten
     assert asked(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
 
 
+def test_without_answers_it_names_the_endpoint(tmp_path: Path) -> None:
+    """Embeddings and rerank have no tokens to give back."""
+    stored = Plan(server="vllm", n=9).model_dump(mode="json") | {"endpoint": "embeddings", "output_tokens": 0}
+    run = run_of(tmp_path / "run", burst(12, 4), plan=stored)
+    assert asked(typed(summarise(run))) == "9 requests of 512 tokens, all at once, embeddings"
+
+
 def test_approximate_lengths_are_called_so(tmp_path: Path) -> None:
     """Prompts that nobody counted by the server's tokenizer have about the length asked."""
     run = run_of(tmp_path / "run", burst(12, 4), client={"prompts": "approximate", "exact": False})

@@ -120,6 +120,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"header": ("X-Lane: a\r\nX-Other: b",)}, "must be written 'Name: value'"),
         ({"header": ("Content-Length: 3",)}, "--header Content-Length: 3: loadgen sets Content-Length itself"),
         ({"extra_body": "{temperature"}, "--extra-body {temperature: is not JSON: "),
+        ({"extra_body": {"parameters": 1}}, "--extra-body {'parameters': 1}: 'parameters' must be an object"),
         ({"extra_body": "[1]"}, "--extra-body [1]: must be a JSON object"),
         ({"extra_body": "@nowhere.json"}, "--extra-body @nowhere.json: cannot be read: No such file"),
         ({"extra_body": {"max_tokens": 4}}, "'max_tokens' cannot be set here: --output-tokens says how long"),

@@ -281,6 +281,16 @@ def test_long_answers_of_tgi_are_explained(tmp_path: Path) -> None:
     assert "in pieces" in entry.why
 
 
+@pytest.mark.parametrize(("endpoint", "why"), [("rerank", "each text of a request"), ("completions", "somebody else")])
+def test_texts_that_vllm_ranks_by_embeddings_are_explained(tmp_path: Path, endpoint: str, why: str) -> None:
+    """It runs the query and the document of a request by themselves, and has finished two."""
+    run = told(tmp_path / "run", [BEFORE, line("server", 9, "after", **counted(6244, 130, 25))], RECORDS, server="vllm")
+    run.header.plan["endpoint"] = endpoint
+    entry = counters(run, frame_of_run(run))["requests_finished"]
+    assert (entry.agree, entry.difference) == (False, 12)
+    assert why in entry.why
+
+
 def test_memory_in_words(tmp_path: Path) -> None:
     """One sentence per thing, sizes as the drivers' tools show them; many cards are counted."""
     cards = [{"index": index, "memory_used_bytes": 70 * GIB} for index in range(6)]

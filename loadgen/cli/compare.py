@@ -12,7 +12,17 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.options import share
-from loadgen.cli.output import CountsAs, Inconclusive, complain, runs_in, screen, shown, verdicts_code, write_text
+from loadgen.cli.output import (
+    CountsAs,
+    Inconclusive,
+    coloured,
+    complain,
+    runs_in,
+    screen,
+    shown,
+    verdicts_code,
+    write_text,
+)
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -128,7 +138,7 @@ def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markd
         print(markdown(document(found, brief=False)), end="")
     elif not quiet:
         width, colour = screen(sys.stdout)
-        print(render(document(found, brief=True), width=width, colour=colour), end="")
+        print(render(document(found, brief=True), width=width, colour=colour), end="", file=coloured(sys.stdout))
         return
     for each in found.gates:
         if shown(each.verdict, inconclusive, quiet=quiet):

@@ -332,8 +332,8 @@ def _mistake(item: Any) -> str:
     if not item["loc"]:
         return message
     name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
-    if name == "header":  # it may be a secret
-        return f"{option}: {message}"
+    if name == "header":
+        value = tuple(map(redacted, value))
     value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
     if item["type"] == "literal_error":
         return f"{option} {value}: unknown; choose {item['ctx']['expected']}"

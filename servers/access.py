@@ -33,7 +33,7 @@ _VALUE = re.compile(
 """How the values of secrets begin, whatever the header is called."""
 _NAMED = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
 """Options of servers and variables that hold secrets; `--max-tokens` and `--api-key-env` hold none."""
-_CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.+)")
+_CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password|secret|sig|token).*)")
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"""[^\s;,="']+(?=[\s;,"']|=*$)""")
 _known: set[str] = set()
@@ -56,8 +56,8 @@ def secret_in(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     """The secret that an environment variable holds, or "". Mounted ones end in a newline. Raises SecretError, which
     does not show it."""
     secret = environ.get(variable, "").strip()
-    if not re.fullmatch("[!-~]*", secret):
-        what = "blanks, line breaks, control characters or letters beyond ASCII"
+    if not re.fullmatch("[ -~]*", secret):
+        what = "line breaks, control characters or letters beyond ASCII"
         raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
     keep_secret(secret)
     return secret
@@ -112,7 +112,7 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
 def bare(url: str) -> str:
     """This URL. Raises SecretError for one with credentials, which would be kept with the run."""
     if found := _CREDENTIALS.match(url):
-        keep_secret((found[1] or found[2]).replace(":", " "))
+        keep_secret((found[1] or found[2]).replace(":", " ").replace("&", " "))
         raise SecretError(
             "a URL holds no user, password or ?key=...: it is kept with the run",
             "Put a key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
@@ -133,7 +133,9 @@ def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 def redacted(line: str) -> str:
     """A header as it may be kept: in place of a secret, the environment variable that may hold it."""
-    name, _, value = line.partition(":")
+    name, colon, value = line.partition(":")
+    if not colon:  # no header at all
+        return line if re.fullmatch("[A-Za-z-]*", line) else "..."
     secret = _VALUE.search(value) or (_SECRET.search(name) and not _VARIABLE.search(value))
     return f"{name}: ${re.sub(r'[^A-Za-z0-9]', '_', name).upper()}" if secret else line
 

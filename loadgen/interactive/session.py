@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import signal
 import subprocess
 import sys
@@ -31,10 +32,11 @@ import gevent
 from flask import Flask, Response, jsonify, request, send_file, send_from_directory
 from gevent.lock import BoundedSemaphore
 from locust import events
+from locust.util.timespan import parse_timespan
 
 from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
-from loadgen.errors import EXIT_USAGE, LoadgenError
+from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan, run_options
@@ -63,6 +65,8 @@ INSERTED = (
     b'<script src="./loadgen/live.js"></script></body>'
 )
 REPORT_LIMIT_S = 300
+LOCUSTS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
+"""What Locust's own form holds: how much load, for how long, by which users."""
 TABLE = {
     "key": "latencies",
     "title": "Latencies",
@@ -86,6 +90,8 @@ class LocustSession:
         self.output_tokens = lengths.UNNAMED
         self.command = list(sys.argv)
         """What the Run says it was made with."""
+        self.files: set[str] = set()
+        """What requests may be read from: the files that were named at the start, and no other."""
         self.stamps: StampSource = PLAIN
         self._environment: Any = None
         self._attached = False
@@ -134,20 +140,21 @@ class LocustSession:
         settings["server"] = settings["server"] or ("" if settings["url"] else SERVER)
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
-    def choose(self, plan: Plan) -> None:
-        """Ask this from the next start on, and build its prompts now. Raises what LiveTarget.prompts raises."""
+    def choose(self, plan: Plan, url: str = "") -> None:
+        """Ask this from the next start on, at another URL if one is named, and build its prompts now. Raises what
+        LiveTarget.prompts raises, ServerError and PlanError; then all stays as it is."""
         assert self.target is not None
         target = self.target if plan == self.target.plan else self.target.changed(plan)
+        if url:
+            if target.headers:
+                raise PlanError("this server is sent headers or a key", "Start loadgen ui anew to ask another one.")
+            target = find_target(interactive_plan(plan.model_dump() | {"url": url}), self._stack, LOG.info)
         target.prompts(target.dialect(None))
         self.target = target
+        if url:
+            self._environment.parsed_options.url = url
         of_answers = lengths.outputs(str(plan.output_tokens)).lengths is None
         self.output_tokens = lengths.UNNAMED if of_answers else longest_of(plan.output_tokens)
-
-    def move(self, url: str) -> None:
-        """Ask another server from the next start on. Raises ServerError, PlanError."""
-        plan = interactive_plan(self.plan().model_dump() | {"url": url})
-        self.target = find_target(plan, self._stack, LOG.info)
-        self._environment.parsed_options.url = url
 
     def fail(self, error: Exception) -> None:
         """Say what is wrong and end the run: with a page it can be started again, otherwise the process ends."""
@@ -164,14 +171,14 @@ class LocustSession:
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
         try:
             plan = named(self.plan())
-            environment.parsed_options.server = plan.server
+            environment.parsed_options.server, self.files = plan.server, _files(plan)
             self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)
             host.allow_open_files(CONNECTIONS)
         except EXPECTED as error:  # end as every command ends that cannot begin; Locust itself would say less
             self._sampler.close()
             self._stack.close()
-            self.failed = error
+            self.target, self.failed = None, error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
         self.stamps = open_source(plan.stamps)
@@ -304,19 +311,23 @@ def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
     """A start form that cannot be run is answered with its mistakes, in the form."""
     if request.method != "POST" or request.path != f"{base}/swarm":
         return None
+    form, target = request.form, session.target
     try:
-        plan = session.plan(request.form)
+        if others := form.keys() - LOCUSTS - {*_fields("form")}:
+            return _mistake(f"Set only when loadgen ui is started: {', '.join(sorted(others))}.", web_ui)
+        shaped = 0 if web_ui.environment.shape_class else -1  # Locust asks for no number then
+        if int(form.get("user_count", shaped)) < 0 or not 0 < float(form.get("spawn_rate", shaped + 1)) < math.inf:
+            return _mistake("How many users, and how many a second? Both are numbers, the second above 0.", web_ui)
+        parse_timespan(form.get("run_time") or "1s")
+        plan, given = session.plan(form), form.get("host", "").rstrip("/")
+        if not _files(plan) <= session.files:
+            return _mistake("Files are named only when loadgen ui is started.", web_ui)
+        url = given if target is not None and given not in {target.facts.url, web_ui.environment.host} else ""
         if session.running:
-            kept = all(getattr(plan, name) == getattr(session.plan(), name) for name in _fields("form"))
+            kept = all(getattr(plan, name) == getattr(session.plan(), name) for name in _fields("form")) and not url
             return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
-        if not host.is_loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
-            loopback = "Files can be named here only while the page is on loopback: name them when starting."
-            return _mistake(loopback, web_ui)
-        given = request.form.get("host", "").rstrip("/")
-        if session.target is not None and given and given != session.target.facts.url:
-            session.move(given)
-        session.choose(session.plan(request.form))
-    except EXPECTED as error:
+        session.choose(plan, url)
+    except (*EXPECTED, ValueError) as error:
         return _mistake(f"{error} {getattr(error, 'hint', '')}".strip(), web_ui)
     return None
 

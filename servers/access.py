@@ -10,6 +10,7 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
@@ -84,11 +85,11 @@ def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:
     cut: half of it, or sixteen characters."""
     if isinstance(text, bytes):
         return hide(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
-    for secret in sorted(_known, key=len, reverse=True):
-        least = len(secret) if whole else min(16, max(SHORTEST, len(secret) // 2))
+    for cut, secret in product((False,) if whole else (False, True), sorted(_known, key=len, reverse=True)):
+        least = min(16, max(SHORTEST, len(secret) // 2)) if cut else len(secret)
         if secret[:least] in text:
             text = _without(text, secret[:least], secret[least:])
-        if secret[-least:] in text:  # its end, and what goes before
+        if cut and secret[-least:] in text:  # its end, and what goes before
             text = _without(text[::-1], secret[: -least - 1 : -1], secret[-least - 1 :: -1])[::-1]
     return text
 

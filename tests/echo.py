@@ -31,6 +31,8 @@ class Echo:
 
     url: str
     generated: list[str] = field(default_factory=list)
+    heard: int = 0
+    """Requests of any kind."""
 
 
 def _reply(status: str, body: bytes, *more: str) -> bytes:
@@ -70,6 +72,7 @@ def echoing(words: str = "") -> Iterator[Echo]:
 
     class Handler(BaseHTTPRequestHandler):
         def said(self) -> str:
+            echo.heard += 1
             return self.headers["authorization"].removeprefix("Bearer ") + words
 
         def answer(self, bytes_: bytes) -> None:

@@ -287,7 +287,7 @@ def _extend(web_ui: Any, session: LocustSession) -> None:
         {"href": "./loadgen/run", "title": "Download run file"},
     ]
     base = web_ui.environment.parsed_options.web_base_path or ""
-    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui, base))
+    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui.environment, base))
     # The first of them runs last: after flask_cors has put its header on.
     app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
     for rule, answer in (("live", _live), ("<any(report, run):what>", _download)):
@@ -307,29 +307,34 @@ def _refused(bound: str) -> Response | None:
     return None
 
 
-def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
-    """A start form that cannot be run is answered with its mistakes, in the form."""
-    if request.method != "POST" or request.path != f"{base}/swarm":
-        return None
-    form, target = request.form, session.target
-    try:
-        if others := form.keys() - LOCUSTS - {*_fields("form")}:
-            return _mistake(f"Set only when loadgen ui is started: {', '.join(sorted(others))}.", web_ui)
-        shaped = 0 if web_ui.environment.shape_class else -1  # Locust asks for no number then
-        if int(form.get("user_count", shaped)) < 0 or not 0 < float(form.get("spawn_rate", shaped + 1)) < math.inf:
-            return _mistake("How many users, and how many a second? Both are numbers, the second above 0.", web_ui)
-        parse_timespan(form.get("run_time") or "1s")
-        plan, given = session.plan(form), form.get("host", "").rstrip("/")
-        if not _files(plan) <= session.files:
-            return _mistake("Files are named only when loadgen ui is started.", web_ui)
-        url = given if target is not None and given not in {target.facts.url, web_ui.environment.host} else ""
-        if session.running:
-            kept = all(getattr(plan, name) == getattr(session.plan(), name) for name in _fields("form")) and not url
-            return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
-        session.choose(plan, url)
-    except (*EXPECTED, ValueError) as error:
-        return _mistake(f"{error} {getattr(error, 'hint', '')}".strip(), web_ui)
+def _unfit(session: LocustSession, environment: Any, base: str) -> Response | None:
+    """A start form that cannot be run is answered with its mistakes, in the form, and changes nothing."""
+    if request.method == "POST" and request.path == f"{base}/swarm":
+        try:
+            _heed(session, environment, request.form)
+        except (*EXPECTED, ValueError) as error:
+            text = f"{error} {getattr(error, 'hint', '')}".strip()
+            return jsonify({"success": False, "message": text, "host": environment.host})
     return None
+
+
+def _heed(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
+    """Ask what the form says from the next start on. It may change the load, but no file that is read, nor who gets the
+    secrets. Raises PlanError, ValueError, and what `LocustSession.choose` raises."""
+    if others := form.keys() - LOCUSTS - {*_fields("form")}:
+        raise PlanError(f"Set only when loadgen ui is started: {', '.join(sorted(others))}.")
+    shaped = 0 if environment.shape_class else -1  # Locust asks for no number then
+    if int(form.get("user_count", shaped)) < 0 or not 0 < float(form.get("spawn_rate", shaped + 1)) < math.inf:
+        raise PlanError("How many users, and how many a second? Both are numbers, the second above 0.")
+    parse_timespan(form.get("run_time") or "1s")
+    plan, url, target = session.plan(form), form.get("host", "").rstrip("/"), session.target
+    if not _files(plan) <= session.files:
+        raise PlanError("Files are named only when loadgen ui is started.")
+    url = "" if target is None or url in (target.facts.url, environment.host) else url
+    if not session.running:
+        session.choose(plan, url)
+    elif url or any(getattr(plan, name) != getattr(session.plan(), name) for name in _fields("form")):
+        raise PlanError("The workload and the server are chosen at the start: stop first.")
 
 
 def _files(plan: Plan) -> set[str]:
@@ -338,10 +343,6 @@ def _files(plan: Plan) -> set[str]:
     named = {words for words in each if words.startswith("empirical:")}
     path = getattr(workload.parse(plan.workload), "path", None)
     return named if path is None else named | {str(path)}
-
-
-def _mistake(text: str, web_ui: Any) -> Response:
-    return jsonify({"success": False, "message": text, "host": web_ui.environment.host})
 
 
 def _completed(answer: Response, session: LocustSession, base: str) -> Response:

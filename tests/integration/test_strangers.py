@@ -24,8 +24,8 @@ MOVES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 
 @pytest.mark.parametrize("way", ["key", "header", "basic"])
 def test_a_server_that_echoes_everything_gives_no_secret_away(tmp_path: Path, way: str) -> None:
-    """Its key comes back in errors, events, comments, reasons, headers, names, metrics, cut and spelled otherwise. It is
-    in no file of the run, not on the screen, not in what is made of the run later."""
+    """Its key comes back in errors, events, comments, reasons, headers, names, metrics, cut and spelled otherwise.
+    No file of the run has it, not the screen, nor what is made of the run later."""
     given = {
         "key": ((), {"LOADGEN_API_KEY": f"{SECRET}\n"}),
         "header": (("--header", f"Authorization: Bearer {SECRET}"), {}),

@@ -36,7 +36,7 @@ _NAMED = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
 """Options of servers and variables that hold secrets; `--max-tokens` and `--api-key-env` hold none."""
 _CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password|secret|sig|token).*)")
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
-_WORD = re.compile(r"""[^\s;,="']+(?=[\s;,"']|=*$)""")
+_WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
 _known: set[str] = set()
 
 
@@ -70,11 +70,12 @@ def bearer(key: str | None) -> dict[str, str]:
 
 
 def keep_secret(text: str) -> None:
-    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them."""
-    for word in {*([] if " " in text else [text]), *_WORD.findall(text)}:
+    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too."""
+    for word in {*([] if " " in text else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}:
         if len(word) >= SHORTEST and word.lower() != "bearer" and word not in _known:
             spelled = json.dumps(word)[1:-1]
-            _known.update((word, spelled, spelled.replace("/", r"\/"), quote(word, safe=""), html.escape(word)))
+            for each in (word, spelled, spelled.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
+                _known.update((each, each.lower(), each.upper()))
             with suppress(ValueError):  # Basic carries a name and a password
                 carried = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
                 keep_secret(carried.partition(":")[2])
@@ -83,6 +84,8 @@ def keep_secret(text: str) -> None:
 def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Without the secrets that are known. Unless only `whole` ones are meant, also without what is left of one that was
     cut: half of it, or sixteen characters."""
+    if not _known:
+        return text
     if isinstance(text, bytes):
         return hide(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
     for cut, secret in product((False,) if whole else (False, True), sorted(_known, key=len, reverse=True)):

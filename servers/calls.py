@@ -55,7 +55,7 @@ class Caller:
                 "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)",
             )
         try:
-            return status, msgspec.json.decode(hide(msgspec.json.encode(msgspec.json.decode(content)), whole=True))
+            return status, msgspec.json.decode(hide(content, whole=True))
         except (msgspec.DecodeError, UnicodeDecodeError):
             return status, None
 

@@ -19,7 +19,15 @@ STREAM = (
     'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":1}}\n\n',
     "data: [DONE]\n\n",
 )
-SPELLINGS = (SECRET, json.dumps(SECRET)[1:-1], quote(SECRET, safe=""), html.escape(SECRET), SECRET[:16], SECRET[-16:])
+SPELLINGS = (
+    SECRET,
+    json.dumps(SECRET)[1:-1],
+    quote(SECRET, safe=""),
+    html.escape(SECRET),
+    SECRET.lower(),
+    SECRET[:16],
+    SECRET[-16:],
+)
 """What no file and no screen may hold; the last two are what is left of a key that was cut."""
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\r\u202e\x9b2J"
 """What must not reach a terminal: OSC, BEL, CSI, a carriage return, a bidi override, C1."""

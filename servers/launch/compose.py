@@ -260,11 +260,8 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
     with suppress(LaunchError, msgspec.DecodeError, LookupError):
         said = msgspec.json.decode(docker(host, "inspect", name))[0]
         config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
-        facts |= {
-            "image": config.get("Image"),
-            "image_id": said.get("Image"),
-            "command": without_secrets(config.get("Cmd")),
-        }
+        facts |= {"image": config.get("Image"), "image_id": said.get("Image")}
+        facts["command"] = without_secrets(config.get("Cmd"))
         facts |= {"started": (said.get("State") or {}).get("StartedAt")}
         kept = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
         facts["limits"] = {key: limits.get(key) for key in kept}

@@ -58,7 +58,7 @@ def the_page_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(swarm(ui, **({"seed": "7", "output_tokens": "9"} | form))["success"] for form in BAD)
         assert ui.live()["run"] is None
         assert swarm(ui, host=server.url, input_tokens=f"empirical:{named}")["success"]
-        wait_for(lambda: ui.live()["run"]["tokens"] > 0, ui.process)
+        wait_for(lambda: (ui.live()["run"] or {"tokens": 0})["tokens"] > 0, ui.process)
         assert not swarm(ui, host=evil.url)["success"]
         assert (ui.live()["server"]["url"], evil.heard) == (server.url, 0)
     plan = runfile.read(folder / "run").header.plan

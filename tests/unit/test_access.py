@@ -87,7 +87,12 @@ def test_a_simulated_server_and_servers_read_keys_alike(
 
 @pytest.mark.parametrize(
     "url",
-    [f"http://{KEY[:7]}:secret@h", f"{KEY[:3]}:pass@h:1", f"ftp://{KEY[:7]}@h", f"https://h/v1?api_key={KEY}"],
+    [
+        "http://url-user-9:url-pass@h",
+        "url-user-9:url-pass@h:1",
+        "ftp://url-user-9@h",
+        "https://h/v1?api_key=url-user-9",
+    ],
 )
 def test_credentials_in_a_url_are_refused(url: str) -> None:
     """Wherever it is named: they would be kept with the run, and not even be sent."""
@@ -99,7 +104,7 @@ def test_credentials_in_a_url_are_refused(url: str) -> None:
         with pytest.raises(SecretError, match="a URL holds no user, password") as caught:
             way()
         assert "--header" in caught.value.hint
-        assert KEY[:7] not in str(caught.value)
+        assert "url-" not in str(caught.value)
     for fine in ("http://h:1/v1", "http://h/run/@cf/meta", "https://[::1]:8/?x=1"):
         assert bare(fine) == fine
 
@@ -114,9 +119,8 @@ def test_known_secrets_are_hidden_in_every_spelling() -> None:
         assert hide(f"\xff {spelled}".encode("latin-1")) == b"\xff ***"
     assert hide(f"{KEY[:16]}", whole=True) == KEY[:16]  # a model may begin as a key does
     assert hide("Bearer of good news: sk-un") == "Bearer of good news: sk-un"
-    keep_secret(f"Basic {b64encode(b'me:correct horse').decode()}")
     keep_secret("session=abcdef123456; theme=dark; id=x")
-    assert hide("horse: correct, abcdef123456, theme, dark") == "horse: correct, ***, theme, dark"
+    assert hide("abcdef123456, theme, dark") == "***, theme, dark"
     keep_secret(f"Basic {b64encode(b'me:correct-horse').decode()}")
     assert hide("me correct-horse") == "me ***"
 

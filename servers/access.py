@@ -84,7 +84,7 @@ def keep_secret(text: str) -> None:
 def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Without the secrets that are known. Unless only `whole` ones are meant, also without what is left of one that was
     cut: half of it, or sixteen characters."""
-    if not _known:
+    if not (_known and text):
         return text
     if isinstance(text, bytes):
         return hide(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")

@@ -83,7 +83,8 @@ def record_of(
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, hide(decompressed(body, coding, ERROR_LIMIT_BYTES)))
-    record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
+    if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
+        record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
     health.add(late, record.coalesced_reads, _full_reads(exchange.sizes, first_token_read), *exchange.losses)
     return record
 

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
-from servers.access import header_lines, redacted
+from servers.access import bare, header_lines, redacted
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, pictures, workload
@@ -105,6 +105,7 @@ def _processes() -> str:
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
 StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
+BARE = AfterValidator(lambda url: url and bare(url))
 URL = _must(lambda url: url.startswith(("http://", "https://")), "must start with http:// or https://")
 THERE = _must(Path.is_file, "there is no file {}")
 FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
@@ -128,7 +129,7 @@ class Plan(BaseModel):
         EndpointName | None,
         RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
     ] = None
-    url: Annotated[str | None, URL, RunOption("Server", "start")] = None
+    url: Annotated[str | None, BARE, URL, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
@@ -197,7 +198,7 @@ class Plan(BaseModel):
     metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""
-    dcgm_url: Annotated[str | None, URL, RunOption("Measurement", "start")] = None
+    dcgm_url: Annotated[str | None, BARE, URL, RunOption("Measurement", "start")] = None
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
     gpu: Annotated[bool | None, RunOption("Measurement")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
@@ -331,6 +332,8 @@ def _mistake(item: Any) -> str:
     if not item["loc"]:
         return message
     name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
+    if name == "header":
+        value = tuple(map(redacted, value))
     value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
     if item["type"] == "literal_error":
         return f"{option} {value}: unknown; choose {item['ctx']['expected']}"

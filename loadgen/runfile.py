@@ -29,6 +29,7 @@ import msgspec
 
 from loadgen.errors import OutputError
 from loadgen.record import ErrorKind, Record, unsent
+from servers.access import hide
 from workloads.arrivals import LoadFacts, facts_of
 
 if TYPE_CHECKING:
@@ -356,7 +357,7 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
     """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
-    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+    append(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"])
 
 
 def append(file: Path, lines: Iterable[bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from servers.access import HEADER, Access, bearer, tls_context
+from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, tls_context
 from workloads import lengths, workload
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def access_of(plan: Plan) -> Access:
     """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
     Raises PlanError where the plan names a variable that is not set."""
     headers = dict(_filled(plan.header))
-    key = os.environ.get(plan.api_key_env) or None
-    if key is None and plan.api_key_env != Plan.model_fields["api_key_env"].default:
+    key = secret_in(plan.api_key_env)
+    if not key and plan.api_key_env != Plan.model_fields["api_key_env"].default:
         name = plan.api_key_env
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     if "authorization" not in {name.lower() for name in headers}:
@@ -42,9 +42,9 @@ def access_of(plan: Plan) -> Access:
 
 def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     for line in lines:
-        name, _, value = line.partition(":")
+        name, _, written = line.partition(":")
         try:
-            value = Template(value).substitute(os.environ).strip()
+            value = Template(written).substitute({key: held.strip() for key, held in os.environ.items()}).strip()
         except KeyError as error:
             variable = error.args[0]
             hint = f"Set the environment variable {variable}."
@@ -52,7 +52,10 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         except ValueError:
             raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
         if not HEADER.fullmatch(f"{name}: {value}"):
-            raise PlanError(f"--header {name}: a variable in it holds more than one line", "Set it to the value alone.")
+            what = "a variable in it holds several lines, or more than Latin letters"
+            raise PlanError(f"--header {name}: {what}", "Set it to the value alone.")
+        if redacted(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
+            keep_secret(value)
         yield name, value
 
 

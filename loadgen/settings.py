@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, option_name, run_options
-from servers.access import redacted
+from servers.access import without_secrets
 from workloads import workload
 from workloads.syntax import WorkloadError
 
@@ -58,18 +57,4 @@ def command_of(plan: Plan) -> list[str]:
             words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
             words += [text for each in values for text in (flag, str(each))]
-    return without_secrets(words)
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as it may be kept."""
-    pairs = zip(["", *command], command, strict=False)
-    option = option_name("header")
-    return [
-        redacted(word)
-        if before == option
-        else f"{option}={redacted(word.partition('=')[2])}"
-        if word.startswith(f"{option}=")
-        else word
-        for before, word in pairs
-    ]
+    return list(without_secrets(words))

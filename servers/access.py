@@ -1,19 +1,43 @@
-"""What gets one into a server besides its address: headers, an API key among them, and how certificates are checked."""
+"""What gets one into a server besides its address: headers, an API key among them, and how certificates are checked.
+And the secrets among them, which no text may hold that is kept or shown."""
 
 from __future__ import annotations
 
+import html
+import json
+import os
 import re
+from base64 import b64decode
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import product
+from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
+from urllib.parse import quote
+
+from servers.errors import SecretError
 
 if TYPE_CHECKING:
     import ssl
 
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
+HIDDEN = "***"
+SHORTEST = 6
+"""Characters of the shortest secret that `hide` looks for: a shorter one would be found in ordinary words."""
 _FRAMING = ("content-length", "transfer-encoding", "connection")
 """Headers that say where a request ends: only who writes it knows."""
 _SECRET = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
+_VALUE = re.compile(
+    r"(?i:bearer|basic) +[^ $]|\b(?:sk|pk|hf|gh[a-z]|xox[a-z])[-_]\w{4}|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[^\s$]{32}"
+)
+"""How the values of secrets begin, whatever the header is called."""
+_NAMED = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
+"""Options of servers and variables that hold secrets; `--max-tokens` and `--api-key-env` hold none."""
+_CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password|secret|sig|token).*)")
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
+_WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
+_known: set[str] = set()
 
 
 class Access(NamedTuple):
@@ -29,9 +53,53 @@ OPEN = Access()
 """Of a server that asks for nothing."""
 
 
+def secret_in(variable: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The secret that an environment variable holds, or "". Mounted ones end in a newline. Raises SecretError, which
+    does not show it."""
+    secret = environ.get(variable, "").strip()
+    if not re.fullmatch("[ -~]*", secret):
+        what = "line breaks, control characters or letters beyond ASCII"
+        raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
+    keep_secret(secret)
+    return secret
+
+
 def bearer(key: str | None) -> dict[str, str]:
     """The header of an API key, where there is one."""
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def keep_secret(text: str) -> None:
+    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too."""
+    for word in {*([] if " " in text else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}:
+        if len(word) >= SHORTEST and word.lower() != "bearer" and word not in _known:
+            spelled = json.dumps(word)[1:-1]
+            for each in (word, spelled, spelled.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
+                _known.update((each, each.lower(), each.upper()))
+            with suppress(ValueError):  # Basic carries a name and a password
+                carried = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
+                keep_secret(carried.partition(":")[2])
+
+
+def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:
+    """Without the secrets that are known. Unless only `whole` ones are meant, also without what is left of one that was
+    cut: half of it, or sixteen characters."""
+    if not (_known and text):
+        return text
+    if isinstance(text, bytes):
+        return hide(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
+    for cut, secret in product((False,) if whole else (False, True), sorted(_known, key=len, reverse=True)):
+        least = min(16, max(SHORTEST, len(secret) // 2)) if cut else len(secret)
+        if secret[:least] in text:
+            text = _without(text, secret[:least], secret[least:])
+        if cut and secret[-least:] in text:  # its end, and what goes before
+            text = _without(text[::-1], secret[: -least - 1 : -1], secret[-least - 1 :: -1])[::-1]
+    return text
+
+
+def _without(text: str, begin: str, more: str) -> str:
+    first, *rest = text.split(begin)
+    return first + "".join(HIDDEN + each[len(commonprefix([each, more])) :] for each in rest)  # noqa: RUF071 - of texts
 
 
 def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
@@ -45,12 +113,23 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
     return context
 
 
+def bare(url: str) -> str:
+    """This URL. Raises SecretError for one with credentials, which would be kept with the run."""
+    if found := _CREDENTIALS.match(url):
+        keep_secret((found[1] or found[2]).replace(":", " ").replace("&", " "))
+        raise SecretError(
+            "a URL holds no user, password or ?key=...: it is kept with the run",
+            "Put a key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
+        )
+    return url
+
+
 def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
     """These headers as they are written. Raises ValueError."""
     for line in lines:
         found = HEADER.fullmatch(line)
         if not found:
-            raise ValueError("must be written 'Name: value'")
+            raise ValueError("must be written 'Name: value', in Latin letters and on one line")
         if found[1].lower() in _FRAMING:
             raise ValueError(f"loadgen sets {found[1]} itself")
     return lines
@@ -58,6 +137,29 @@ def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 def redacted(line: str) -> str:
     """A header as it may be kept: in place of a secret, the environment variable that may hold it."""
-    name, _, value = line.partition(":")
-    secret = _SECRET.search(name) and not _VARIABLE.search(value)
+    name, colon, value = line.partition(":")
+    if not colon:  # no header at all
+        return line if re.fullmatch("[A-Za-z-]*", line) else "..."
+    secret = _VALUE.search(value) or (_SECRET.search(name) and not _VARIABLE.search(value))
     return f"{name}: ${re.sub(r'[^A-Za-z0-9]', '_', name).upper()}" if secret else line
+
+
+def without_secrets(given: Any, name: str = "") -> Any:
+    """Settings or a command line as they may be kept. Secrets in headers, options and variables are known from now on.
+    `name` is what stands before them."""
+    if isinstance(given, Mapping):
+        return {key: without_secrets(value, str(key)) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        names = [name] * len(given) if name == "header" else ["", *given]
+        return [without_secrets(each, str(before)) for before, each in zip(names, given, strict=False)]
+    option, equals, value = given.partition("=") if isinstance(given, str) else ("", "", "")
+    if equals and option.startswith("--"):
+        return f"{option}={without_secrets(value, option)}"
+    name, kept = name.lstrip("-"), given
+    if option and name == "header":
+        kept = redacted(given)
+    elif option and _NAMED.fullmatch(name) and not given.startswith("-"):
+        kept = "..."
+    if kept != given:
+        keep_secret(given.partition(":")[2] if name == "header" else given)
+    return kept

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from servers.access import OPEN, Access
+from servers.access import OPEN, Access, hide
 from servers.errors import UnauthorizedError, UnreachableError
 from servers.wire.http1 import decompressed
 
@@ -55,14 +55,15 @@ class Caller:
                 "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)",
             )
         try:
-            return status, msgspec.json.decode(content)
+            return status, msgspec.json.decode(hide(content, whole=True))
         except (msgspec.DecodeError, UnicodeDecodeError):
             return status, None
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         """GET a page of any kind: HTTP status and body. It may take `limit_s` to connect and as long again to arrive.
         Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off."""
-        return self._asked(lambda: self._timed(path, accept, limit_s, limit_bytes), limit_s)
+        status, content = self._asked(lambda: self._timed(path, accept, limit_s, limit_bytes), limit_s)
+        return status, hide(content, whole=True)
 
     def close(self) -> None:
         """Close the connection."""
@@ -133,7 +134,7 @@ def _plain(answer: http.client.HTTPResponse, content: bytes, limit_bytes: int) -
 
 
 def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> UnreachableError:
-    reason = str(error) or type(error).__name__
+    reason = hide(str(error)) or type(error).__name__
     match error:
         case TimeoutError():
             said = f"{url} did not answer within {limit_s:g} s", late

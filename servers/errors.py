@@ -23,6 +23,10 @@ class UnauthorizedError(ServerError):
     """The server wants an API key, or refuses the one it got."""
 
 
+class SecretError(ServerError):
+    """A key that cannot be sent, or a secret where it would be kept; the message does not show it."""
+
+
 class EndpointError(ServerError):
     """The server has no endpoint of the name asked for."""
 

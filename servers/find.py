@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from servers.access import OPEN, Access
+from servers.access import OPEN, Access, bare
 from servers.errors import (
     EndpointError,
     LimitError,
@@ -97,7 +97,7 @@ def probe(
 
 def base_url(url: str) -> str:
     """The URL that a server's paths are appended to: many people paste one that ends in `/v1`."""
-    parts = urlsplit(url)
+    parts = urlsplit(bare(url))
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 

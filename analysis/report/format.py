@@ -71,9 +71,11 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     return scale_of(value)
 
 
-def plain(text: str) -> str:
-    """Without control characters: a server's words must not move the cursor."""
-    return "".join(character if character.isprintable() else " " for character in text)
+def plain(text: str, kept: str = "") -> str:
+    """Without control characters, but for those `kept`: nobody's words may move the cursor, or turn the line about."""
+    if str.isprintable(text):
+        return text
+    return "".join(character if character.isprintable() or character in kept else " " for character in text)
 
 
 def simulated(summary: Summary) -> str:

@@ -69,7 +69,7 @@ def _table(block: Table, document: Document) -> RichTable:
     for column in block.columns:
         number = column.kind == "number"
         table.add_column(
-            Text(column.title),
+            Text(plain(column.title)),
             justify="right" if number else "left",
             no_wrap=column.kind != "text",
             min_width=8 if number and len(block.columns) > 7 else None,

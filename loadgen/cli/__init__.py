@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from inspect import cleandoc
 from textwrap import shorten
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -50,6 +50,23 @@ THEIRS = {
     "--random-output-len": "--output-tokens {}",
 }
 """What other load testers call options of a run, and what to write here."""
+
+
+class Screen:
+    """A stream for people, to which all commands print: nobody's words move the cursor there, or show a secret. What
+    `analysis.report.terminal` has made plain, and coloured, goes to its `own`."""
+
+    def __init__(self, own: TextIO) -> None:
+        self.own = own
+
+    def write(self, text: str) -> int:
+        from analysis.report.format import plain
+        from servers.access import hide
+
+        return self.own.write(hide(plain(text, "\n\t"), whole=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
 
 
 class Grouped(TyperCommand):
@@ -119,6 +136,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
+    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (Screen(sys.stdout), Screen(sys.stderr)))
     try:
         app(prog_name="loadgen")
     except KeyboardInterrupt:
@@ -150,12 +168,12 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import EndpointError, HostsError, LimitError, ModelError, ServerError, VersionError
+    from servers.errors import EndpointError, HostsError, LimitError, ModelError, SecretError, ServerError, VersionError
     from servers.simulated import SimulatedError
     from workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
-    if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | VersionError):
+    if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):
         return EXIT_USAGE
     return EXIT_SERVER if isinstance(error, ServerError) else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.options import share
-from loadgen.cli.output import CountsAs, Inconclusive, complain, runs_in, screen, shown, verdicts_code, write_text
+from loadgen.cli.output import CountsAs, Inconclusive, complain, runs_in, show, shown, verdicts_code, write_text
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -120,15 +119,13 @@ def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
 def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
     from analysis.compare import document
     from analysis.report import markdown
-    from analysis.report.terminal import render
 
     if as_json:
         print(json.dumps(found.json(), indent=2))
     elif as_markdown:
         print(markdown(document(found, brief=False)), end="")
     elif not quiet:
-        width, colour = screen(sys.stdout)
-        print(render(document(found, brief=True), width=width, colour=colour), end="")
+        show(document(found, brief=True))
         return
     for each in found.gates:
         if shown(each.verdict, inconclusive, quiet=quiet):

@@ -78,6 +78,7 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
 
     from analysis.matrix.document import MatrixReport
     from analysis.report import page, terminal
+    from analysis.report.format import plain
 
     found, measured = _read(folder)
     report = MatrixReport(found)
@@ -86,9 +87,8 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     write_text(folder / "matrix.html", page.render(report.full(measured)), SAFE)
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
-    output.document(
-        text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{folder / 'matrix.html'}"
-    )
+    where = plain(str(folder / "matrix.html"))
+    output.document(text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{where}")
     if output.quiet:
         for each in report.findings():
             if (

@@ -21,6 +21,7 @@ from loadgen.errors import OutputError, PlanError
 if TYPE_CHECKING:
     from analysis.objectives import Objective
     from analysis.repeats import BetweenRuns
+    from analysis.report import Document
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
     from loadgen.engine.health import Counts
@@ -151,7 +152,7 @@ class Output:
         if self.as_json:
             print(as_json, end="")
         elif not self.quiet:
-            print(as_text())
+            print(as_text(), file=coloured(sys.stdout))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
@@ -171,13 +172,13 @@ class Output:
         elif not self.quiet:
             from analysis import repeats
             from analysis.report.sections import brief
-            from analysis.report.terminal import render
 
-            width, colour = screen(self._stream)
             for group in groups:
                 own = [part.summary for part in group.parts]
                 document = repeats.document(group.between, own) if group.between else brief(own[0])
-                print(f"\n{render(document, width=width, colour=colour)}")
+                print()
+                show(document)
+                print()
             print(page or groups[0].folder / "summary.json")
         if self.as_json or self.quiet:
             self._complain(summaries)
@@ -303,8 +304,21 @@ def shown_progress(requests: int | None, stream: TextIO) -> Iterator[OnProgress]
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(file=stream, highlight=False), auto_refresh=False, transient=True) as live:
+    with Live(console=Console(file=coloured(stream), highlight=False), auto_refresh=False, transient=True) as live:
         yield lambda phase, counts: live.update(line(phase, counts, time.monotonic()), refresh=True)
+
+
+def show(document: Document) -> None:
+    """Print it, with colours in a terminal."""
+    from analysis.report.terminal import render
+
+    width, colour = screen(sys.stdout)
+    print(render(document, width=width, colour=colour), end="", file=coloured(sys.stdout))
+
+
+def coloured(stream: TextIO) -> TextIO:
+    """Where control characters may go: for what is made of plain text here."""
+    return getattr(stream, "own", stream)
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

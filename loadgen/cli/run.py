@@ -139,7 +139,7 @@ def worker(
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
-    from loadgen.settings import without_secrets
+    from servers.access import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
     with output.progress(None if asked.of_sessions else asked.n) as show:

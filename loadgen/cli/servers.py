@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -14,7 +13,7 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from loadgen.cli import PLAIN
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_SERVER
-from servers.access import Access, bearer
+from servers.access import Access, bearer, secret_in
 from servers.errors import LaunchError, ServerError
 from servers.find import check_limits, probe
 from servers.kinds import any_of, launchable
@@ -80,7 +79,7 @@ def up(
     _check_options(launch, spec.options)
     say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     there = (compose if launch == "compose" else process).up(spec, say)
-    facts = probe(there.url, server, access=Access(bearer(os.environ.get("LOADGEN_API_KEY"))))
+    facts = probe(there.url, server, access=Access(bearer(secret_in("LOADGEN_API_KEY"))))
     if as_json:
         told = {"url": there.url, "model": facts.model, "limits": facts.limits, "facts": there.facts}
         print(json.dumps(told, indent=2))
@@ -203,7 +202,7 @@ def _state_of_process(left: LeftServer) -> tuple[str, bool]:
         process.down(left)
         return f"ended by itself; its log is in {left.log}", False
     try:
-        facts = probe(left.url, left.server, access=Access(bearer(os.environ.get("LOADGEN_API_KEY"))))
+        facts = probe(left.url, left.server, access=Access(bearer(secret_in("LOADGEN_API_KEY"))))
     except ServerError as problem:
         return f"process {left.pid} runs, but {problem}", False
     simulated = "SIMULATED, " if facts.simulated else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from inspect import Parameter
@@ -46,12 +45,13 @@ def serve(
     ] = None,
 ) -> None:
     """Serve until the end, and say how it went."""
+    from servers.access import secret_in
     from servers.simulated import StartError
     from servers.simulated.config import SimulatedConfig, parse_rule
     from servers.simulated.model import write_model as write
     from servers.simulated.server import run
 
-    key = os.environ.get(api_key_env, "") if api_key_env else ""
+    key = secret_in(api_key_env) if api_key_env else ""
     if api_key_env is not None and not key:
         raise BadParameter(f"the environment variable {api_key_env} is empty or not set")
     config = SimulatedConfig(**settings, api_key=key, faults=tuple(map(parse_rule, fault or ())))

@@ -43,6 +43,7 @@ import msgspec
 
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
+from servers.access import secret_in
 from servers.kinds.dialect import Dialect
 from workloads.request import Request
 
@@ -397,7 +398,7 @@ def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> by
 
 def token_of(environ: Mapping[str, str]) -> str:
     """The token of this environment; empty when there is none. Raises TokenError for one that is too short."""
-    token = environ.get(VARIABLE, "")
+    token = secret_in(VARIABLE, environ)
     if token and len(token) < LENGTH_LEAST:
         raise TokenError(
             f"{VARIABLE} has {len(token)} characters: it needs {LENGTH_LEAST} or more",

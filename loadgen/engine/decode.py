@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
 from loadgen.record import NoneOrKind, Record, State, record_for
+from servers.access import hide
 from servers.kinds.dialect import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
@@ -63,6 +64,8 @@ def record_of(
         whole = [body] if exchange.framing.ended and body else []
         payloads, ends, rest = split(body) if dialect.streams else (whole, [len(each) for each in whole], b"")
         answer = dialect.decode(payloads)
+        if answer.error_detail:  # the server's words: a secret in them goes before they are cut
+            answer = dialect.decode([*map(hide, payloads)])
         reads, places = located(ends, spans, exchange.sizes)
         holding = (read for read, tokens in zip(reads, answer.tokens, strict=True) if tokens)
         first_token_read = next(holding, first_token_read)
@@ -73,13 +76,15 @@ def record_of(
         _fill(record, answer, reads, instants, start_ns)
         if not payloads and rest.strip() and not answer.error_kind:
             answer.error_kind = "protocol"
-            answer.error_detail = f"a 200 that is not an event stream: {error_text(200, body)}"
+            answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
         record.state, record.error_kind, record.error_detail = _verdict(
             record, answer, exact=dialect.fixed_output and request.ignore_eos
         )
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        record.error_detail = error_text(exchange.framing.status, decompressed(body, coding, ERROR_LIMIT_BYTES))
+        record.error_detail = error_text(exchange.framing.status, hide(decompressed(body, coding, ERROR_LIMIT_BYTES)))
+    if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
+        record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
     health.add(late, record.coalesced_reads, _full_reads(exchange.sizes, first_token_read), *exchange.losses)
     return record
 

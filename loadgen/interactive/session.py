@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import signal
 import subprocess
 import sys
@@ -31,10 +32,11 @@ import gevent
 from flask import Flask, Response, jsonify, request, send_file, send_from_directory
 from gevent.lock import BoundedSemaphore
 from locust import events
+from locust.util.timespan import parse_timespan
 
 from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
-from loadgen.errors import EXIT_USAGE, LoadgenError
+from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan, run_options
@@ -63,6 +65,8 @@ INSERTED = (
     b'<script src="./loadgen/live.js"></script></body>'
 )
 REPORT_LIMIT_S = 300
+LOCUSTS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
+"""What Locust's own form holds: how much load, for how long, by which users."""
 TABLE = {
     "key": "latencies",
     "title": "Latencies",
@@ -86,6 +90,8 @@ class LocustSession:
         self.output_tokens = lengths.UNNAMED
         self.command = list(sys.argv)
         """What the Run says it was made with."""
+        self.files: set[str] = set()
+        """What requests may be read from: the files that were named at the start, and no other."""
         self.stamps: StampSource = PLAIN
         self._environment: Any = None
         self._attached = False
@@ -134,20 +140,21 @@ class LocustSession:
         settings["server"] = settings["server"] or ("" if settings["url"] else SERVER)
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
-    def choose(self, plan: Plan) -> None:
-        """Ask this from the next start on, and build its prompts now. Raises what LiveTarget.prompts raises."""
+    def choose(self, plan: Plan, url: str = "") -> None:
+        """Ask this from the next start on, at another URL if one is named, and build its prompts now. Raises what
+        LiveTarget.prompts raises, ServerError and PlanError; then all stays as it is."""
         assert self.target is not None
         target = self.target if plan == self.target.plan else self.target.changed(plan)
+        if url:
+            if target.headers:
+                raise PlanError("this server is sent headers or a key", "Start loadgen ui anew to ask another one.")
+            target = find_target(interactive_plan(plan.model_dump() | {"url": url}), self._stack, LOG.info)
         target.prompts(target.dialect(None))
         self.target = target
+        if url:
+            self._environment.parsed_options.url = url
         of_answers = lengths.outputs(str(plan.output_tokens)).lengths is None
         self.output_tokens = lengths.UNNAMED if of_answers else longest_of(plan.output_tokens)
-
-    def move(self, url: str) -> None:
-        """Ask another server from the next start on. Raises ServerError, PlanError."""
-        plan = interactive_plan(self.plan().model_dump() | {"url": url})
-        self.target = find_target(plan, self._stack, LOG.info)
-        self._environment.parsed_options.url = url
 
     def fail(self, error: Exception) -> None:
         """Say what is wrong and end the run: with a page it can be started again, otherwise the process ends."""
@@ -164,14 +171,14 @@ class LocustSession:
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
         try:
             plan = named(self.plan())
-            environment.parsed_options.server = plan.server
+            environment.parsed_options.server, self.files = plan.server, _files(plan)
             self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)
             host.allow_open_files(CONNECTIONS)
         except EXPECTED as error:  # end as every command ends that cannot begin; Locust itself would say less
             self._sampler.close()
             self._stack.close()
-            self.failed = error
+            self.target, self.failed = None, error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
         self.stamps = open_source(plan.stamps)
@@ -280,7 +287,7 @@ def _extend(web_ui: Any, session: LocustSession) -> None:
         {"href": "./loadgen/run", "title": "Download run file"},
     ]
     base = web_ui.environment.parsed_options.web_base_path or ""
-    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui, base))
+    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui.environment, base))
     # The first of them runs last: after flask_cors has put its header on.
     app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
     for rule, answer in (("live", _live), ("<any(report, run):what>", _download)):
@@ -300,25 +307,34 @@ def _refused(bound: str) -> Response | None:
     return None
 
 
-def _unfit(session: LocustSession, web_ui: Any, base: str) -> Response | None:
-    """A start form that cannot be run is answered with its mistakes, in the form."""
-    if request.method != "POST" or request.path != f"{base}/swarm":
-        return None
-    try:
-        plan = session.plan(request.form)
-        if session.running:
-            kept = all(getattr(plan, name) == getattr(session.plan(), name) for name in _fields("form"))
-            return None if kept else _mistake("The workload is chosen at the start: stop first.", web_ui)
-        if not host.is_loopback(web_ui.host) and not _files(plan) <= _files(session.plan()):
-            loopback = "Files can be named here only while the page is on loopback: name them when starting."
-            return _mistake(loopback, web_ui)
-        given = request.form.get("host", "").rstrip("/")
-        if session.target is not None and given and given != session.target.facts.url:
-            session.move(given)
-        session.choose(session.plan(request.form))
-    except EXPECTED as error:
-        return _mistake(f"{error} {getattr(error, 'hint', '')}".strip(), web_ui)
+def _unfit(session: LocustSession, environment: Any, base: str) -> Response | None:
+    """A start form that cannot be run is answered with its mistakes, in the form, and changes nothing."""
+    if request.method == "POST" and request.path == f"{base}/swarm":
+        try:
+            _heed(session, environment, request.form)
+        except (*EXPECTED, ValueError) as error:
+            text = f"{error} {getattr(error, 'hint', '')}".strip()
+            return jsonify({"success": False, "message": text, "host": environment.host})
     return None
+
+
+def _heed(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
+    """Ask what the form says from the next start on. It may change the load, but no file that is read, nor who gets the
+    secrets. Raises PlanError, ValueError, and what `LocustSession.choose` raises."""
+    if others := form.keys() - LOCUSTS - {*_fields("form")}:
+        raise PlanError(f"Set only when loadgen ui is started: {', '.join(sorted(others))}.")
+    shaped = 0 if environment.shape_class else -1  # Locust asks for no number then
+    if int(form.get("user_count", shaped)) < 0 or not 0 < float(form.get("spawn_rate", shaped + 1)) < math.inf:
+        raise PlanError("How many users, and how many a second? Both are numbers, the second above 0.")
+    parse_timespan(form.get("run_time") or "1s")
+    plan, url, target = session.plan(form), form.get("host", "").rstrip("/"), session.target
+    if not _files(plan) <= session.files:
+        raise PlanError("Files are named only when loadgen ui is started.")
+    url = "" if target is None or url in (target.facts.url, environment.host) else url
+    if not session.running:
+        session.choose(plan, url)
+    elif url or any(getattr(plan, name) != getattr(session.plan(), name) for name in _fields("form")):
+        raise PlanError("The workload and the server are chosen at the start: stop first.")
 
 
 def _files(plan: Plan) -> set[str]:
@@ -327,10 +343,6 @@ def _files(plan: Plan) -> set[str]:
     named = {words for words in each if words.startswith("empirical:")}
     path = getattr(workload.parse(plan.workload), "path", None)
     return named if path is None else named | {str(path)}
-
-
-def _mistake(text: str, web_ui: Any) -> Response:
-    return jsonify({"success": False, "message": text, "host": web_ui.environment.host})
 
 
 def _completed(answer: Response, session: LocustSession, base: str) -> Response:

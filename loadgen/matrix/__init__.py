@@ -52,6 +52,7 @@ from loadgen.errors import OutputError, PlanError
 from loadgen.plan import EndpointName, Plan, ServerName
 from loadgen.runfile import Footer
 from loadgen.settings import from_catalog, read_plan
+from servers.access import hide
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 
@@ -316,7 +317,7 @@ class Journal:
         """Append one line. Raises OutputError."""
         line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
         try:
-            self._file.write(json.dumps(line, default=str).encode() + b"\n")
+            self._file.write(hide(json.dumps(line, default=str).encode(), whole=True) + b"\n")
             os.fsync(self._file)
         except OSError as error:
             hint = "Make room, and go on with --resume."

@@ -27,7 +27,7 @@ from loadgen.matrix import Cell, Journal, Line, MatrixPlan, Repeat, Start, finis
 from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import scan
-from servers.access import redacted
+from servers.access import without_secrets
 from servers.launch import LaunchSpec, RunningServer, compose, launched, process
 from servers.launch.spec import Host
 from workloads import arrivals, lengths
@@ -80,10 +80,7 @@ class Matrix:
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
-        for settings in (plan["run"], *plan["workloads"]):
-            if lines := settings.get("header"):
-                settings["header"] = [redacted(line) for line in ([lines] if isinstance(lines, str) else lines)]
-        return plan | {"hosts_found": to_builtins(self.hosts)}
+        return dict(without_secrets(plan | {"hosts_found": to_builtins(self.hosts)}))
 
     def done(self) -> list[Repeat]:
         return [repeat for repeat in self.repeats if finished(self.folder, repeat)]

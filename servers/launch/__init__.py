@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 
-from servers.access import Access, bearer
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.launch import compose, process
@@ -54,7 +53,7 @@ def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     url = spec.options.get("url")
     if not url:
         raise LaunchError(f"the URL of the running {spec.server} is missing", "name it as url = ...")
-    facts = probe(url, spec.server, access=Access(bearer(spec.api_key)))
+    facts = probe(url, spec.server, access=spec.access)
     say(f"{spec.server} {facts.version} at {facts.url}")
     yield RunningServer(facts.url, {"launch": "running"})
 

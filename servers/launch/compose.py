@@ -20,13 +20,13 @@ from typing import IO, Any
 
 import msgspec
 
-from servers.access import Access, bearer
+from servers.access import without_secrets
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.launch import spec as common
 from servers.launch.process import log_file
-from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, tail
+from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, printed, tail
 
 CALL_TIMEOUT_S = 60.0  # For every call but those that may pull an image or stop a server
 PULL_TIMEOUT_S = 7200.0  # Images of these servers are 10 to 30 GB
@@ -53,6 +53,8 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
     """Start the server and wait until it is ready. When it is not, it is taken down again and its log kept."""
     host, server = spec.host, spec.server
     spec.check_options(OPTIONS)
+    access = spec.access
+    without_secrets(_env(spec))
     engine = {
         "compose_version": docker(host, "compose", "version", "--short").strip(),
         "engine_version": docker(host, "version", "--format", "{{.Server.Version}}").strip(),
@@ -64,7 +66,7 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
         url, log = url_of(server, host), partial(logs, spec, lines=25)
         limits = {"timeout_s": spec.timeout_s, "poll_s": float(spec.options.get("poll_s") or _POLL_S)}
         ready_s = common.wait_until_ready(_where(spec), url, _watch(spec, url), log, say, **limits)
-        facts = probe(url, server, access=Access(bearer(spec.api_key)))
+        facts = probe(url, server, access=access)
         kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
         known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
         return RunningServer(facts.url, kept | known | _container_facts(host, status(spec).get("ID", "")))
@@ -258,7 +260,8 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
     with suppress(LaunchError, msgspec.DecodeError, LookupError):
         said = msgspec.json.decode(docker(host, "inspect", name))[0]
         config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
-        facts |= {"image": config.get("Image"), "image_id": said.get("Image"), "command": config.get("Cmd")}
+        facts |= {"image": config.get("Image"), "image_id": said.get("Image")}
+        facts["command"] = without_secrets(config.get("Cmd"))
         facts |= {"started": (said.get("State") or {}).get("StartedAt")}
         kept = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
         facts["limits"] = {key: limits.get(key) for key in kept}
@@ -299,4 +302,4 @@ def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: 
 
 def _text(file: IO[bytes]) -> str:
     # Without moving the position in it, which the child shares and may be writing at.
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+    return printed(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))

@@ -22,12 +22,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from servers.access import Access, bearer
+from servers.access import without_secrets
 from servers.errors import LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.kinds.base import ProcessCommand
-from servers.launch.spec import READY_TIMEOUT_S, LaunchSpec, RunningServer, Say, tail, wait_until_ready, why_ended
+from servers.launch.spec import (
+    READY_TIMEOUT_S,
+    LaunchSpec,
+    RunningServer,
+    Say,
+    printed,
+    tail,
+    wait_until_ready,
+    why_ended,
+)
 
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env")
@@ -36,7 +45,6 @@ END_TIMEOUT_S = 15.0  # After SIGTERM; engines that hold streams open wait for t
 HELPERS_TIMEOUT_S = 5.0  # For what is left of its group, such as Python's resource tracker, which removes shared memory
 _READY_POLL_S = 0.25
 _END_POLL_S = 0.05
-_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
 class Command(NamedTuple):
@@ -80,6 +88,7 @@ def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 def up(spec: LaunchSpec, say: Say) -> LeftServer:
     """Start the server and leave it running; what was kept of it. Options and errors as for `launched`."""
     spec.check_options(OPTIONS)
+    access = spec.access
     if (before := read_left(spec.server)) and before.alive:
         raise LaunchError(
             f"{spec.server} runs already, as process {before.pid} at {before.url}, since {before.since}",
@@ -93,15 +102,15 @@ def up(spec: LaunchSpec, say: Say) -> LeftServer:
     address = spec.host.address
     port = spec.options.get("port") or free_port(address)
     command = command_of(spec, address, port)
+    words, env = without_secrets([command.words, command.env])
     log = Path(spec.options.get("log") or log_file(spec.server, spec.host.name))
     url = f"http://{address}:{port}"
-    say(f"starting {spec.server}: {' '.join(command.words)}")
+    say(f"starting {spec.server}: {' '.join(words)}")
     pid, ready_s = start_and_wait(spec.server, command, url, log, say, timeout_s=spec.timeout_s)
     try:
-        said = probe(url, spec.server, access=Access(bearer(spec.api_key)))
-        env = {key: "..." if key.upper().endswith(_SECRETS) else value for key, value in command.env.items()}
+        said = probe(url, spec.server, access=access)
         facts: dict[str, Any] = {"ready_s": round(ready_s, 3), "version": said.version, "launch": spec.how}
-        facts |= {"command": list(command.words), "environment": env, "pid": pid, "log": str(log)}
+        facts |= {"command": words, "environment": env, "pid": pid, "log": str(log)}
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         left = LeftServer(spec.server, said.url, pid, started_ticks(pid) or 0, str(log), since, facts)
         write_left(left)
@@ -218,7 +227,7 @@ def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit_bytes))
-            return file.read().decode(errors="replace")
+            return printed(file.read())
     except OSError:
         return ""
 

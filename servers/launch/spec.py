@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from servers.access import HIDDEN, Access, bearer, hide, secret_in, without_secrets
 from servers.calls import Caller
 from servers.errors import HostsError, LaunchError, ServerError
 from servers.kinds import KINDS, any_of, launchable
@@ -25,6 +26,7 @@ SAY_EVERY_S = 10.0
 LOOK = "look at the end of its log"
 
 _GPU = r"(\d+|(GPU|MIG)-[\w/-]+)"
+_KEY = re.compile(r"(?i)(--api-key[ =]|api_?key['\"]?\s*[=:]\s*\[?['\"]?)(?!None)[^\s'\",\])]{6,}")
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
 
 
@@ -72,9 +74,9 @@ class LaunchSpec:
         return ",".join(named[:count] if len(named) >= count else map(str, range(count)))
 
     @property
-    def api_key(self) -> str | None:
-        """What the environment variable options["api_key_env"] (LOADGEN_API_KEY) holds."""
-        return os.environ.get(self.options.get("api_key_env", "LOADGEN_API_KEY"))
+    def access(self) -> Access:
+        """With the key in the environment variable options["api_key_env"] (LOADGEN_API_KEY). Raises SecretError."""
+        return Access(bearer(secret_in(self.options.get("api_key_env", "LOADGEN_API_KEY"))))
 
     @property
     def timeout_s(self) -> float:
@@ -210,6 +212,12 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
             ).replace("{0}", group or "NAME")
             return fault.what.replace("{0}", group).rstrip(" :"), hint
     return None
+
+
+def printed(log: bytes) -> str:
+    """What a server or Docker has printed, without keys: those of the environment, those given as options."""
+    without_secrets(os.environ)
+    return hide(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
 
 
 def tail(text: str, lines: int = 25) -> str:

@@ -7,7 +7,8 @@ import pytest
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import access_of
-from loadgen.settings import command_of, read_plan, without_secrets
+from loadgen.settings import command_of, read_plan
+from servers.access import without_secrets
 
 
 def test_values_are_stored_in_their_canonical_form() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
+NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
+
 
 class ServerError(Exception):
     """An error about the server, with a hint that says what to do about it."""

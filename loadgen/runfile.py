@@ -448,7 +448,7 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
     worker = outcome.task.worker
     whole = whole_lines((outcome.task.part, outcome.rescued), notes, f"worker {worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
-        with suppress(msgspec.DecodeError):
+        with suppress(*NOT_READABLE):
             ended = _ENDED.decode(line)
             if ended.phase == "measured":
                 seen.add(ended.id)

@@ -52,6 +52,7 @@ from loadgen.errors import OutputError, PlanError
 from loadgen.plan import EndpointName, Plan, ServerName
 from loadgen.runfile import Footer
 from loadgen.settings import from_catalog, read_plan
+from servers.errors import NOT_READABLE
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 
@@ -304,6 +305,25 @@ def starts(plan: MatrixPlan) -> list[Start]:
     return found
 
 
+class _HostLine(msgspec.Struct):
+    platform: str
+
+
+_LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
+_CELL = msgspec.defstruct("JournalCell", [(name, str) for name in Cell._fields], forbid_unknown_fields=True)
+_HOSTS = msgspec.defstruct("JournalPlan", [("hosts_found", dict[str, _HostLine], {})])
+_RUN = ("cell", _CELL), ("repeat", int)
+_HELD: dict[str, list[tuple[str, Any]]] = {
+    "plan": [("version", str), ("plan", _HOSTS), ("format", int)],
+    "up": [("start", int), ("seconds", float), ("facts", Line), *((name, str) for name in ("server", "host", "model"))],
+    "begin": [*_RUN, ("start", int), ("place", int)],
+    "end": [*_RUN, ("seconds", float)],
+    "failure": [*_RUN, *((name, str) for name in ("kind", "reason", "hint", "log"))],
+}
+_LINES = {kind: msgspec.defstruct(f"Journal{kind}", held, bases=(_LINE,)) for kind, held in _HELD.items()}
+"""What lines of these types must hold."""
+
+
 class Journal:
     """Appends lines to matrix.jsonl; each is on disk before the next thing happens."""
 
@@ -356,11 +376,13 @@ def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[
 
 
 def read_lines(folder: Path) -> list[Line]:
-    """What matrix.jsonl holds; a line that was cut off by a kill is left out, the runs themselves tell the rest."""
+    """What matrix.jsonl holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
     file, lines = folder / JOURNAL, list[Line]()
     for text in file.read_bytes().splitlines() if file.exists() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
+        with suppress(*NOT_READABLE):
+            line = msgspec.json.decode(text, type=Line)
+            msgspec.convert(line, _LINES.get(str(line.get("type")), _LINE))
+            lines.append(line)
     return lines
 
 
@@ -371,7 +393,7 @@ def finished(folder: Path, repeat: Repeat) -> bool:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
             return not msgspec.json.decode(stream.read().splitlines()[-1], type=Footer).interrupted
-    except (OSError, IndexError, msgspec.DecodeError):
+    except (OSError, IndexError, *NOT_READABLE):
         return False
 
 
@@ -384,7 +406,7 @@ def _check_same(lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) ->
     begun = next((line for line in lines if line["type"] == "plan"), None)
     if begun is None:
         raise OutputError(f"{folder / JOURNAL} does not say what was planned.", "Begin anew with another --out.")
-    if int(begun.get("format", 0)) > FORMAT:
+    if begun["format"] > FORMAT:
         raise OutputError(f"{folder / JOURNAL} was written by a newer loadgen.", "Upgrade to go on with it.")
     changes = list(differences(begun["plan"], json.loads(json.dumps(plan, default=str))))
     if changes:

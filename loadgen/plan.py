@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
 from servers.access import header_lines, redacted
+from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, pictures, workload
@@ -272,10 +273,10 @@ class Plan(BaseModel):
     def _object(cls, given: Any) -> Any:
         try:
             if isinstance(given, str):
-                given = json.loads(Path(given[1:]).read_text("utf-8") if given.startswith("@") else given)
+                given = json.loads(read_settings(Path(given[1:])) if given.startswith("@") else given)
         except OSError as error:
             raise ValueError(f"cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"is not JSON: {error}") from None
         if not isinstance(given, dict):
             raise ValueError("must be a JSON object")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from servers.calls import Caller
-from servers.errors import HostsError, LaunchError, ServerError
+from servers.errors import HostsError, LaunchError, ServerError, read_toml
 from servers.kinds import KINDS, any_of, launchable
 from servers.kinds.base import KnownFault
 
@@ -103,10 +103,10 @@ def read_hosts(path: Path) -> Mapping[str, Host]:
     """The hosts of a TOML file, a table `[NAME]` each, and `local`, which is this machine unless the file has one.
     Raises HostsError that lists every mistake, unknown keys included."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = read_toml(path)
     except OSError as problem:
         raise HostsError(f"cannot read {path}: {problem.strerror}", "examples/hosts.toml shows one") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:
         raise HostsError(f"{path} is not TOML: {problem}", "examples/hosts.toml shows one") from problem
     problems = [problem for name, table in tables.items() for problem in _problems(name, table)]
     if problems:

@@ -1,7 +1,7 @@
 """An exact load tester for LLM inference servers. `from loadgen import Plan, run, compare, read, simulated`.
 
-Names are looked up when they are used, so that `import loadgen` and `loadgen.runfile` load nothing else. What is changed
-at import is where Python finds `analysis`, `servers` and `workloads`: beside this package, before it looks into the
+Names are looked up when they are used, so that `import loadgen` and `loadgen.runfile` load nothing else. One thing is
+changed at import: Python finds `analysis`, `servers` and `workloads` beside this package before it looks into the
 working directory or a script's folder, where a user may have others of these names.
 """
 

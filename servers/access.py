@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    import ssl
 
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
 _FRAMING = ("content-length", "transfer-encoding", "connection")
@@ -34,11 +37,33 @@ def bearer(key: str | None) -> dict[str, str]:
 
 def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
     """Certificates are checked against the system's authorities, or `ca_file`, unless `insecure`."""
+    import ssl
+
     context = ssl.create_default_context(cafile=ca_file)
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def server_url(url: str) -> str:
+    """The URL with its host's name in ASCII. Raises ValueError."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    if re.search(r"[\x00-\x20\x7f]", url):
+        raise ValueError("has a blank or a control character in it")
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, (parts.hostname or "").encode("idna").decode()
+    except ValueError as error:
+        raise ValueError(f"is no URL: {error}") from None
+    if not 0 < len(host) < 254:
+        raise ValueError("names no host that can be: http://HOST:PORT")
+    if not parts.path.isascii() or parts.query or parts.fragment:
+        raise ValueError("may have a path, with what is not ASCII as %C3%BC, and nothing behind it")
+    if not parts.netloc.isascii():
+        parts = parts._replace(netloc=host if port is None else f"{host}:{port}")
+    return urlunsplit(parts)
 
 
 def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:

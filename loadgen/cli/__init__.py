@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -120,6 +121,8 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
     try:
+        if odd := [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]:
+            raise PlanError(f"not UTF-8: {odd[0]!r}", "Name files and folders in UTF-8.")
         app(prog_name="loadgen")
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)

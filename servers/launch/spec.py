@@ -138,7 +138,7 @@ _KEYS = {
         r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://[^\s/-]\S*",
         'the name of a Docker context, or "ssh://user@host", or "" for this machine',
     ),
-    "address": (r"[^/\s]+", "a host name or an address, without scheme and port"),
+    "address": (r"[^/\s@?#\[\]]+|\[[\da-fA-F:.]+\]", "a host name or an address, without scheme and port"),
     "gpus": (
         rf"({'|'.join(launchable())})={_GPU}(,{_GPU})*",
         f'one GPU per server ({", ".join(launchable())}), by index "0" or UUID "GPU-...", or several: "0,1"',

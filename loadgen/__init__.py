@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from loadgen.api import Result, compare, read, run, run_async, simulated
     from loadgen.plan import Plan
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = __path__[0].removesuffix("/loadgen")
 _SIBLINGS = ("analysis", "servers", "workloads")
 
 
@@ -25,13 +24,15 @@ class _Beside:
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [str(_ROOT)]) if name in _SIBLINGS else None
+        return PathFinder.find_spec(name, [_ROOT]) if name in _SIBLINGS else None
 
 
 for _name in _SIBLINGS:
-    _held = getattr(sys.modules.get(_name), "__path__", [""])
-    if _name in sys.modules and not any(Path(each).samefile(_ROOT / _name) for each in _held if each):
-        raise ImportError(f"another module named {_name} was imported before: import loadgen first, or rename yours")
+    if (_held := sys.modules.get(_name)) is not None:
+        from pathlib import Path  # not otherwise: Ctrl-C is understood when this package is imported
+
+        if not any(Path(each).samefile(f"{_ROOT}/{_name}") for each in getattr(_held, "__path__", ())):
+            raise ImportError(f"another module named {_name} was imported before: import loadgen first, or rename it")
 sys.meta_path.insert(0, _Beside)
 
 __all__ = ["Plan", "Result", "compare", "read", "run", "run_async", "simulated"]

@@ -25,7 +25,6 @@ WAYS = {
     "api": [sys.executable, "script.py"],
     "simulated": [sys.executable, "-c", "from loadgen import simulated\nwith simulated('tgi') as url: assert url"],
     "locust": [sys.executable, "-m", "loadgen", "ui", "--help"],
-    "matrix": [sys.executable, "-m", "loadgen", "servers", "status"],
 }
 
 

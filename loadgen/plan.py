@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
-from servers.access import header_lines, redacted, server_url, tls_context
+from servers.access import certificates, header_lines, redacted, server_url
 from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
@@ -82,16 +82,6 @@ def _there(tokenizer: Path | None) -> Path | None:
     if tokenizer is not None:
         tokenizer_file(tokenizer)
     return tokenizer
-
-
-def _authorities(file: Path | None) -> Path | None:
-    try:
-        if file is not None:
-            tls_context(file)
-    except OSError as error:
-        reason = getattr(error, "reason", None) or error.strerror
-        raise ValueError(f"cannot be read as certificates in PEM: {reason}") from None
-    return file
 
 
 def _outputs(settings: dict[str, Any]) -> int | str:
@@ -190,7 +180,7 @@ class Plan(BaseModel):
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
     header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Server", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
-    ca_file: Annotated[Path | None, AfterValidator(_authorities), RunOption("Server", "start")] = None
+    ca_file: Annotated[Path | None, AfterValidator(certificates), RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
     insecure: Annotated[bool, RunOption("Server", "start")] = False
     """Do not check certificates."""

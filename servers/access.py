@@ -46,6 +46,17 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
     return context
 
 
+def certificates(file: Path | None) -> Path | None:
+    """A file of authorities. Raises ValueError."""
+    try:
+        if file:
+            tls_context(file)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ValueError(f"cannot be read as certificates in PEM: {reason}") from None
+    return file
+
+
 def server_url(url: str) -> str:
     """The URL with its host's name in ASCII. Raises ValueError."""
     if not url.startswith(("http://", "https://")):

@@ -305,16 +305,11 @@ def starts(plan: MatrixPlan) -> list[Start]:
     return found
 
 
-class _HostLine(msgspec.Struct):
-    platform: str
-
-
 _LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
 _CELL = msgspec.defstruct("JournalCell", [(name, str) for name in Cell._fields], forbid_unknown_fields=True)
-_HOSTS = msgspec.defstruct("JournalPlan", [("hosts_found", dict[str, _HostLine], {})])
 _RUN = ("cell", _CELL), ("repeat", int)
 _HELD: dict[str, list[tuple[str, Any]]] = {
-    "plan": [("version", str), ("plan", _HOSTS), ("format", int)],
+    "plan": [("version", str), ("plan", Line), ("format", int)],
     "up": [("start", int), ("seconds", float), ("facts", Line), *((name, str) for name in ("server", "host", "model"))],
     "begin": [*_RUN, ("start", int), ("place", int)],
     "end": [*_RUN, ("seconds", float)],

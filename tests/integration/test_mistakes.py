@@ -64,7 +64,7 @@ def taken(folder: Path) -> str:
 
 
 FILES: dict[str, tuple[str, Callable[[Path], str]]] = {
-    "no PEM": ("--ca-file", lambda folder: str(Path(__file__))),
+    "no PEM": ("--ca-file", lambda _: str(Path(__file__))),
     "a folder": ("--ca-file", str),
     "no file": ("--ca-file", lambda folder: str(folder / "none")),
     "no UTF-8": ("--out", lambda folder: f"{folder}/\udcff"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec import Meta
 
 from workloads.syntax import TOKENS_LIMIT
 
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 else:  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
     NoneOrKind = str
 
-Whole = Annotated[int, Meta(ge=-(1 << 61), le=1 << 61)]  # so that the difference of two has 64 bits
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-Tokens = Annotated[int, Meta(ge=0, le=TOKENS_LIMIT)]
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]  # so that the difference of two has 64 bits
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 
 
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):

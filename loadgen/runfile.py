@@ -181,10 +181,8 @@ class _Ended(msgspec.Struct, tag_field="type", tag="request"):
 
 def _of(kind: Any) -> Any:
     """A type: of a dict's an object in which values of these names, where it has them, are of these types."""
-    if isinstance(kind, list):
-        return GenericAlias(list, _of(*kind))
     if not isinstance(kind, dict):
-        return kind
+        return GenericAlias(list, _of(*kind)) if isinstance(kind, list) else kind
     fields = [(name, _of(each), msgspec.UNSET) for names, each in kind.items() for name in names.split()]
     return msgspec.defstruct("Object", fields)
 

@@ -27,8 +27,8 @@ def command_line() -> str:
     return "\n".join([f"# Command line\n\n{NOTE}\n", *sections])
 
 
-LIMITS = """`Whole` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, `Tokens` one from 0 to 10,000,000;
-a line with any other is damaged."""
+LIMITS = """`Whole` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, `Tokens` one from 0 to
+10,000,000; a line with any other is damaged."""
 
 
 def run_file() -> str:

@@ -36,7 +36,7 @@ def asked(answers: st.DataObject) -> Callable[..., tuple[int, Any]]:
     return lambda *_: (answers.draw(STATUS), answers.draw(ANSWERS))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @given(answers=st.data())
 def test_any_answer_is_a_server_or_none(kind: Any, answers: st.DataObject) -> None:
     """Each kind looks at what it gets, and takes nothing for granted."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ RECORDS_PER_BLOCK = 256
 DETAILS_MAX = 1000
 """Different words of errors that are told apart; a server may put something new into each."""
 OTHER_DETAIL = "(other words)"
+COUNTED = attrgetter("phase", "state", "counted_by", "stamps")
+ENDED = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
 NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
 
@@ -307,15 +310,17 @@ class Gathering:
         records, self._pending = self._pending, []
         for name, values in _block(records).items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
-        for record in records:
-            measured, state = record.phase == "measured", record.state
-            self._sources[Origin(measured, state, record.counted_by, record.stamps)] += 1
-            kind = "" if state == "complete" else record.error_kind or state
-            ending = Ending(measured, state, kind, record.error_detail if kind else "", record.http_status)
+        for (phase, state, *said), number in Counter(map(COUNTED, records)).items():
+            self._sources[Origin(phase == "measured", state, *said)] += number
+        firsts = {ENDED(record): record.id for record in reversed(records)}
+        for how, number in Counter(map(ENDED, records)).items():
+            phase, state, kind, detail, http_status = how
+            kind = "" if state == "complete" else kind or state
+            ending = Ending(phase == "measured", state, kind, detail if kind else "", http_status)
             if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
                 ending = ending._replace(detail=OTHER_DETAIL)
-            number, first = self._endings.get(ending, (0, record.id))
-            self._endings[ending] = EndingCount(number + 1, first)
+            before, first = self._endings.get(ending, (0, firsts[how]))
+            self._endings[ending] = EndingCount(before + number, first)
 
 
 class GrowingArray:
@@ -342,7 +347,7 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     """One pass per column over the Records, one over the chunks."""
 
     def column(name: str, kind: type = np.float64) -> NDArray[Any]:
-        return np.array([getattr(record, name) for record in records], kind)  # of floats None is NaN
+        return np.array([*map(attrgetter(name), records)], kind)  # of floats None is NaN
 
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
     offsets = offsets_of(counts)

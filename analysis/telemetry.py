@@ -42,7 +42,7 @@ def samples(run: Run, source: Source) -> list[Reading]:
     """The readings of one source in order of time; a line that is in the file twice counts once."""
     found = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
-        Reading(at_ns / 1e9, str(line.values.get("moment", "run")), line.values, str(line.values.get("gap", "")))
+        Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
         for at_ns, line in sorted(found.items())
     ]
 
@@ -54,26 +54,21 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     if source == "server":
         return {"server": sample.values}
     if source == "gpu":
-        gpus = [gpu for gpu in _listed(sample.values, "gpus") if not gpu.get("gap")]
+        gpus = [gpu for gpu in sample.values.get("gpus", ()) if not gpu.get("gap")]
         held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
-        for process in (each for gpu in gpus for each in _listed(gpu, "processes")):
+        for process in (each for gpu in gpus for each in gpu.get("processes", ())):
             if (size := number(process, "memory_used_bytes")) is not None:
                 total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
                 total["held_bytes"] += size
         return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
-    processes = {f"process {each.get('pid')}": each for each in _listed(sample.values, "processes")}
+    processes = {f"process {each.get('pid')}": each for each in sample.values.get("processes", ())}
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
-
-
-def _listed(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    listed = values.get(name)
-    return [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list | tuple) else []
 
 
 def number(values: Mapping[str, Any], name: str) -> float | None:
     """A figure; None where the reading has none."""
     value = values.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +276,8 @@ def memory(run: Run) -> Memory | None:
     gpus = {name: read for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")}
     processes = _by_name(found["host"], "host")
     host, host_told = processes.pop("host", None), told.get("host", {})
-    cards = {f"GPU {each.get('index')}": each for each in _listed(told.get("gpu", {}), "gpus")}
-    names = {f"process {each.get('pid')}": each.get("name", "") for each in _listed(host_told, "processes")}
+    cards = {f"GPU {each.get('index')}": each for each in told.get("gpu", {}).get("gpus", ())}
+    names = {f"process {each.get('pid')}": each.get("name", "") for each in host_told.get("processes", ())}
     return Memory(
         gpus=[
             GpuMemory(
@@ -343,7 +338,7 @@ def _gpu_processes(gpus: Mapping[str, Readings]) -> Iterator[ProcessMemory]:
     held: dict[tuple[str, str], Readings] = {}
     for gpu, readings in gpus.items():
         for moment, values in readings:
-            for process in _listed(values, "processes"):
+            for process in values.get("processes", ()):
                 held.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
     for (of, gpu), readings in held.items():
         yield ProcessMemory(on=gpu, name="", **_levels(of, readings, "memory_used_bytes"))

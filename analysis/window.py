@@ -33,7 +33,7 @@ import numpy as np
 
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
 from analysis.stats import CONFIDENCE, rounded
-from loadgen.runfile import Header, Run, RunFileError, scan
+from loadgen.runfile import Header, Run, scan
 from workloads.arrivals import LoadFacts
 
 PLATEAU_SHARE = 0.8
@@ -63,10 +63,7 @@ class InFlight(NamedTuple):
 def load(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
     gathering = Gathering()
-    try:
-        run = scan(path, gathering.add)
-    except OSError as error:
-        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    run = scan(path, gathering.add)
     return run, windowed(gathering.frame(), run.header)
 
 

@@ -27,6 +27,10 @@ def command_line() -> str:
     return "\n".join([f"# Command line\n\n{NOTE}\n", *sections])
 
 
+LIMITS = """`Whole` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, `Tokens` one from 0 to
+10,000,000; a line with any other is damaged."""
+
+
 def run_file() -> str:
     """The page of every field in a run file, from the annotations and docstrings of its structs."""
     modules = [ast.parse((DOCS.parent / "loadgen" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")]
@@ -35,7 +39,9 @@ def run_file() -> str:
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
         for name in ("Header", "Record", "Telemetry", "Footer")
     ]
-    return "\n".join([f"# Run file\n\n{NOTE}\n\nWhat it is for: [The run file](../concepts/run-file.md).\n", *sections])
+    return "\n".join(
+        [f"# Run file\n\n{NOTE}\n\nWhat it is for: [The run file](../concepts/run-file.md).\n\n{LIMITS}\n", *sections]
+    )
 
 
 def summary() -> str:

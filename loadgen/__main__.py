@@ -1,5 +1,29 @@
-"""`python -m loadgen`."""
+"""`python -m loadgen`, and the command `loadgen`."""
 
-from loadgen.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+from types import FrameType
+
+
+def main() -> None:
+    """The command line, which Ctrl-C ends with 130 from its first import on."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+        signal.signal(signal.SIGINT, _interrupted)
+    from loadgen.cli import main as command
+
+    command()
+
+
+def _interrupted(_number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":  # which may take an exception for another one
+            os.write(2, b"loadgen: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import OpenFilesError, OutputError
+from servers.errors import NOT_READABLE
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
@@ -130,7 +131,7 @@ def recall(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibra
         return None
     try:
         return msgspec.json.decode(raw, type=Calibration)
-    except msgspec.DecodeError as error:
+    except NOT_READABLE as error:
         say(f"the calibration of this machine is left out ({error}); run `loadgen calibrate` again")
         return None
 
@@ -141,7 +142,7 @@ def _known(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(_file().read_bytes(), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, *NOT_READABLE) as error:
         say(f"calibrations of earlier days are left out ({error}); `loadgen calibrate` makes a new one")
         return {}
 

@@ -26,7 +26,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
-from servers.access import bare, header_lines, redacted
+from servers.access import certificates, header_lines, redacted, server_url
+from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
 from servers.wire.stamps import SOURCES
 from workloads import arrivals, lengths, pictures, workload
@@ -105,9 +106,7 @@ def _processes() -> str:
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
 StampsName = Annotated[str, _one_of(lambda: SOURCES)]
 EndpointName = Annotated[str, _one_of(_endpoints)]
-BARE = AfterValidator(lambda url: url and bare(url))
-URL = _must(lambda url: url.startswith(("http://", "https://")), "must start with http:// or https://")
-THERE = _must(Path.is_file, "there is no file {}")
+URL = Annotated[str, AfterValidator(server_url)]
 FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
 SELDOM = _must(
     lambda every_s: not 0 < every_s < 1,
@@ -129,7 +128,7 @@ class Plan(BaseModel):
         EndpointName | None,
         RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
     ] = None
-    url: Annotated[str | None, BARE, URL, RunOption("Server", "start")] = None
+    url: Annotated[URL | None, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
@@ -181,7 +180,7 @@ class Plan(BaseModel):
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
     header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Server", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
-    ca_file: Annotated[Path | None, THERE, RunOption("Server", "start")] = None
+    ca_file: Annotated[Path | None, AfterValidator(certificates), RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
     insecure: Annotated[bool, RunOption("Server", "start")] = False
     """Do not check certificates."""
@@ -198,7 +197,7 @@ class Plan(BaseModel):
     metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""
-    dcgm_url: Annotated[str | None, BARE, URL, RunOption("Measurement", "start")] = None
+    dcgm_url: Annotated[URL | None, RunOption("Measurement", "start")] = None
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
     gpu: Annotated[bool | None, RunOption("Measurement")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
@@ -273,10 +272,10 @@ class Plan(BaseModel):
     def _object(cls, given: Any) -> Any:
         try:
             if isinstance(given, str):
-                given = json.loads(Path(given[1:]).read_text("utf-8") if given.startswith("@") else given)
+                given = json.loads(read_settings(Path(given[1:])) if given.startswith("@") else given)
         except OSError as error:
             raise ValueError(f"cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"is not JSON: {error}") from None
         if not isinstance(given, dict):
             raise ValueError("must be a JSON object")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
+
+from workloads.syntax import TOKENS_LIMIT
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -30,59 +32,63 @@ if TYPE_CHECKING:
 else:  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
     NoneOrKind = str
 
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]  # so that the difference of two has 64 bits
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
+
 
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):
     """The raw facts of one request. Every `_ns` field is an instant in nanoseconds on CLOCK_MONOTONIC, counted from the
     run's `start_ns` (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
     None means it never happened."""
 
-    id: int
+    id: Whole
     state: State
-    session: int | None = None
+    session: Whole | None = None
     """A turn of a session: the id of the session's first turn. None: a request on its own."""
-    turn: int = 0
+    turn: Count = 0
     """Which turn of its session, from 0."""
-    worker: int = 0
+    worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the run's instant 0 and are in no figure."""
-    due_ns: int = 0
-    connected_ns: int | None = None
-    sent_ns: int | None = None
+    due_ns: Whole = 0
+    connected_ns: Whole | None = None
+    sent_ns: Whole | None = None
     """Immediately before the first `send`."""
-    sent_end_ns: int | None = None
+    sent_end_ns: Whole | None = None
     """After the kernel had accepted the last byte of the request."""
-    first_byte_ns: int | None = None
+    first_byte_ns: Whole | None = None
     """Arrival of the first byte of the response head."""
-    chunk_ns: list[int] = []
+    chunk_ns: list[Whole] = []
     """Arrival of each chunk that holds at least one generated token."""
-    chunk_tokens: list[int] = []
+    chunk_tokens: list[Tokens] = []
     """Generated tokens in each of those chunks."""
-    end_ns: int | None = None
+    end_ns: Whole | None = None
     """Arrival of the dialect's end marker, or of the instant the request was given up."""
     error_kind: NoneOrKind = ""
     """Why it is not complete, a word of ERROR_KINDS."""
     error_detail: str = ""
-    http_status: int | None = None
+    http_status: Count | None = None
     finish_reason: str = ""
-    prompt_tokens_asked: int = 0
+    prompt_tokens_asked: Count = 0
     """0: not known beforehand, as a later turn of a session holds answers."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Tokens | None = None
     """As the server reported it; None when it did not."""
-    output_tokens_asked: int = 0
-    output_tokens: int | None = None
+    output_tokens_asked: Count = 0
+    output_tokens: Tokens | None = None
     counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
     """`wire`: token ids or one-token events. `chunks`: events of unknown length, so perhaps more tokens."""
     stamps: str = ""
     """Name of the source of its arrival instants (servers.wire.stamps): `kernel`, `user`."""
-    late_ns_max: int = 0
+    late_ns_max: Count = 0
     """Largest delay between the kernel's receive stamp and the instant this process had read the bytes."""
-    reads: int = 0
-    coalesced_reads: int = 0
+    reads: Count = 0
+    coalesced_reads: Count = 0
     """Reads that held more than one event: the later stamp stands for all of them."""
     first_token_merged: bool = False
     """The read with the first token held later ones too, and has the stamp of the last: TTFT is an upper bound, too
     large by no more than this process was away."""
-    reopened: int = 0
+    reopened: Count = 0
     """Pre-opened connections that the server had closed and that were opened again."""
 
 

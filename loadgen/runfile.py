@@ -23,13 +23,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from loadgen.errors import OutputError
-from loadgen.record import ErrorKind, Record, unsent
+from loadgen.record import Count, ErrorKind, Record, Whole, unsent
 from servers.access import hide
+from servers.errors import NOT_READABLE
 from workloads.arrivals import LoadFacts, facts_of
 
 if TYPE_CHECKING:
@@ -81,9 +83,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """The command line that repeats the run; secrets are never on it."""
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
-    start_ns: int
+    start_ns: Whole
     """CLOCK_MONOTONIC at the run's instant 0."""
-    start_realtime_ns: int = 0
+    start_realtime_ns: Whole = 0
     """CLOCK_REALTIME at the same instant: what other logs are compared with."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
@@ -132,8 +134,8 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
 
     source: str
     """`client` (one per worker and second), `server`, `gpu` or `host`; `clock`, of a run over several machines."""
-    at_ns: int
-    worker: int = 0
+    at_ns: Whole
+    worker: Count = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
     clock_disagreement_ns, late_counts ({bucket: reads}, see engine.health). For `clock`, one from before the start and
@@ -145,12 +147,12 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
     """The last line. A run without one was interrupted before it could say so."""
 
-    ended_ns: int
-    sent: int
-    complete: int
-    truncated: int
-    failed: int
-    dropped: int
+    ended_ns: Whole
+    sent: Count
+    complete: Count
+    truncated: Count
+    failed: Count
+    dropped: Count
     interrupted: bool = False
     notes: list[str] = []
 
@@ -178,6 +180,54 @@ class _Ended(msgspec.Struct, tag_field="type", tag="request"):
     phase: str = "measured"
 
 
+def _of(kind: Any) -> Any:
+    """A type: of a dict's an object in which values of these names, where it has them, are of these types."""
+    if not isinstance(kind, dict):
+        return GenericAlias(list, _of(*kind)) if isinstance(kind, list) else kind
+    fields = [(name, _of(each), msgspec.UNSET) for names, each in kind.items() for name in names.split()]
+    return msgspec.defstruct("Object", fields)
+
+
+# What readers of a run rely on, of what may hold anything. Other names may hold whatever they like.
+_Number, _Text = Whole | float, str | None
+_CLOCK = msgspec.defstruct("Clock", [("workers", list[Count]), ("offset_ns", Whole), ("uncertainty_ns", Whole)])
+_CARD = {
+    "index": int | str,
+    "name gap": str,
+    "memory_used_bytes busy power_w sm_clock_hz engine_active tensor_active dram_active": _Number,
+    "memory_total_bytes": _Number | None,
+    "processes": [{"pid": int, "name gap": str, "memory_used_bytes rss_bytes": _Number | None}],
+}
+_SAMPLED = {
+    **_CARD,
+    "cpu_ns wall_ns reads full_reads retransmits out_of_order stall_ns_max clock_disagreement_ns users": Whole,
+    "running waiting kv_used kv_tokens taken_share prompt_tokens output_tokens cached_prompt_tokens": _Number,
+    "requests_finished requests_failed preemptions rejections": _Number,
+    "moment": str,
+    "late_counts": dict[Annotated[int, msgspec.Meta(ge=-1, le=256)], Count],
+    "gpus": [_CARD],
+}
+_PLAN = {
+    "server url endpoint label arrivals workload platform": _Text,
+    "n workers warmup repeat repeats max_in_flight": Whole | None,
+    "duration_s timeout_s": _Number | None,
+    "input_tokens output_tokens": int | str | None,
+    "seed": int | None,
+    "ignore_eos": bool,
+    "window_s": tuple[float, float] | None,
+}
+_FACTS = {
+    "name version model url endpoint title prompts forced": _Text,
+    "simulated exact": bool,
+    "speed": _Number | None,
+    "limits": dict[str, bool | int | float | str | None] | None,
+    "notes": {"prompt_piece_tokens": int, "memory_option memory_taken": str},
+    "stamps": str,
+    "machines": [msgspec.defstruct("Machine", [("name", str)], bases=(_CLOCK,), kw_only=True)],
+    "not_measured": dict[str, str],
+    "gpu host": _CARD | {"gpus": [_CARD]},
+}
+_SAMPLE, _HEADER = _of(_SAMPLED), _of({"plan": _PLAN, "server client telemetry": _FACTS})
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
 _ENDED = msgspec.json.Decoder(_Ended)
 
@@ -249,23 +299,30 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
     seen: set[int] = set()  # a part that was being gathered when the disk filled up is there twice
     for line in chain(lines, *map(_lines, parts)):
         try:
-            item = _LINE.decode(line)
-        except msgspec.DecodeError:
+            item = _decoded(line)
+        except NOT_READABLE:
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
-            if len(item.chunk_ns) != len(item.chunk_tokens):
-                run.damaged_lines += 1
-            elif item.id not in seen:
+            if item.id not in seen:
+                seen.add(item.id)
                 take(item)
-                if parts:
-                    seen.add(item.id)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):
             run.footer = item
     run.going_on = run.footer is None and any(map(_being_written, (main, *parts)))
     return run
+
+
+def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
+    """Raises NOT_READABLE, also for what contradicts itself."""
+    item: Header | Record | Telemetry | Footer = _LINE.decode(line)
+    if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
+        raise msgspec.ValidationError("Expected a count for each chunk")
+    if isinstance(item, Telemetry):
+        msgspec.convert(item.values, _CLOCK if item.source == "clock" else _SAMPLE, str_keys=True)
+    return item
 
 
 def _being_written(file: Path) -> bool:
@@ -280,8 +337,9 @@ def _being_written(file: Path) -> bool:
 
 def _header(main: Path, line: bytes) -> Header:
     try:
+        msgspec.json.decode(line, type=_HEADER)
         header = msgspec.json.decode(line, type=Header)
-    except msgspec.DecodeError as error:
+    except NOT_READABLE as error:
         raise RunFileError(
             f"{main}: its first line is not a readable header ({error}), so nothing says what was run."
         ) from error
@@ -291,10 +349,13 @@ def _header(main: Path, line: bytes) -> Header:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        for line in stream:
-            if line.strip():
-                yield line
+    try:
+        with file.open("rb") as stream:
+            for line in stream:
+                if not line.isspace():
+                    yield line
+    except OSError as error:
+        raise RunFileError(f"cannot read {file}: {error.strerror}") from error
 
 
 # After the run: the workers' parts become one file, with a Record for every request whose turn had come.
@@ -377,7 +438,7 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
     worker = outcome.task.worker
     whole = whole_lines((outcome.task.part, outcome.rescued), notes, f"worker {worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
-        with suppress(msgspec.DecodeError):
+        with suppress(*NOT_READABLE):
             ended = _ENDED.decode(line)
             if ended.phase == "measured":
                 seen.add(ended.id)

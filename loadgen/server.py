@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, tls_context
+from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
+from servers.kinds import KINDS
 from workloads import lengths, workload
 
 if TYPE_CHECKING:
@@ -107,9 +108,16 @@ def server_for(
     one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
     from servers.find import check_limits, dialect_on, probe, resolve
 
+    variable = KINDS[plan.server].url_variable
+    try:
+        url = plan.url or server_url(os.environ[variable])
+    except KeyError:
+        url = None
+    except ValueError as error:
+        raise PlanError(f"{variable} {os.environ[variable]}: {error}", "Mend it, or pass --url.") from None
     answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
     longest = [longest_prompt_of(plan), answered]
-    facts = resolve(plan.server, plan.url, os.environ, real=plan.real, model=plan.model, access=access)
+    facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who.strip()} at {facts.url}{about}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, option_name, run_options
 from servers.access import without_secrets
+from servers.errors import read_toml
 from workloads import workload
 from workloads.syntax import WorkloadError
 
@@ -20,10 +20,10 @@ CATALOG = Path(workload.__file__).with_name("catalog")
 def read_plan(path: Path) -> dict[str, Any]:
     """The settings of a plan file (TOML, keys as the fields of Plan). Raises PlanError when it is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
 
 

@@ -14,7 +14,7 @@ from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from servers.errors import SecretError
 
@@ -122,6 +122,38 @@ def bare(url: str) -> str:
             "Put a key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
         )
     return url
+
+
+def certificates(file: Path | None) -> Path | None:
+    """A file of authorities. Raises ValueError."""
+    try:
+        if file:
+            tls_context(file)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ValueError(f"cannot be read as certificates in PEM: {reason}") from None
+    return file
+
+
+def server_url(url: str) -> str:
+    """The URL with its host's name in ASCII. Raises ValueError, and what `bare` raises."""
+    bare(url)
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    if re.search(r"[\x00-\x20\x7f]", url):
+        raise ValueError("has a blank or a control character in it")
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, (parts.hostname or "").encode("idna").decode()
+    except ValueError as error:
+        raise ValueError(f"is no URL: {error}") from None
+    if not 0 < len(host) < 254:
+        raise ValueError("names no host that can be: http://HOST:PORT")
+    if not parts.path.isascii() or parts.query or parts.fragment:
+        raise ValueError("may have a path, with what is not ASCII as %C3%BC, and nothing behind it")
+    if not parts.netloc.isascii():
+        parts = parts._replace(netloc=host if port is None else f"{host}:{port}")
+    return urlunsplit(parts)
 
 
 def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,18 +8,20 @@ environment either, which would have a proxy measured.
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from servers.access import OPEN, Access, hide
-from servers.errors import UnauthorizedError, UnreachableError
+from servers.errors import NOT_READABLE, UnauthorizedError, UnreachableError
 from servers.wire.http1 import decompressed
 
 TIMEOUT_S = 10.0
@@ -48,67 +50,38 @@ class Caller:
         """GET `path`, or POST `body` to it: HTTP status and JSON, which is None when the answer is not JSON. Raises
         UnreachableError and UnauthorizedError."""
         method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-        status, content = self._asked(lambda: self._once(method, path, data), self._timeout_s)
+        status, content = self._asked(method, path, data, {}, self._timeout_s, ANSWER_LIMIT_BYTES)
         if status in (401, 403):
             raise UnauthorizedError(
                 f"{self._url} answers {status} to {path}: it wants an API key, or another one",
                 "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)",
             )
         try:
-            return status, msgspec.json.decode(hide(content, whole=True))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            return status, msgspec.json.decode(content)
+        except NOT_READABLE:
             return status, None
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         """GET a page of any kind: HTTP status and body. It may take `limit_s` to connect and as long again to arrive.
         Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off."""
-        status, content = self._asked(lambda: self._timed(path, accept, limit_s, limit_bytes), limit_s)
-        return status, hide(content, whole=True)
+        return self._asked("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _asked(self, once: Callable[[], tuple[int, bytes]], limit_s: float) -> tuple[int, bytes]:
-        try:
-            if self._connection.sock:
-                # Servers close idle connections after a few seconds. No question changes anything, so asking again is
-                # safe.
-                with suppress(ConnectionError):
-                    return once()
-                self.close()
-            return once()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise _unreachable(self._url, error, limit_s, self._late) from error
-
-    def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
-        self._connection.request(method, self._prefix + path, data, self._headers)
-        answer = self._connection.getresponse()
-        content = answer.read(ANSWER_LIMIT_BYTES)
-        if not answer.isclosed():
-            self.close()  # longer than anything a server has to say here: what is left must not be taken for an answer
-        return answer.status, _plain(answer, content, ANSWER_LIMIT_BYTES)
-
-    def _timed(self, path: str, accept: str, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
-        self._connection.timeout = limit_s
-        if self._connection.sock is None:
-            self._connection.connect()
-        sock = self._connection.sock
-        assert isinstance(sock, socket.socket)
-        sock.settimeout(limit_s)  # of each single read; a server that sends a byte at a time never meets it, so:
-        late = threading.Event()
-
-        def cut_off() -> None:
-            late.set()
-            with suppress(OSError):  # not `SSLSocket.shutdown`, which takes the TLS state from under the reader
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-        alarm = threading.Timer(limit_s, cut_off)
-        alarm.daemon = True
-        alarm.start()
-        try:
-            self._connection.request("GET", self._prefix + path, headers={**self._headers, "accept": accept})
+    def _asked(
+        self, method: str, path: str, data: bytes | None, more: Mapping[str, str], limit_s: float, limit_bytes: int
+    ) -> tuple[int, bytes]:
+        def once() -> tuple[int, bytes]:
+            self._connection.timeout = limit_s
+            if self._connection.sock is None:
+                self._connection.connect()
+            assert isinstance(self._connection.sock, socket.socket)
+            self._connection.sock.settimeout(limit_s)
+            timed: Any = partial(_Until, until_s=monotonic() + limit_s)
+            self._connection.response_class = lambda sock, **told: http.client.HTTPResponse(timed(sock), **told)  # type: ignore[assignment]
+            self._connection.request(method, self._prefix + path, data, {**self._headers, **more})
             answer = self._connection.getresponse()
             content = answer.read(limit_bytes)
             if not answer.isclosed():
@@ -117,20 +90,45 @@ class Caller:
                     if len(content) < limit_bytes
                     else http.client.HTTPException(f"more than {limit_bytes:,} bytes")
                 )
-        except (OSError, http.client.HTTPException):
-            if late.is_set():
-                raise TimeoutError from None
-            raise
-        finally:
-            alarm.cancel()
-        if late.is_set():
+            # Some proxies compress what nobody asked them to.
+            coding = (answer.getheader("content-encoding") or "").strip().lower()
+            return answer.status, hide(decompressed(content, coding, limit_bytes), whole=True)
+
+        try:
+            if self._connection.sock:
+                # Servers close idle connections after a few seconds. No question changes anything, so asking again is
+                # safe.
+                with suppress(ConnectionError):
+                    return once()
+                self.close()
+            return once()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.close()
+            raise _unreachable(self._url, error, limit_s, self._late) from error
+
+
+class _Until(io.RawIOBase):
+    """What a socket receives until an instant: a server that sends byte by byte never meets a limit of each read."""
+
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        self._sock, self._raw, self._until_s = sock, sock.makefile("rb", buffering=0), until_s
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """As http.client asks a socket for it."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if (left_s := self._until_s - monotonic()) <= 0:
             raise TimeoutError
-        return answer.status, _plain(answer, content, limit_bytes)
+        self._sock.settimeout(left_s)
+        return self._raw.readinto(buffer)
 
-
-def _plain(answer: http.client.HTTPResponse, content: bytes, limit_bytes: int) -> bytes:
-    """Some proxies compress what nobody asked them to."""
-    return decompressed(content, (answer.getheader("content-encoding") or "").strip().lower(), limit_bytes)
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> UnreachableError:

@@ -1,6 +1,42 @@
-"""What can be wrong with the server under test, found out before the first request is sent: each is a ServerError."""
+"""What can be wrong with the server under test, found out before the first request is sent: each is a ServerError.
+And what others wrote, read so that nothing in it takes long or raises anything unforeseen."""
 
 from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
+
+SETTINGS_BYTES = 1 << 20
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
+"""A key of very many parts takes tomllib minutes."""
+
+
+def read_settings(path: Path) -> str:
+    """A file that somebody wrote by hand. Raises OSError, and ValueError for one that is larger or no text."""
+    with path.open("rb") as file:
+        content = file.read(SETTINGS_BYTES + 1)
+    if len(content) > SETTINGS_BYTES:
+        raise ValueError(f"it has more than {SETTINGS_BYTES:,} bytes")
+    return content.decode()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Likewise, in TOML. Raises OSError, ValueError."""
+    text = read_settings(path)
+    if found := _LONG_KEY.search(text):
+        raise ValueError(f"a key of so many parts: {found[0][:60]}...")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 class ServerError(Exception):

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from servers.access import OPEN, Access
-from servers.errors import ServerError
+from servers.errors import NOT_READABLE, ServerError
 from servers.kinds import KINDS
 from servers.kinds.base import MetricNames
 
@@ -110,7 +110,7 @@ class ServerMetrics:
                 if status != 200:
                     raise ValueError(f"answers {status}")
                 values["kv_used"] = of(msgspec.json.decode(content))
-            except (ServerError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+            except (ServerError, LookupError, TypeError, ValueError, *NOT_READABLE) as error:
                 values["missing"] = {"kv_used": f"{path}: {error}"}
         return values
 

@@ -44,6 +44,7 @@ ELEMENT_LIMIT = 1 << 26
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
 TRACE_BLOCK_TOKENS = 512  # what one Mooncake hash id stands for (its README)
+NESTING_LIMIT = 64
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "is this the format you named?"
@@ -316,6 +317,12 @@ TABLES: dict[tuple[str, str, str], Callable[[str], int]] = {
 
 def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
+    inner: list[Any] = [fields]
+    for _ in range(NESTING_LIMIT):
+        inner = [each for held in inner for each in (held.values() if isinstance(held, dict) else held)]
+        inner = [each for each in inner if isinstance(each, dict | list)]
+    if inner:
+        raise ValueError(f"is nested more than {NESTING_LIMIT} levels deep")
     parameters = fields.get("parameters", {})  # of TGI and LightLLM
     if not isinstance(parameters, Mapping):
         raise ValueError("'parameters' must be an object")

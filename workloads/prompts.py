@@ -51,6 +51,7 @@ WORDS_LIMIT = 512  # enough for 512 x 512 different prompts from the second word
 MIX_TOKENS = COST_LIMIT * COST_LIMIT
 """From here on any word may come next. Coins of at most c without a common divisor can pay every amount from
 (c - 1)^2 on (Frobenius and Schur), which leaves room for one more word."""
+TOKENIZER_BYTES = 1 << 28  # ten times the largest known
 BATCH = 256  # texts counted together: a tokenizer's encodings are far larger than the texts
 ROUNDS_LIMIT = 64  # attempts to mend a text whose count is off
 MEND_TOKENS = 8  # how much of the end of a text one attempt replaces
@@ -133,6 +134,8 @@ def load_tokenizer(named: Path) -> LocalTokenizer:
     import tokenizers
 
     path = tokenizer_file(named)
+    if path.stat().st_size > TOKENIZER_BYTES:
+        raise PromptError(f"{path} has more than {TOKENIZER_BYTES:,} bytes", "pass a Hugging Face tokenizer.json")
     # Threads of the tokenizers library do not survive a fork, and counting is short.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -138,6 +139,8 @@ def main() -> None:
     """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (Screen(sys.stdout), Screen(sys.stderr)))
     try:
+        if odd := [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]:
+            raise PlanError(f"not UTF-8: {odd[0]!r}", "Name files and folders in UTF-8.")
         app(prog_name="loadgen")
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)

@@ -137,6 +137,8 @@ def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
 
 def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
+    from pydantic import ValidationError
+
     from analysis.matrix import CellName, cell_run, matrix
     from loadgen.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts
     from servers.kinds import KINDS
@@ -145,7 +147,13 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     begun = next((line for line in lines if line["type"] == "plan"), None)
     if begun is None:
         raise OutputError(f"{folder} holds no matrix.", "Give a folder that holds matrix.jsonl, or a plan file.")
-    plan = MatrixPlan(**{name: value for name, value in begun["plan"].items() if name != "hosts_found"})
+    try:
+        found = begun["plan"].pop("hosts_found").items()
+        hosts = {name: {"platform": str(host["platform"])} for name, host in found}
+        plan = MatrixPlan(**begun["plan"])
+    except (ValidationError, AttributeError, LookupError, TypeError) as error:
+        raise OutputError(f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Begin anew with --out.") from None
+    begun["plan"] = plan.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     order = cells(plan)
     done = [repeat for start in starts(plan) for repeat in start.repeats if finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))

@@ -233,8 +233,8 @@ def runs_in(path: Path) -> list[Path]:
     """The repeats in a folder of repeats, in their order; the path itself otherwise."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
-    found = [each.parent for each in path.glob("repeat-[0-9]*/run.jsonl")]
-    return sorted(found, key=lambda run: int(run.name.removeprefix("repeat-"))) or [path]
+    found = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
+    return sorted(found, key=lambda run: int(run.name[7:])) or [path]
 
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:

@@ -239,7 +239,10 @@ class WorkerPeer(Peer):
 def main(role: str, host: str, port: int, fd: int) -> None:
     """Until the command, or at a worker machine the master, goes away."""
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
-    frames: Frames[Order] = Frames(socket.socket(fileno=fd), Order)
+    locust_runners.CONNECT_RETRY_COUNT = protocol.MASTER_LIMIT_S // locust_runners.CONNECT_TIMEOUT - 1
+    command = socket.socket(fileno=fd)
+    frames: Frames[Order] = Frames(command, Order)
+    watching = gevent.spawn(_end_with, command)  # while Locust looks for the master and nobody obeys
     environment = Environment()
     at_master = role == protocol.MASTER
     try:
@@ -249,6 +252,7 @@ def main(role: str, host: str, port: int, fd: int) -> None:
         reason = "something else listens there" if taken else str(error) or "no master answers there"
         frames.post(protocol.Gone("", reason))
         return
+    watching.kill()
     environment.runner = runner
     if not at_master:
         _worker(runner, frames)
@@ -259,6 +263,11 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     peer.obey(peer.series)
     runner.quit()
     runner.server.close(linger=500)
+
+
+def _end_with(command: socket.socket) -> None:
+    if not command.recv(1, socket.MSG_PEEK):
+        os._exit(0)
 
 
 def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:

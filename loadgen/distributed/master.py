@@ -28,6 +28,7 @@ from loadgen.prepare import OnProgress
 from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Outcome, Telemetry, append, gather, open_run
 from loadgen.server import Say
+from servers.errors import NOT_READABLE
 from servers.wire.stamps import common
 
 LISTEN_S = 0.1
@@ -457,7 +458,7 @@ def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool =
     loop, which is the plan's own."""
     try:
         record = msgspec.json.decode(line, type=Record)
-    except msgspec.DecodeError:
+    except NOT_READABLE:
         return line
     at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
     moved = shifted(record, offset.correction(start_ns, at_ns))

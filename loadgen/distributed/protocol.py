@@ -56,6 +56,8 @@ WORKER, MASTER = "worker", "master"
 FINGERPRINT_REQUESTS = 2
 FRAME_BYTES_MOST = 1 << 24
 """Nothing that is said is nearly as long."""
+MASTER_LIMIT_S = 300
+"""A worker machine without `--stay` waits for its master so long at most."""
 END_LIMIT_S = 5.0
 """For Locust to say goodbye."""
 _LENGTH = struct.Struct("!I")

@@ -209,7 +209,7 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
         interrupts = Interrupts()
         with interrupts.watched(), protocol.locust_process("worker", master.host, master.port) as link:
             session = MasterSession(link, interrupts, on_progress)
-            say(f"looking for the master at {master}")
+            say(f"waiting for the master at {master}" + ("" if stay else f", for {protocol.MASTER_LIMIT_S} s at most"))
             parts = folder / f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
             _join(session, parts, say, stay=stay)
             if (assign := session.word(protocol.Assign)) is not None:

@@ -53,6 +53,7 @@ from loadgen.plan import EndpointName, Plan, ServerName
 from loadgen.runfile import Footer
 from loadgen.settings import from_catalog, read_plan
 from servers.access import hide
+from servers.errors import NOT_READABLE
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 
@@ -305,6 +306,20 @@ def starts(plan: MatrixPlan) -> list[Start]:
     return found
 
 
+_LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
+_CELL = msgspec.defstruct("JournalCell", [(name, str) for name in Cell._fields], forbid_unknown_fields=True)
+_RUN = ("cell", _CELL), ("repeat", int)
+_HELD: dict[str, list[tuple[str, Any]]] = {
+    "plan": [("version", str), ("plan", Line), ("format", int)],
+    "up": [("start", int), ("seconds", float), ("facts", Line), *((name, str) for name in ("server", "host", "model"))],
+    "begin": [*_RUN, ("start", int), ("place", int)],
+    "end": [*_RUN, ("seconds", float)],
+    "failure": [*_RUN, *((name, str) for name in ("kind", "reason", "hint", "log"))],
+}
+_LINES = {kind: msgspec.defstruct(f"Journal{kind}", held, bases=(_LINE,)) for kind, held in _HELD.items()}
+"""What lines of these types must hold."""
+
+
 class Journal:
     """Appends lines to matrix.jsonl; each is on disk before the next thing happens."""
 
@@ -357,11 +372,13 @@ def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[
 
 
 def read_lines(folder: Path) -> list[Line]:
-    """What matrix.jsonl holds; a line that was cut off by a kill is left out, the runs themselves tell the rest."""
+    """What matrix.jsonl holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
     file, lines = folder / JOURNAL, list[Line]()
     for text in file.read_bytes().splitlines() if file.exists() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
+        with suppress(*NOT_READABLE):
+            line = msgspec.json.decode(text, type=Line)
+            msgspec.convert(line, _LINES.get(str(line.get("type")), _LINE))
+            lines.append(line)
     return lines
 
 
@@ -372,7 +389,7 @@ def finished(folder: Path, repeat: Repeat) -> bool:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
             return not msgspec.json.decode(stream.read().splitlines()[-1], type=Footer).interrupted
-    except (OSError, IndexError, msgspec.DecodeError):
+    except (OSError, IndexError, *NOT_READABLE):
         return False
 
 
@@ -385,7 +402,7 @@ def _check_same(lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) ->
     begun = next((line for line in lines if line["type"] == "plan"), None)
     if begun is None:
         raise OutputError(f"{folder / JOURNAL} does not say what was planned.", "Begin anew with another --out.")
-    if int(begun.get("format", 0)) > FORMAT:
+    if begun["format"] > FORMAT:
         raise OutputError(f"{folder / JOURNAL} was written by a newer loadgen.", "Upgrade to go on with it.")
     changes = list(differences(begun["plan"], json.loads(json.dumps(plan, default=str))))
     if changes:

@@ -24,12 +24,13 @@ for predicting a server: docs/concepts/simulated-timing.md says how far off it i
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
+
+from servers.errors import read_toml
 
 _Entry = TypeVar("_Entry")
 
@@ -221,7 +222,7 @@ def _rows(table: str, file: Path | None = None) -> dict[str, Mapping[str, Any]]:
     if file is None:
         return rows
     try:
-        told = tomllib.loads(file.read_text("utf-8"))
+        told = read_toml(file)
     except (OSError, ValueError) as problem:
         raise HardwareError(f"{file}: {problem}") from None
     if unknown := sorted(told.keys() - {"gpus", "models"}):

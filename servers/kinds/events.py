@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from servers.errors import NOT_READABLE
 from servers.kinds.dialect import Answer
 
 Event = TypeVar("Event")
 
 DONE = b"[DONE]"  # The end marker of OpenAI streams, the one payload that is not JSON
 LIMIT_CHARACTERS = 300
-NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
 
 _LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
 _HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)

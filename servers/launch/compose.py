@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from servers.access import without_secrets
-from servers.errors import LaunchError
+from servers.errors import NOT_READABLE, LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.launch import spec as common
@@ -257,7 +257,7 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
     """What is kept of a container with a run: image, digest, command and limits, and the driver and GPU that it sees.
     What cannot be had is left out. Its environment is not kept: it may hold tokens."""
     facts: dict[str, Any] = {}
-    with suppress(LaunchError, msgspec.DecodeError, LookupError):
+    with suppress(LaunchError, LookupError, *NOT_READABLE):
         said = msgspec.json.decode(docker(host, "inspect", name))[0]
         config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
         facts |= {"image": config.get("Image"), "image_id": said.get("Image")}

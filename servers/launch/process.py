@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from servers.access import without_secrets
-from servers.errors import LaunchError
+from servers.errors import NOT_READABLE, LaunchError
 from servers.find import probe
 from servers.kinds import KINDS
 from servers.kinds.base import ProcessCommand
@@ -249,7 +249,7 @@ def read_left(server: str) -> LeftServer | None:
     """What was kept of this server; None when nothing, or nothing that can be read, was."""
     try:
         return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=LeftServer)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *NOT_READABLE):
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from servers.access import HIDDEN, Access, bearer, hide, secret_in, without_secrets
 from servers.calls import Caller
-from servers.errors import HostsError, LaunchError, ServerError
+from servers.errors import HostsError, LaunchError, ServerError, read_toml
 from servers.kinds import KINDS, any_of, launchable
 from servers.kinds.base import KnownFault
 
@@ -105,10 +105,10 @@ def read_hosts(path: Path) -> Mapping[str, Host]:
     """The hosts of a TOML file, a table `[NAME]` each, and `local`, which is this machine unless the file has one.
     Raises HostsError that lists every mistake, unknown keys included."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = read_toml(path)
     except OSError as problem:
         raise HostsError(f"cannot read {path}: {problem.strerror}", "examples/hosts.toml shows one") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:
         raise HostsError(f"{path} is not TOML: {problem}", "examples/hosts.toml shows one") from problem
     problems = [problem for name, table in tables.items() for problem in _problems(name, table)]
     if problems:
@@ -140,7 +140,7 @@ _KEYS = {
         r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://[^\s/-]\S*",
         'the name of a Docker context, or "ssh://user@host", or "" for this machine',
     ),
-    "address": (r"[^/\s]+", "a host name or an address, without scheme and port"),
+    "address": (r"[^/\s@?#\[\]]+|\[[\da-fA-F:.]+\]", "a host name or an address, without scheme and port"),
     "gpus": (
         rf"({'|'.join(launchable())})={_GPU}(,{_GPU})*",
         f'one GPU per server ({", ".join(launchable())}), by index "0" or UUID "GPU-...", or several: "0,1"',

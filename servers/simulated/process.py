@@ -8,12 +8,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from servers.simulated import StartError
 from servers.simulated.config import SimulatedConfig
 
 READY = "ready "  # first line of a child's standard output, followed by its URL
-CHILD = "from servers.simulated.server import child; child()"  # its standard input begins with the config
+CHILD = (  # Ours come first, whatever the working directory holds. Its standard input begins with the config.
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+    "from servers.simulated.server import child; child()"
+)
 
 _START_LIMIT_S, _STOP_LIMIT_S = 30, 5
 

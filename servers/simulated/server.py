@@ -28,6 +28,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
+from servers.errors import NOT_READABLE
 from servers.hardware import HardwareError, roofline
 from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError
@@ -199,7 +200,7 @@ class HttpServer:
             raise ErrorReply(bad_type)
         try:
             found = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except NOT_READABLE:
             if not strict:
                 return {}
             message, place = "not JSON", 0

@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from servers.calls import Caller
+from servers.errors import UnreachableError
+from tests import raw_server
 from tests.stub_server import answering
 
 
@@ -28,7 +30,7 @@ def test_prefix_and_json() -> None:
     assert stub.heard == ["POST /models/a/tokenize", "GET /models/a/else"]
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>", b"\xff", b'{"a":', b"[1] 2"])
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\xff", b'{"a":', b"[1] 2", b"[" * 300_000, b'{"a":' * 100_000])
 def test_not_json(content: bytes) -> None:
     """An answer that is not JSON is None, never an exception."""
     with answering({"GET /": (500, content)}) as stub, asking(stub.url) as ask:
@@ -42,8 +44,20 @@ def test_connection_closed_meanwhile() -> None:
 
 
 def test_answer_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer longer than the limit is no answer, and its rest is not taken for the next one."""
+    """An answer longer than the limit is an error, and its rest is not taken for the next one."""
     monkeypatch.setattr("servers.calls.ANSWER_LIMIT_BYTES", 10)
     with answering({"GET /long": (200, [1] * 1000), "GET /short": (200, 1)}) as stub, asking(stub.url) as ask:
-        assert ask("/long") == (200, None)
+        with pytest.raises(UnreachableError, match="more than 10 bytes"):
+            ask("/long")
         assert ask("/short") == (200, 1)
+
+
+@pytest.mark.parametrize("dripped", [raw_server.page(b"[1, 2, 3]"), b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 50])
+def test_a_dripping_answer_has_one_time_limit(dripped: bytes) -> None:
+    """Head or body a byte at a time: the limit is that of the whole answer, not of each read."""
+    with (
+        raw_server.serving(lambda _path: raw_server.DRIP + dripped) as slow,
+        closing(Caller(slow.url, timeout_s=0.2)) as ask,
+        pytest.raises(UnreachableError, match="did not answer within"),
+    ):
+        ask("/")

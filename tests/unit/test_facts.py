@@ -123,7 +123,7 @@ def test_every_run_gives_strict_json(tmp_path: Path) -> None:
 
 def test_a_run_without_telling_header_is_still_summarised(tmp_path: Path) -> None:
     """Facts that an older or foreign header lacks are null, and nothing raises."""
-    run: Run = run_of(tmp_path / "run", [complete(0, [MS])], plan={}, server={}, client={}, command=[])
+    run: Run = run_of(tmp_path / "run", [complete(0, [MS])], plan={}, server="", client={}, command=[])
     summary = summarise(run)
     assert summary["server"]["name"] is None
     assert summary["requests"]["unrecorded"] == 0

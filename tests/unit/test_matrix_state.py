@@ -43,7 +43,7 @@ def test_what_an_attempt_left_is_moved_aside_and_kept(tmp_path: Path) -> None:
 def test_a_journal_goes_on_only_when_asked_to(tmp_path: Path) -> None:
     """A folder with a matrix is not begun again, and one with something else is not used."""
     with journal(tmp_path / "m", PLAN, resume=False) as book:
-        book.write("up", start=1)
+        book.write("down", start=1)
     with (
         pytest.raises(OutputError, match="holds a matrix already") as caught,
         journal(tmp_path / "m", PLAN, resume=False),
@@ -51,7 +51,7 @@ def test_a_journal_goes_on_only_when_asked_to(tmp_path: Path) -> None:
         pass
     assert "--resume" in caught.value.hint
     with journal(tmp_path / "m", PLAN, resume=True) as book:
-        assert [line["type"] for line in book.lines] == ["plan", "up", "resumed"]
+        assert [line["type"] for line in book.lines] == ["plan", "down", "resumed"]
     with pytest.raises(OutputError, match="not empty"), journal(tmp_path, PLAN, resume=True):
         pass
 
@@ -84,12 +84,12 @@ def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
     """What is written after a kill in the middle of a line can be read."""
     with journal(tmp_path / "m", PLAN, resume=False) as book:
-        book.write("up", start=1)
+        book.write("down", start=1)
     with (tmp_path / "m" / JOURNAL).open("ab") as file:
         file.write(b'{"type": "beg')
     with journal(tmp_path / "m", PLAN, resume=True) as book:
-        book.write("up", start=2)
-    assert [line["type"] for line in read_lines(tmp_path / "m")] == ["plan", "up", "resumed", "up"]
+        book.write("down", start=2)
+    assert [line["type"] for line in read_lines(tmp_path / "m")] == ["plan", "down", "resumed", "down"]
 
 
 def test_the_newest_word_on_a_run_counts() -> None:
@@ -109,3 +109,28 @@ def test_the_newest_word_on_a_run_counts() -> None:
     assert newest(lines, "begin", "failure") == {one: lines[3], two: lines[2]}
     assert newest(lines, "begin") == {one: lines[3]}
     assert newest(lines, "end") == {one: lines[4]}
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"\xff",
+        b"[" * 100_000,
+        b"7",
+        b'{"type": 7}',
+        b'{"type": "up", "at": "x", "start": 1}',
+        b'{"type": "begin", "at": "x", "cell": {"server": "tgi"}, "repeat": 1, "start": 1, "place": 0}',
+        b'{"type": "end", "at": "x", "cell": {"server": 1, "host": "a", "model": "7b", "workload": "w"}, "repeat": 1}',
+    ],
+)
+def test_a_damaged_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
+    """Whatever stands there; also at the end of a run file that nobody can read."""
+    with journal(tmp_path / "m", PLAN, resume=False) as book:
+        book.write("begin", **Repeat(CELL, 1).key, start=1, place=0)
+    with (tmp_path / "m" / JOURNAL).open("ab") as file:
+        file.write(torn + b"\n")
+    lines = read_lines(tmp_path / "m")
+    assert [line["type"] for line in lines] == ["plan", "begin"]
+    assert [*newest(lines, "begin")] == [Repeat(CELL, 1)]
+    write(tmp_path / Repeat(CELL, 1).folder, [header(5), torn])
+    assert not finished(tmp_path, Repeat(CELL, 1))

@@ -8,7 +8,11 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import access_of
 from loadgen.settings import command_of, read_plan
+from servers import hardware
 from servers.access import without_secrets
+from servers.errors import HostsError
+from servers.hardware import HardwareError
+from servers.launch.spec import read_hosts
 
 
 def test_values_are_stored_in_their_canonical_form() -> None:
@@ -201,3 +205,44 @@ def test_extra_body_is_json_a_file_or_a_table(tmp_path: Path) -> None:
     command = command_of(plan)
     assert plan == Plan(server="tgi", n=1, extra_body=command[command.index("--extra-body") + 1])
     assert command_of(Plan(server="tgi", n=1, ignore_eos=False))[-1] == "--no-ignore-eos"
+
+
+BOMBS = {
+    "dotted key": b"a" + b".a" * 50_000 + b" = 1",
+    "quoted parts": b"""["a b""" + b"""".'c'."d""" * 50_000 + b'"]',
+    "deep array": b"a = " + b"[" * 50_000,
+    "deep table": b"a = " + b"{a = " * 50_000,
+    "large": b"#" * (1 << 21),
+    "number": b"n = " + b"1" * 10_000,
+    "no text": b"\xff",
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
+def test_what_no_settings_file_holds_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Before a parser spends minutes on it or ends in an exception of its own: plans, hosts, hardware."""
+    file = tmp_path / "bomb.toml"
+    file.write_bytes(content)
+    with pytest.raises(PlanError, match="is not TOML"):
+        read_plan(file)
+    with pytest.raises(HostsError, match="is not TOML"):
+        read_hosts(file)
+    with pytest.raises(HardwareError, match=r"bomb\.toml"):
+        hardware.gpu("H100", file)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["[" * 100_000, '{"a":' * 100_000, '{"a":' * 65 + "1" + "}" * 65, "1" * 5_000, "\udc80"],
+    ids=["array", "object", "levels", "number", "no text"],
+)
+def test_extra_fields_have_limits(tmp_path: Path, given: str) -> None:
+    """Of depth and size, on the command line and in a file."""
+    file = tmp_path / "fields.json"
+    file.write_bytes(given.encode(errors="surrogateescape"))
+    for written in (given, f"@{file}"):
+        with pytest.raises(PlanError, match="--extra-body"):
+            Plan(server="tgi", n=1, extra_body=written)
+    file.write_bytes(b'{"a": "' + b"x" * (1 << 20) + b'"}')
+    with pytest.raises(PlanError, match="more than 1,048,576 bytes"):
+        Plan(server="tgi", n=1, extra_body=f"@{file}")

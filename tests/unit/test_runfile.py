@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.cli.output import runs_in
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, RunFileError, Telemetry, read, scan
 
@@ -101,3 +102,57 @@ def test_what_is_no_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_bytes(lines(newer))
     with pytest.raises(RunFileError, match="newer loadgen"):
         read(tmp_path)
+
+
+RECORD = '{"type":"request","id":%s,"state":"complete","chunk_ns":[1,2],"chunk_tokens":%s}'
+SAMPLED = '{"type":"telemetry","source":"client","at_ns":%s,"values":%s}'
+TORN = {
+    "no UTF-8": b'{"type":"request","id":1,"state":"failed","error_detail":"\xff"}',
+    "nested": b'{"type":"request","id":1,"state":"failed","x":' + b"[" * 100_000,
+    "id of 2^63": (RECORD % (2**63, [1, 1])).encode(),
+    "count of 2^63": (RECORD % (1, [1, 2**63])).encode(),
+    "negative count": (RECORD % (1, [1, -1])).encode(),
+    "unequal columns": (RECORD % (1, [1])).encode(),
+    "instant of 2^63": b'{"type":"request","id":1,"state":"failed","sent_ns":9223372036854775808}',
+    "sample at 2^63": (SAMPLED % (2**63, "{}")).encode(),
+    "no number": (SAMPLED % (1, '{"cpu_ns":"7"}')).encode(),
+    "null": (SAMPLED % (1, '{"stall_ns_max":null}')).encode(),
+    "no bucket": (SAMPLED % (1, '{"late_counts":{"x":1}}')).encode(),
+    "no list": (SAMPLED % (1, '{"gpus":7}')).encode(),
+    "no clock": b'{"type":"telemetry","source":"clock","at_ns":0,"values":{}}',
+    "footer": b'{"type":"footer","ended_ns":1,"sent":-3,"complete":0,"truncated":0,"failed":0,"dropped":0}',
+}
+
+
+@pytest.mark.parametrize("line", TORN.values(), ids=TORN)
+def test_what_cannot_be_is_damaged(tmp_path: Path, line: bytes) -> None:
+    """By its bytes, its depth, its types or its limits: left out and counted; what stands twice counts once."""
+    (tmp_path / "run.jsonl").write_bytes(lines(HEADER, RECORDS[0]) + line + b"\n" + lines(*RECORDS, SAMPLE, FOOTER))
+    run = read(tmp_path)
+    assert (run.records, run.telemetry, run.footer, run.damaged_lines) == (RECORDS, [SAMPLE], FOOTER, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": {"window_s": "all"}},
+        {"plan": {"label": 7}},
+        {"plan": {"n": "many"}},
+        {"server": {"limits": [1]}},
+        {"client": {"machines": [{"name": "a"}]}},
+        {"telemetry": {"gpu": []}},
+    ],
+)
+def test_a_header_of_other_types_is_no_run(tmp_path: Path, changes: dict[str, object]) -> None:
+    """The message says where."""
+    (tmp_path / "run.jsonl").write_bytes(lines(msgspec.to_builtins(HEADER) | changes))
+    with pytest.raises(RunFileError, match=f"not a readable header .*{next(iter(changes))}"):
+        read(tmp_path)
+
+
+def test_a_copy_beside_the_repeats_is_none_of_them(tmp_path: Path) -> None:
+    """Only what ends in its number, in their order."""
+    for name in ("repeat-10", "repeat-2", "repeat-1.bak", "repeat-1-unfinished-1", "repeat-"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.jsonl").write_bytes(lines(HEADER))
+    assert [run.name for run in runs_in(tmp_path)] == ["repeat-2", "repeat-10"]

@@ -13,6 +13,7 @@ from analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache,
 from analysis.telemetry import counters, memory, series
 from analysis.window import frame_of_run
 from loadgen.record import Record
+from loadgen.runfile import RunFileError
 from tests.runs import complete, failed, loop, run_of, said, summarise, text_of, typed
 from tests.telemetry import line, told
 
@@ -84,20 +85,21 @@ def test_cards_and_processes_have_curves_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listed", [None, 7, "no list", [7, None, {"index": 0, "pid": 5}], {"index": 0}])
-def test_lists_of_another_type_are_left_out(tmp_path: Path, listed: Any) -> None:
-    """A damaged or foreign line takes no other reading with it."""
-    gpu = {"index": 0, "memory_used_bytes": 20, "processes": listed}
+def test_lists_of_another_type_are_damage(tmp_path: Path, listed: Any) -> None:
+    """Their lines are left out and counted, and take no other reading with them; in a header they leave no run."""
+    gpu = {"index": 0, "memory_used_bytes": 20}
     lines = [
         line("gpu", 1, gpus=[gpu]),
         line("gpu", 2, gpus=listed),
-        line("host", 1, memory_used_bytes=7, processes=listed),
+        line("gpu", 3, gpus=[gpu | {"processes": listed}]),
+        line("host", 1, memory_used_bytes=7),
+        line("host", 2, memory_used_bytes=7, processes=listed),
     ]
-    run = told(tmp_path / "run", lines, facts={"gpu": {"gpus": listed}, "host": {"processes": listed}})
-    assert curve(run, "gpu_memory_used", "GPU 0")[1] == 20
-    assert curve(run, "host_memory_used", "host") == {1: 7}
-    found = memory(run)
-    assert found is not None
-    assert found.gpus[0].peak_bytes == 20
+    run = told(tmp_path / "run", lines)
+    assert run.damaged_lines == 3
+    assert (curve(run, "gpu_memory_used", "GPU 0"), curve(run, "host_memory_used", "host")) == ({1: 20}, {1: 7})
+    with pytest.raises(RunFileError, match="telemetry"):
+        told(tmp_path / "other", [], facts={"gpu": {"gpus": listed}})
 
 
 def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""What people get wrong is an exit code and a sentence; what they interrupt ends at once, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
+from tests import raw_server
+from tests.command import ROOT, in_process
+
+TOKEN = {"LOADGEN_TOKEN": "0123456789abcdef" * 2}
+URLS = {
+    "http://h:99999": "is no URL",
+    "http://h:abc": "is no URL",
+    "http://[::1": "is no URL",
+    "http://..": "is no URL",
+    f"http://{'a' * 300}": "is no URL",
+    f"http://{'a.' * 200}x": "names no host",
+    "http://": "names no host",
+    "http://:80": "names no host",
+    "http://a b": "a blank",
+    "http://a\nb": "a blank",
+    "http://h/ü": "not ASCII",
+    "http://h?key=1": "nothing behind it",
+    "ftp://h": "must start with http",
+}
+
+
+@pytest.mark.parametrize(("url", "said"), URLS.items(), ids=range(len(URLS)))
+def test_a_url_that_cannot_be_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
+    """As an option and in the environment: 2, what is wrong with it, and nothing is asked."""
+    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", "--url", url)
+    assert (code, said in complaint) == (EXIT_USAGE, True), complaint
+    monkeypatch.setenv("LOADGEN_TGI_URL", url)
+    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi")
+    assert (code, said in complaint, "LOADGEN_TGI_URL" in complaint) == (EXIT_USAGE, True, True), complaint
+
+
+def test_a_host_name_of_other_letters_is_looked_up(tmp_path: Path) -> None:
+    """By its name in ASCII."""
+    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", "--url", "http://bücher.invalid:80")
+    assert (code, "xn--bcher-kva.invalid" in complaint) == (EXIT_SERVER, True), complaint
+
+
+def unwritable(folder: Path) -> str:
+    (folder / "file").write_text("")
+    return str(folder / "file" / "run")
+
+
+def taken(folder: Path) -> str:
+    (folder / "run").mkdir()
+    (folder / "run" / "mine").write_text("")
+    return str(folder / "run")
+
+
+FILES: dict[str, tuple[str, Callable[[Path], str]]] = {
+    "no PEM": ("--ca-file", lambda _: str(Path(__file__))),
+    "a folder": ("--ca-file", str),
+    "no file": ("--ca-file", lambda folder: str(folder / "none")),
+    "no UTF-8": ("--out", lambda folder: f"{folder}/\udcff"),
+    "unwritable": ("--out", unwritable),
+    "taken": ("--out", taken),
+}
+
+
+@pytest.mark.parametrize(("option", "made"), FILES.values(), ids=FILES)
+def test_a_file_that_will_not_do_is_a_mistake(tmp_path: Path, option: str, made: Callable[[Path], str]) -> None:
+    """Before anything is sent."""
+    words = ("burst", "--server", "tgi", "--n", "1", "--speed", "100", option, made(tmp_path))
+    code, _, complaint = in_process(tmp_path, *words)
+    assert (code, complaint.count("\n") >= 2) == (EXIT_USAGE, True), complaint
+
+
+@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 100_000, b"\xff", b"1" * 10_000], ids=range(4))
+def test_answers_that_no_server_gives_are_another_server(tmp_path: Path, body: bytes) -> None:
+    """From every route that is asked: 3."""
+    with raw_server.serving(lambda _path: raw_server.page(body)) as odd:
+        code, _, complaint = in_process(tmp_path, "burst", "--server", "vllm", "--url", odd.url)
+        assert (code, "not as vLLM" in complaint) == (EXIT_SERVER, True), complaint
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)} | TOKEN
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-m", "loadgen", *words], cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5])
+def test_an_interrupt_ends_the_command_at_any_instant(tmp_path: Path, after_s: float) -> None:
+    """Also amid its imports: no traceback. Before it has been read at all, Python ends as by the signal."""
+    with started(
+        tmp_path, "burst", "--server", "tgi", "--n", "500", "--output-tokens", "2000", "--no-report"
+    ) as process:
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=100)
+    assert process.returncode == EXIT_INTERRUPTED or (process.returncode == -signal.SIGINT and not complaint), complaint
+    assert "Traceback" not in complaint
+
+
+def children(of: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{of}/task/{of}/children").read_text().split())]
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_worker_that_waits_says_so_and_leaves_no_child(tmp_path: Path, by: signal.Signals) -> None:
+    """Without a master it says for how long it waits; ended, it takes its Locust process with it."""
+    with started(tmp_path, "worker", "--master", "127.0.0.1:1") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting for the master at 127.0.0.1:1, for 300 s at most\n"
+        (child,) = children(process.pid)
+        while b"locust_process" not in Path(f"/proc/{child}/cmdline").read_bytes():
+            time.sleep(0.01)
+        process.send_signal(by)
+        process.communicate(timeout=100)
+    until_s = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()

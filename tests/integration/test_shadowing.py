@@ -1,0 +1,57 @@
+"""A user's own `analysis`, `servers` and `workloads` beside which loadgen is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+
+TAKEN = "raise RuntimeError('this is the user\\'s own')\n"
+BURST = ("burst", "--server", "tgi", "--n", "3", "--workers", "2", "--speed", "100", "--lengths", "server")
+SCRIPT = """
+from loadgen import Plan, compare, read, run
+plan = Plan(server="vllm", n=3, input_tokens=16, output_tokens=4, speed=100)
+assert run(plan, out="run").summary.requests.complete == 3
+assert compare("run", "run", anyway=True) and read("run").figure
+"""
+WAYS = {
+    "module": [sys.executable, "-m", "loadgen", *BURST],
+    "command": [str(Path(sys.executable).with_name("loadgen")), *BURST],
+    "api": [sys.executable, "script.py"],
+    "simulated": [sys.executable, "-c", "from loadgen import simulated\nwith simulated('tgi') as url: assert url"],
+    "locust": [sys.executable, "-m", "loadgen", "ui", "--help"],
+}
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder with modules of our names."""
+    for name in ("analysis", "servers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(TAKEN)
+    (tmp_path / "workloads.py").write_text(TAKEN)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_modules_of_our_names_are_not_ours(beside: Path, way: str) -> None:
+    """The command, the module, the API and every process that they start find our own packages."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(beside)}
+    done = subprocess.run(WAYS[way], cwd=beside, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode in {0, 5}, done.stderr
+    assert "own" not in done.stderr
+
+
+def test_a_module_that_came_first_is_named(beside: Path) -> None:
+    """Python has one module of a name: who imported another before loadgen is told so."""
+    (beside / "workloads.py").write_text("")
+    command = [sys.executable, "-c", "import workloads\nimport loadgen"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=beside, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert "another module named workloads was imported before: import loadgen first" in done.stderr

@@ -17,7 +17,7 @@ from pathlib import Path
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import WorkerTask, work
+from loadgen.engine.worker import INTERRUPTS, WorkerTask, work
 from loadgen.runfile import Footer, Header, Outcome, gather, open_run
 from servers.wire.stamps import common
 
@@ -41,7 +41,7 @@ class Worker:
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while the run is on, instead of raising in the middle of it."""
+    """Counts SIGINT, SIGTERM and SIGHUP while the run is on, instead of raising, or ending, in the middle of it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -53,7 +53,8 @@ class Interrupts:
         def on_signal(*_: object) -> None:
             self.count += 1
 
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [each for each in INTERRUPTS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+        previous = {number: signal.signal(number, on_signal) for number in heard}
         try:
             yield
         finally:

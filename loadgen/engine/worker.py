@@ -43,6 +43,7 @@ from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
@@ -106,8 +107,8 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     stamps = open_source(task.stamps)
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -119,7 +120,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_crash)
+    loop.set_exception_handler(partial(_crash, part))
     started: asyncio.Future[int] = loop.create_future()
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
 
@@ -164,8 +165,9 @@ def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -
         started.set_result(order[1] if order[0] == "start" else time.monotonic_ns())
 
 
-def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug of ours in a callback must not leave a run waiting for ever."""
+def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug of ours in a callback must not leave a run waiting for ever, nor lose what was recorded."""
     if (error := context.get("exception")) is not None:
         traceback.print_exception(error, file=sys.stderr)
+        part.close()
         os._exit(70)

@@ -106,7 +106,7 @@ class Framing:
             self.position = self.body_start
             line = head.split(b"\r\n", 1)[0]
             version, status_text, *_ = *line.split(b" ", 2), b""
-            if not version.startswith(b"HTTP/1.") or not (len(status_text) == 3 and status_text.isdigit()):
+            if version not in {b"HTTP/1.0", b"HTTP/1.1"} or not (len(status_text) == 3 and status_text.isdigit()):
                 raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
             status = int(status_text)
         self.head, self.status = head, status

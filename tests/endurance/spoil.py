@@ -176,10 +176,10 @@ SPOILS: dict[str, Spoil] = {
         lambda r, e: whole(r, body(e)), surplus=b"HTTP/1.1 408 Request Time-out\r\nConnection: close\r\n\r\n"
     ),
     "closed a moment later, unannounced": _fine(lambda r, e: whole(r, body(e)), CLOSE),
-    "reset behind the end": _fine(lambda r, e: whole(r, body(e)), RESET),
     # Something is lost or wrong; what the oracle cannot prove whole must not be taken for it.
     "cut anywhere": _cut,
     "cut between events": _bad(lambda r, e: whole(r, body(e[: r.randrange(len(e))]), last=False), CLOSE, RESET, HANG),
+    "reset behind the end": _bad(lambda r, e: whole(r, body(e)), RESET),
     "no end marker": _bad(lambda r, e: whole(r, body(e[: r.randrange(len(e))])), KEEP),
     "the last chunk in the middle": _bad(
         lambda r, e: whole(r, body(e[:2])) + chunks(r, body(e[2:])), KEEP, CLOSE

@@ -114,7 +114,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))
     stamps.close()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         pipe.send(("done", part.close()))
 
 
@@ -144,7 +144,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
-    pipe.send(("ready", stamps.name))
+    with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
+        pipe.send(("ready", stamps.name))
     start_ns = await started
     for record in held.records:
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))

@@ -33,8 +33,9 @@ PR_SET_CHILD_SUBREAPER = 36
 LOCAL = ("worker", "coordinator", "both", "server")
 SEVERAL = ("master", "machine")
 REQUESTS = 60
-END_S = 40.0
-"""A run over machines waits 20 s for a master that is silent (loadgen.distributed.locust_process)."""
+END_S = 30.0
+SILENCE_S = 25.0
+"""After 20 s a master that is silent is gone (loadgen.distributed.locust_process)."""
 
 
 def children(pid: int) -> list[int]:
@@ -138,6 +139,11 @@ def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[st
                 os.kill(pid, signal.SIGKILL)
         lost = []
         for process in processes:
+            if several:  # the other side may wait for a new one, for minutes: whoever sits there ends it
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SILENCE_S)
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
             try:
                 _, err = process.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:
@@ -146,7 +152,7 @@ def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[st
                 _, err = process.communicate()
             if "Traceback" in err:
                 lost.append(f"traceback: {err[-600:]}")
-            if process.returncode not in ({0, 1, 2, 3, 5, -9} if hit else {0, 5}):
+            if process.returncode not in ({0, 1, 2, 3, 5, 130, -9} if hit else {0, 5}):
                 lost.append(f"exit code {process.returncode}: {err[-300:]}")
         lost += [f"left running: {each}" for each in ended(own)]
     lost += accounts(folder, logged(log), victim)
@@ -162,7 +168,7 @@ def kills(seed: str, number: int, victims: tuple[str, ...] = ()) -> tuple[Counte
     hits, lost = Counter[str](), list[str]()
     for index in range(number):
         draw = random.Random(f"{seed}/{index}")  # noqa: S311
-        victim = victims[index % len(victims)] if victims else (LOCAL * 4 + SEVERAL)[index % 18]
+        victim = victims[index % len(victims)] if victims else (LOCAL * 12 + SEVERAL)[index % 50]
         with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
             previous, tempfile.tempdir = tempfile.tempdir, scratch  # theirs too: nothing may be left in it
             try:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -385,11 +385,15 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
     lost = 0
     kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
     detail = f"its worker process ended with {outcome.exit}"
-    for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
+    schedule = outcome.task.schedule
+    open_loop = () if outcome.task.prompts.of_sessions else schedule.due_ns or ()
+    turned = outcome.due if interrupted else max(outcome.due, len(open_loop))  # who is lost misses all that was to come
+    requests = islice(outcome.task.requests(), turned if turned > len(seen) else 0)
+    for request, due_ns in zip(requests, chain(open_loop, repeat(0))):
         if request.id not in seen:
             lost += 1
             record = unsent(request, kind, detail)
-            record.worker = worker
+            record.worker, record.due_ns = worker, due_ns
             yield msgspec.json.encode(record) + b"\n"
     if lost:
         counts["failed"] += lost

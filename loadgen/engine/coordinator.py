@@ -7,11 +7,12 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import sizeof
 from dataclasses import dataclass
+from mmap import mmap
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
-from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 
 from loadgen.engine.clock import ClockPairs
@@ -117,7 +118,7 @@ def drive(
     workers: list[Worker] = []
     try:
         for task in tasks:
-            (ours, theirs), counts = context.Pipe(), RawValue(Counts)
+            (ours, theirs), counts = context.Pipe(), Counts.from_buffer(mmap(-1, sizeof(Counts)))  # on no disk
             about = (task, theirs, counts, [ours, *(worker.pipe for worker in workers)])
             process = context.Process(target=work, args=about, name=f"loadgen-worker-{task.worker}")
             process.start()

@@ -124,7 +124,9 @@ def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[st
             bind = ["--distributed", "--expect-workers", "1", "--bind", "127.0.0.1:0"]
             processes.append(start(folder, *words, *shape, *bind, command=command, **secret))
             assert processes[0].stdout is not None
-            line = next(line for line in processes[0].stdout if "waiting for" in line)
+            line = next((line for line in processes[0].stdout if "waiting for" in line), "")
+            if not line:
+                return "no master", [f"the master did not listen: {processes[0].communicate()[1][-400:]}"]
             (folder / "machine").mkdir()
             master = f"127.0.0.1:{line.rpartition(':')[2].strip()}"
             processes.append(start(folder / "machine", "--master", master, command="worker", **secret))

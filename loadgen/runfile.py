@@ -389,7 +389,7 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
     open_loop = () if outcome.task.prompts.of_sessions else schedule.due_ns or ()
     turned = outcome.due if interrupted else max(outcome.due, len(open_loop))  # who is lost misses all that was to come
     requests = islice(outcome.task.requests(), turned if turned > len(seen) else 0)
-    for request, due_ns in zip(requests, chain(open_loop, repeat(0))):
+    for request, due_ns in zip(requests, chain(open_loop, repeat(0)), strict=False):
         if request.id not in seen:
             lost += 1
             record = unsent(request, kind, detail)

@@ -107,7 +107,9 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
-    for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides what they mean
+    for (
+        number
+    ) in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides what they mean
         signal.signal(number, signal.SIG_IGN)
     stamps = open_source(task.stamps)
     part = RunWriter(task.part)

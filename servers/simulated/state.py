@@ -164,11 +164,15 @@ class ServerState:
             self._log.close()
 
     def _note(self, line: bytes) -> None:
-        """A line of the log, or that what was written has to be there now. What the disk does not take ends the log, and
-        not the server."""
+        """A line of the log; none: what was written has to be there now. What the disk does not take ends the log, not
+        the server."""
+        if self._log is None:
+            return
         try:
-            if self._log:
-                self._log.write(line) if line else self._log.flush()
+            if line:
+                self._log.write(line)
+            else:
+                self._log.flush()
         except OSError as error:
             sys.stderr.write(f"loadgen: cannot write {self.config.log}: {error.strerror}. The log ends here.\n")
             with suppress(OSError):

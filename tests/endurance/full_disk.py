@@ -84,26 +84,21 @@ def words_of(kind: str, url: str) -> tuple[str, list[str], list[str]]:
     return "", others[kind], ["good/summary.json", "cells/matrix.json"]
 
 
-def filled(folder: Path, kind: str, draw: random.Random, url: str, log: Path, *, mounted: bool) -> Iterator[str]:
-    """What was lost when the disk of this command filled up."""
+def begun(folder: Path, kind: str, url: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """The command, started, and the files of results that it may make."""
     command, words, files = words_of(kind, url)
+    if kind in {"burst", "run"}:
+        return start(folder, *words, command=command, report=True), files
     if kind == "matrix":
         (folder / "plan.toml").write_text(MATRIX.format(url=url))
-    if kind == "ui":
-        own = [sys.executable, "-m", "loadgen", "ui", "--headless", "--out", str(folder / "run"), *words]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(own, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=environment(folder))
-    elif command:
-        process = start(folder, *words, command=command, report=True)
-    else:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env=environment(folder),
-        )
+    words = [command, "--headless", "--out", "run", *words] if kind == "ui" else words
+    pipe, own = subprocess.PIPE, [sys.executable, "-m", "loadgen", *words]
+    return subprocess.Popen(own, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=environment(folder)), files
+
+
+def filled(folder: Path, kind: str, draw: random.Random, url: str, log: Path, *, mounted: bool) -> Iterator[str]:
+    """What was lost when the disk of this command filled up."""
+    process, files = begun(folder, kind, url)
     time.sleep(draw.uniform(0, {"ui": 6.0, "matrix": 4.0, "burst": 1.5, "run": 2.5}.get(kind, 1.5)))
     room = draw.choice((0, 0, 500, 5_000, 20_000, 60_000))
     if mounted:
@@ -122,16 +117,17 @@ def filled(folder: Path, kind: str, draw: random.Random, url: str, log: Path, *,
         yield f"traceback: {err[-1500:]}"
     if process.returncode not in {0, 2, 5} or (process.returncode == 2) != ("loadgen: " in err):
         yield f"exit code {process.returncode}: {err[-300:]}"
-    for name in files:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                msgspec.json.decode((folder / name).read_bytes())
-            except msgspec.DecodeError:
-                yield f"{name} is cut off: {(folder / name).stat().st_size} bytes"
-    left = [str(each) for each in folder.rglob("*.part")]
-    if left:
+    yield from (f"{name} is cut off" for name in files if not _whole(folder / name))
+    if left := [str(each) for each in folder.rglob("*.part")]:
         yield f"left: {left}"
     yield from kept(folder, logged(log) if kind in {"burst", "run"} else set(), err)
+
+
+def _whole(file: Path) -> bool:
+    try:
+        return not file.exists() or msgspec.json.decode(file.read_bytes()) is not None
+    except msgspec.DecodeError:
+        return False
 
 
 def kept(folder: Path, received: set[int], err: str) -> Iterator[str]:
@@ -153,7 +149,9 @@ def kept(folder: Path, received: set[int], err: str) -> Iterator[str]:
         yield f"{len(missing)} of {len(received)} requests that the server received are in no file"
 
 
-def full_disks(seed: str, number: int, kinds: tuple[str, ...] = KINDS, *, mounts: bool = True) -> tuple[Counter[str], list[str]]:
+def full_disks(
+    seed: str, number: int, kinds: tuple[str, ...] = KINDS, *, mounts: bool = True
+) -> tuple[Counter[str], list[str]]:
     """So many full disks: how many of which kind, and what was lost."""
     cases, lost = Counter[str](), list[str]()
     with tempfile.TemporaryDirectory(prefix="full-") as scratch, contextlib.ExitStack() as held:
@@ -165,17 +163,16 @@ def full_disks(seed: str, number: int, kinds: tuple[str, ...] = KINDS, *, mounts
             words = words_of("burst", url)[1]
             start(good, *words).communicate(timeout=60)
         for index in range(number):
-            draw, kind = random.Random(f"{seed}/{index}"), kinds[index % len(kinds)]  # noqa: S311
+            draw, kind = random.Random(f"{seed}/{index}"), kinds[index % len(kinds)]
             folder, log = Path(scratch, "disk"), Path(scratch, f"log-{index}.jsonl")
             folder.mkdir()
             with (
                 small_disk(folder) if mounts and index // len(kinds) % 2 else contextlib.nullcontext(False) as mounted,
-                spawn_process(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.01, log=log)) as (url, server),
+                spawn_process(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.01, log=log)) as (url, _),
             ):
                 for name in ("good", "good2"):
                     shutil.copytree(good / "run", folder / name)
                 found = list(filled(folder, kind, draw, url, log, mounted=mounted))
-                del server
             shutil.rmtree(folder)
             cases[f"{kind}, {'a full tmpfs' if mounted else 'no file may grow'}"] += 1
             lost += [f"{index}, {kind}: {each}" for each in found]

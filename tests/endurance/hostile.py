@@ -1,9 +1,9 @@
 """Runs against servers whose answers are spoiled: what is recorded must be what an oracle makes of the same bytes.
 
-    PYTHONPATH=. python tests/endurance/hostile.py [SEED] [CASES per dialect]
+PYTHONPATH=. python tests/endurance/hostile.py [SEED] [CASES per dialect]
 
-    loadgen run ──> spoiler, with TLS or without ──> simulated server
-                    └── passes on what is asked of it, and spoils each answer of tokens as tests/endurance/spoil.py draws
+loadgen run ──> spoiler, with TLS or without ──> simulated server
+                └── passes on what is asked of it, and spoils each answer of tokens as tests/endurance/spoil.py draws
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -154,12 +155,14 @@ def _pieces(random: Random, raw: bytes) -> Iterator[bytes]:
     few = [random.randrange(len(raw) + 1) for _ in range(random.randint(0, 12))]
     drip = random.choice((range(min(60, len(raw))), range(max(0, len(raw) - 60), len(raw))))
     places = [0, *sorted(random.choice((few, few, drip, ()))), len(raw)]
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in pairwise(places):
         if begin < end:
             yield raw[begin:end]
 
 
-def ordeal(folder: Path, seed: str, key: tuple[str, str], cases: int, *, tls: bool) -> tuple[int, list[str], Counter[str]]:
+def ordeal(
+    folder: Path, seed: str, key: tuple[str, str], cases: int, *, tls: bool
+) -> tuple[int, list[str], Counter[str]]:
     """One run of so many cases: how many there were, what was lost, and how they ended."""
     server, endpoint = key
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -189,7 +192,9 @@ def ordeal(folder: Path, seed: str, key: tuple[str, str], cases: int, *, tls: bo
         whole = spoil.proven(server, endpoint, case.raw, closed=case.ending != spoil.HANG, asked=ASKED)
         complete = record.state == "complete"
         if (complete and not whole) or (case.harmless and not complete):
-            lost.append(f"{name} ({record.id}): {record.state} ({record.error_detail}), and it was {whole=}: {case.raw[:300]!r}")
+            lost.append(
+                f"{name} ({record.id}): {record.state} ({record.error_detail}), and it was {whole=}: {case.raw[:300]!r}"
+            )
     return cases, lost, Counter(record.state for record in run.records)
 
 

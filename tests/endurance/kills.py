@@ -51,9 +51,13 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
+def names(folder: Path | str) -> set[str]:
+    return {each.name for each in Path(folder).iterdir()}
+
+
 def shared_memory(before: set[str]) -> list[str]:
     """What processes of Python that are gone left in /dev/shm."""
-    new = (each for each in {*os.listdir("/dev/shm")} - before if each.startswith(("pym-", "psm_", "sem.")))
+    new = (each for each in names("/dev/shm") - before if each.startswith(("pym-", "psm_", "sem.")))
     return [each for each in new if not (pid := each.split("-")[1:2]) or not Path(f"/proc/{pid[0]}").exists()]
 
 
@@ -109,7 +113,7 @@ def accounts(folder: Path, received: set[int], victim: str) -> Iterator[str]:
 
 def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[str]]:
     """One run and one kill: what could be killed, and what was lost."""
-    before, log = {*os.listdir("/dev/shm")}, folder / "log.jsonl"
+    before, log = names("/dev/shm"), folder / "log.jsonl"
     several = victim in SEVERAL
     config = SimulatedConfig(server="tgi", ttft_s=0.05, itl_s=0.02, log=log)
     with spawn_process(config) as (url, server):
@@ -160,7 +164,7 @@ def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[st
     lost += accounts(folder, logged(log), victim)
     lost += [f"left in shared memory: {each}" for each in shared_memory(before)]
     known = {"run", "machine", "log.jsonl", "runs"}
-    lost += [f"left: {each}" for each in os.listdir(folder) if each not in known and not each.startswith(("loadgen", "."))]
+    lost += [f"left: {each}" for each in names(folder) if each not in known and not each.startswith(("loadgen", "."))]
     return "killed" if hit else "too late", lost
 
 
@@ -169,7 +173,7 @@ def kills(seed: str, number: int, victims: tuple[str, ...] = ()) -> tuple[Counte
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     hits, lost = Counter[str](), list[str]()
     for index in range(number):
-        draw = random.Random(f"{seed}/{index}")  # noqa: S311
+        draw = random.Random(f"{seed}/{index}")
         victim = victims[index % len(victims)] if victims else (LOCAL * 12 + SEVERAL)[index % 50]
         with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
             previous, tempfile.tempdir = tempfile.tempdir, scratch  # theirs too: nothing may be left in it
@@ -179,7 +183,7 @@ def kills(seed: str, number: int, victims: tuple[str, ...] = ()) -> tuple[Counte
                 what, found = killed(folder, victim, draw)
             finally:
                 tempfile.tempdir = previous
-            found += [f"left in the temporary folder: {each}" for each in os.listdir(scratch) if each != "of"]
+            found += [f"left in the temporary folder: {each}" for each in names(scratch) - {"of"}]
         hits[f"{victim} {what}"] += 1
         lost += [f"{index}, {victim}: {each}" for each in found]
         if found:
@@ -191,7 +195,9 @@ def main(seed: str = "7", number: str = "200") -> None:
     """Kills, survived, lost."""
     hits, lost = kills(seed, int(number))
     print(*(f"{what:>24}: {times}" for what, times in sorted(hits.items())), sep="\n")
-    print(f"{hits.total()} kills, {hits.total() - len({each.split(',')[0] for each in lost})} survived, {len(lost)} lost")
+    print(
+        f"{hits.total()} kills, {hits.total() - len({each.split(',')[0] for each in lost})} survived, {len(lost)} lost"
+    )
     sys.exit(bool(lost))
 
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python tests/endurance/long.py [REQUESTS] [SPEED]
 
-A simulated vLLM whose clock goes SPEED times faster, and a closed loop: the number of requests in flight stays the same,
-so whatever a process holds per request that has ended shows as growth.
+A simulated vLLM whose clock goes SPEED times faster, and a closed loop: the number of requests in flight stays the
+same, so whatever a process holds per request that has ended shows as growth.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Answers spoiled in a way drawn from a seed, and an oracle of its own for what is left of them: h11 finds the body, the
-standard library reads it. Nothing here is the product's."""
+"""Answers spoiled in a way drawn from a seed, and an oracle of its own for what is left of them: h11 finds the body,
+the standard library reads it. Nothing here is the product's."""
 
 from __future__ import annotations
 
@@ -115,8 +115,10 @@ def _cut(random: Random, events: Events) -> Spoiled:
 
 
 def _numbers(random: Random, events: Events) -> bytes:
-    number = random.choice((b"1e999", b"1" * 400, b"-1", b"NaN", b'"8"', b"8.0", b"18446744073709551616", b"null", b"[]"))
-    made = [event.replace(b"tokens\":8", b"tokens\":" + number) for event in events]
+    number = random.choice(
+        (b"1e999", b"1" * 400, b"-1", b"NaN", b'"8"', b"8.0", b"18446744073709551616", b"null", b"[]")
+    )
+    made = [event.replace(b'tokens":8', b'tokens":' + number) for event in events]
     return whole(random, body(made))
 
 
@@ -127,13 +129,63 @@ def _shuffled(random: Random, events: Events) -> bytes:
 
 
 _BUSY = b'{"error":{"message":"Model is overloaded","type":"overloaded"}}'
-_STATUSES = ("201 Created", "204 No Content", "206 Partial", "301 Moved", "302 Found", "304 Not Modified", "307 Temporary")
-_STATUSES += ("401 No", "404 Not Found", "418 I", "429 Many", "500 Oh", "503 Busy", "599 Odd", "999 Odd", "000 None", "099 x")
-_STRANGE_HEADS = (
-    *("HTTP/2.0 200 OK", "HTTP/1.1 20 OK", "HTTP/1.1 2000 OK", "HTTP/1.1 abc OK", "HTTP/1.1", "http/1.1 200 OK", "HTTP/9 200"),
-    *("ICY 200 OK", "SSH-2.0-OpenSSH_9.2", "220 mail ESMTP", "", " HTTP/1.1 200 OK", "HTTP/1.1  200 OK", "HTTP/1.1 +20 OK"),
+_STATUSES = (
+    "201 Created",
+    "204 No Content",
+    "206 Partial",
+    "301 Moved",
+    "302 Found",
+    "304 Not Modified",
+    "307 Temporary",
 )
-_SIZES = ("-1", "0x10", "0X8", "+5", "1_0", " 5", "5 5", "g", "", ";", "ffffffffffffffffff", "1" * 3000, "5.0", "\u0661")
+_STATUSES += (
+    "401 No",
+    "404 Not Found",
+    "418 I",
+    "429 Many",
+    "500 Oh",
+    "503 Busy",
+    "599 Odd",
+    "999 Odd",
+    "000 None",
+    "099 x",
+)
+_STRANGE_HEADS = (
+    *(
+        "HTTP/2.0 200 OK",
+        "HTTP/1.1 20 OK",
+        "HTTP/1.1 2000 OK",
+        "HTTP/1.1 abc OK",
+        "HTTP/1.1",
+        "http/1.1 200 OK",
+        "HTTP/9 200",
+    ),
+    *(
+        "ICY 200 OK",
+        "SSH-2.0-OpenSSH_9.2",
+        "220 mail ESMTP",
+        "",
+        " HTTP/1.1 200 OK",
+        "HTTP/1.1  200 OK",
+        "HTTP/1.1 +20 OK",
+    ),
+)
+_SIZES = (
+    "-1",
+    "0x10",
+    "0X8",
+    "+5",
+    "1_0",
+    " 5",
+    "5 5",
+    "g",
+    "",
+    ";",
+    "ffffffffffffffffff",
+    "1" * 3000,
+    "5.0",
+    "\u0661",
+)
 _LENGTHS = ("-1", "+9", "0x20", "9, 9", "1e3", "9 9", "", "many", "9" * 30, "0")
 
 SPOILS: dict[str, Spoil] = {
@@ -145,9 +197,11 @@ SPOILS: dict[str, Spoil] = {
     "until the end of the connection": _fine(lambda _, e: head("Connection: close") + body(e), CLOSE),
     "HTTP/1.0": _fine(lambda _, e: head(version="HTTP/1.0") + body(e), CLOSE),
     "early answers": _fine(
-        lambda r, e: b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * r.randint(1, 3)
-        + b"HTTP/1.1 100 Continue\r\n\r\n" * r.randint(0, 2)
-        + whole(r, body(e))
+        lambda r, e: (
+            b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * r.randint(1, 3)
+            + b"HTTP/1.1 100 Continue\r\n\r\n" * r.randint(0, 2)
+            + whole(r, body(e))
+        )
     ),
     "no reason phrase": _fine(lambda r, e: whole(r, body(e)).replace(b"200 OK", b"200", 1)),
     "header of 60 kB": _fine(lambda r, e: whole(r, body(e), "X-Long: " + "a" * 60_000)),
@@ -162,9 +216,7 @@ SPOILS: dict[str, Spoil] = {
     "CR": _fine(lambda r, e: whole(r, body(e, b"\r"))),
     "a byte order mark": _fine(lambda r, e: whole(r, b"\xef\xbb\xbf" + body(e))),
     "no space behind the colon": _fine(lambda r, e: whole(r, body(e).replace(b"data: ", b"data:"))),
-    "an event on two lines": _fine(
-        lambda r, e: whole(r, body([p.replace(b"{", b"{\ndata:", 1) for p in e]))
-    ),
+    "an event on two lines": _fine(lambda r, e: whole(r, body([p.replace(b"{", b"{\ndata:", 1) for p in e]))),
     "fields that nobody knows": _fine(lambda r, e: whole(r, body([_more_fields(r, p) for p in e]))),
     "empty lines everywhere": _fine(lambda r, e: whole(r, b"\n\n" + body(e).replace(b"\n\n", b"\n\n\n\n"))),
     "bytes behind the end": _fine(lambda r, e: whole(r, body(e)) + r.choice((b"\r\n", b"x", SECOND, b"\0" * 99))),
@@ -181,12 +233,11 @@ SPOILS: dict[str, Spoil] = {
     "cut between events": _bad(lambda r, e: whole(r, body(e[: r.randrange(len(e))]), last=False), CLOSE, RESET, HANG),
     "reset behind the end": _bad(lambda r, e: whole(r, body(e)), RESET),
     "no end marker": _bad(lambda r, e: whole(r, body(e[: r.randrange(len(e))])), KEEP),
-    "the last chunk in the middle": _bad(
-        lambda r, e: whole(r, body(e[:2])) + chunks(r, body(e[2:])), KEEP, CLOSE
-    ),
+    "the last chunk in the middle": _bad(lambda r, e: whole(r, body(e[:2])) + chunks(r, body(e[2:])), KEEP, CLOSE),
     "an error event": _bad(lambda r, e: whole(r, body(_with(r, e, ERROR.encode()))), KEEP),
     "an event that is not JSON": _bad(
-        lambda r, e: whole(r, body(_with(r, e, r.choice((b"{", b"nonsense", b"[DONE", b"\xff\xfe", b"[" * 5000))))), KEEP
+        lambda r, e: whole(r, body(_with(r, e, r.choice((b"{", b"nonsense", b"[DONE", b"\xff\xfe", b"[" * 5000))))),
+        KEEP,
     ),
     "nested 100,000 deep": _bad(lambda r, e: whole(r, body(_with(r, e, b'{"x":' * 100_000))), KEEP),
     "a number past its type": _bad(_numbers, KEEP),
@@ -200,12 +251,14 @@ SPOILS: dict[str, Spoil] = {
     "some bytes on the wire moved": _bad(lambda r, e: _edited(r, whole(r, body(e))), CLOSE, RESET, HANG),
     "the head changed": _bad(lambda r, e: _flipped(r, head(CHUNKED)) + chunks(r, body(e)), CLOSE, HANG),
     "a chunk size that is none": _bad(
-        lambda r, e: head(CHUNKED)
-        + chunks(r, body(e[:1]), last=False)
-        + f"{r.choice(_SIZES)}\r\n".encode()
-        + body(e[1:])[:16]
-        + b"\r\n"
-        + chunks(r, body(e[1:])[16:]),
+        lambda r, e: (
+            head(CHUNKED)
+            + chunks(r, body(e[:1]), last=False)
+            + f"{r.choice(_SIZES)}\r\n".encode()
+            + body(e[1:])[:16]
+            + b"\r\n"
+            + chunks(r, body(e[1:])[16:])
+        ),
         CLOSE,
         HANG,
     ),
@@ -222,8 +275,10 @@ SPOILS: dict[str, Spoil] = {
     "a length and chunks": _bad(lambda r, e: whole(r, body(e), "Content-Length: 20"), KEEP, CLOSE),
     "two transfer codings": _bad(lambda r, e: whole(r, body(e), CHUNKED), CLOSE),
     "a transfer coding nobody asked for": _bad(
-        lambda r, e: head(f"Transfer-Encoding: {r.choice(('gzip, chunked', 'identity', 'gzip', 'chunked, gzip'))}")
-        + chunks(r, body(e)),
+        lambda r, e: (
+            head(f"Transfer-Encoding: {r.choice(('gzip, chunked', 'identity', 'gzip', 'chunked, gzip'))}")
+            + chunks(r, body(e))
+        ),
         CLOSE,
     ),
     "compressed": _bad(lambda r, e: whole(r, gzip.compress(body(e)), "Content-Encoding: gzip"), KEEP),
@@ -232,15 +287,18 @@ SPOILS: dict[str, Spoil] = {
         lambda r, e: whole(r, body(e), f"Content-Encoding: {r.choice(('gzip', 'br', 'zstd', 'x'))}"), KEEP
     ),
     "a refusal, compressed": _bad(
-        lambda r, _: head("Content-Encoding: gzip", f"Content-Length: {len(gzip.compress(_BUSY))}", status="429 Busy")
-        + r.choice((gzip.compress(_BUSY), _BUSY[:9] * 9)),
+        lambda r, _: (
+            head("Content-Encoding: gzip", f"Content-Length: {len(gzip.compress(_BUSY))}", status="429 Busy")
+            + r.choice((gzip.compress(_BUSY), _BUSY[:9] * 9))
+        ),
         CLOSE,
     ),
     "another status": _bad(
         lambda r, e: whole(r, body(e)).replace(b"200 OK", r.choice(_STATUSES).encode(), 1), KEEP, CLOSE
     ),
     "a redirect": _bad(
-        lambda r, _: head("Location: http://127.0.0.1:1/", "Content-Length: 0", status=f"30{r.choice('12378')} Go"), KEEP
+        lambda r, _: head("Location: http://127.0.0.1:1/", "Content-Length: 0", status=f"30{r.choice('12378')} Go"),
+        KEEP,
     ),
     "no HTTP": _bad(
         lambda r, e: whole(r, body(e)).replace(b"HTTP/1.1 200 OK", r.choice(_STRANGE_HEADS).encode(), 1), CLOSE, HANG
@@ -322,8 +380,8 @@ def payloads_of(data: bytes) -> list[bytes]:
 
 
 def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) -> bool:
-    """Whether these bytes prove that the answer is whole: 200, each event up to the end marker is JSON and no error, and
-    the server's own total, where there is one, is what was asked (TGI may say less)."""
+    """Whether these bytes prove that the answer is whole: 200, each event up to the end marker is JSON and no error,
+    and the server's own total, where there is one, is what was asked (TGI may say less)."""
     status, data = body_of(raw, closed=closed)
     if status != 200:
         return False

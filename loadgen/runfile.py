@@ -305,7 +305,7 @@ class Outcome:
 
     task: WorkerTask
     due: int
-    """How many requests of its task had their turn."""
+    """How many requests of its task had their turn; of a lost one also those that nobody sends any more."""
     exit: str
     """Its exit code or signal, in words."""
     rescued: Path | None
@@ -385,10 +385,8 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
     lost = 0
     kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
     detail = f"its worker process ended with {outcome.exit}"
-    schedule = outcome.task.schedule
-    open_loop = () if outcome.task.prompts.of_sessions else schedule.due_ns or ()
-    turned = outcome.due if interrupted else max(outcome.due, len(open_loop))  # who is lost misses all that was to come
-    requests = islice(outcome.task.requests(), turned if turned > len(seen) else 0)
+    open_loop = () if outcome.task.prompts.of_sessions else outcome.task.schedule.due_ns or ()
+    requests = islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0)
     for request, due_ns in zip(requests, chain(open_loop, repeat(0)), strict=False):
         if request.id not in seen:
             lost += 1

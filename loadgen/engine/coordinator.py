@@ -139,7 +139,8 @@ def drive(
     for worker in workers:
         code = worker.process.exitcode or 0
         words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        outcomes.append(Outcome(worker.task, worker.counts.due, words, worker.rescued))
+        due = worker.counts.due if interrupts.count or not code else worker.task.planned(worker.counts.due)
+        outcomes.append(Outcome(worker.task, due, words, worker.rescued))
     return outcomes
 
 

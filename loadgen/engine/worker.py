@@ -71,6 +71,14 @@ class WorkerTask:
             return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
         return islice(self.prompts.requests(), self.worker, None, self.workers)
 
+    def planned(self, due: int) -> int:
+        """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
+        if self.schedule.until_ns is not None:
+            return due
+        if self.schedule.due_ns is None or self.prompts.of_sessions:
+            return sum(1 for _ in self.requests())
+        return len(self.schedule.due_ns)
+
     def conversations(self) -> Iterator[Conversation]:
         """Draws this worker's sessions, where the workload is of sessions."""
         return islice(self.prompts.conversations(), self.worker, None, self.workers)

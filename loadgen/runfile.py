@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any
@@ -367,7 +367,7 @@ class Outcome:
 
     task: WorkerTask
     due: int
-    """How many requests of its task had their turn."""
+    """How many requests of its task had their turn; of a lost one also those that nobody sends any more."""
     exit: str
     """Its exit code or signal, in words."""
     rescued: Path | None
@@ -447,11 +447,13 @@ def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, inte
     lost = 0
     kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
     detail = f"its worker process ended with {outcome.exit}"
-    for request in islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0):
+    open_loop = () if outcome.task.prompts.of_sessions else outcome.task.schedule.due_ns or ()
+    requests = islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0)
+    for request, due_ns in zip(requests, chain(open_loop, repeat(0)), strict=False):
         if request.id not in seen:
             lost += 1
             record = unsent(request, kind, detail)
-            record.worker = worker
+            record.worker, record.due_ns = worker, due_ns
             yield msgspec.json.encode(record) + b"\n"
     if lost:
         counts["failed"] += lost

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from inspect import cleandoc
 from textwrap import shorten
@@ -141,12 +144,15 @@ def main() -> None:
     try:
         if odd := [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]:
             raise PlanError(f"not UTF-8: {odd[0]!r}", "Name files and folders in UTF-8.")
-        app(prog_name="loadgen")
+        try:
+            app(prog_name="loadgen")
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
-    except Exception as error:
-        if (code := _exit_code(error)) is None:
+    except Exception as raised:
+        if (code := _exit_code(error := _of_disk(raised))) is None:
             raise
         for line in getattr(error, "log_tail", "").splitlines():
             print(f"  | {line}", file=sys.stderr)
@@ -154,6 +160,18 @@ def main() -> None:
         if hint := getattr(error, "hint", ""):
             print(f"  {hint}", file=sys.stderr)
         sys.exit(code)
+
+
+def _of_disk(error: Exception) -> Exception:
+    """An error that is meant for the user, where a disk is full, wherever that was noticed; else the same error."""
+    from loadgen.errors import OutputError
+
+    if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return error
+    with suppress(OSError):  # standard output may be what is full: it is not to be tried again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    what = error.filename or "a file, or standard output"
+    return OutputError(f"cannot write {what}: {error.strerror}", "Make room, also in the temporary folder; try again.")
 
 
 def _options(args: list[str]) -> Iterator[tuple[str, str]]:

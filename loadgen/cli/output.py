@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TextIO
@@ -328,8 +328,15 @@ def screen(stream: TextIO) -> tuple[int, bool]:
 
 
 def write_text(file: Path, text: str, hint: str = SAFE) -> None:
-    """Write a file of results. Raises OutputError with this hint."""
+    """Write a file of results, whole or not at all. Raises OutputError with this hint."""
+    whole = file.resolve()
+    fresh = file if file.exists() and not file.is_file() else whole.with_name(f"{whole.name}.part")  # /dev/stdout
     try:
-        file.write_text(text, encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
+        if fresh != file:
+            fresh.replace(whole)
     except OSError as error:
+        if fresh != file:
+            with suppress(OSError):
+                fresh.unlink()
         raise OutputError(f"cannot write {file}: {error.strerror}", hint) from error

@@ -288,7 +288,7 @@ class Master:
         known = machine.due or [0] * len(tasks)
         exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
         for task, due, exit_ in zip(tasks, known, exits, strict=True):
-            yield Outcome(task, due if machine.ended else planned(task, due), exit_, None, convert)
+            yield Outcome(task, due if machine.ended else task.planned(due), exit_, None, convert)
 
     # What the machines say.
 
@@ -411,16 +411,6 @@ class Master:
 def _host_of(node: str) -> str:
     """Locust calls a worker <host name>_<random number>."""
     return node.rpartition("_")[0] or node
-
-
-def planned(task: WorkerTask, due: int) -> int:
-    """How many requests a worker would have sent in the end; `due` of them where only the clock was to end it."""
-    schedule = task.schedule
-    if schedule.until_ns is not None:
-        return due
-    if schedule.due_ns is None or task.prompts.of_sessions:
-        return sum(1 for _ in task.requests())
-    return len(schedule.due_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,18 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import sizeof
 from dataclasses import dataclass
+from mmap import mmap
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
-from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import WorkerTask, work
+from loadgen.engine.worker import INTERRUPTS, WorkerTask, work
 from loadgen.runfile import Footer, Header, Outcome, gather, open_run
 from servers.wire.stamps import common
 
@@ -41,7 +42,7 @@ class Worker:
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while the run is on, instead of raising in the middle of it."""
+    """Counts SIGINT, SIGTERM and SIGHUP while the run is on, instead of raising, or ending, in the middle of it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -53,7 +54,8 @@ class Interrupts:
         def on_signal(*_: object) -> None:
             self.count += 1
 
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [each for each in INTERRUPTS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+        previous = {number: signal.signal(number, on_signal) for number in heard}
         try:
             yield
         finally:
@@ -116,7 +118,7 @@ def drive(
     workers: list[Worker] = []
     try:
         for task in tasks:
-            (ours, theirs), counts = context.Pipe(), RawValue(Counts)
+            (ours, theirs), counts = context.Pipe(), Counts.from_buffer(mmap(-1, sizeof(Counts)))  # on no disk
             about = (task, theirs, counts, [ours, *(worker.pipe for worker in workers)])
             process = context.Process(target=work, args=about, name=f"loadgen-worker-{task.worker}")
             process.start()
@@ -137,7 +139,8 @@ def drive(
     for worker in workers:
         code = worker.process.exitcode or 0
         words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        outcomes.append(Outcome(worker.task, worker.counts.due, words, worker.rescued))
+        due = worker.counts.due if interrupts.count or not code else worker.task.planned(worker.counts.due)
+        outcomes.append(Outcome(worker.task, due, words, worker.rescued))
     return outcomes
 
 

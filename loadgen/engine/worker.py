@@ -43,6 +43,7 @@ from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
@@ -69,6 +70,14 @@ class WorkerTask:
         if self.prompts.of_sessions:
             return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
         return islice(self.prompts.requests(), self.worker, None, self.workers)
+
+    def planned(self, due: int) -> int:
+        """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
+        if self.schedule.until_ns is not None:
+            return due
+        if self.schedule.due_ns is None or self.prompts.of_sessions:
+            return sum(1 for _ in self.requests())
+        return len(self.schedule.due_ns)
 
     def conversations(self) -> Iterator[Conversation]:
         """Draws this worker's sessions, where the workload is of sessions."""
@@ -106,20 +115,22 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for (
+        number
+    ) in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides what they mean
+        signal.signal(number, signal.SIG_IGN)
     stamps = open_source(task.stamps)
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))
     stamps.close()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         pipe.send(("done", part.close()))
 
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_crash)
+    loop.set_exception_handler(partial(_crash, part))
     started: asyncio.Future[int] = loop.create_future()
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
 
@@ -143,7 +154,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
-    pipe.send(("ready", stamps.name))
+    with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
+        pipe.send(("ready", stamps.name))
     start_ns = await started
     for record in held.records:
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
@@ -164,8 +176,9 @@ def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -
         started.set_result(order[1] if order[0] == "start" else time.monotonic_ns())
 
 
-def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug of ours in a callback must not leave a run waiting for ever."""
+def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug of ours in a callback must not leave a run waiting for ever, nor lose what was recorded."""
     if (error := context.get("exception")) is not None:
         traceback.print_exception(error, file=sys.stderr)
+        part.close()
         os._exit(70)

@@ -331,8 +331,10 @@ class Journal:
     def write(self, kind: str, /, **values: Any) -> None:
         """Append one line. Raises OutputError."""
         line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        data = hide(json.dumps(line, default=str).encode(), whole=True) + b"\n"
         try:
-            self._file.write(hide(json.dumps(line, default=str).encode(), whole=True) + b"\n")
+            while data:  # a disk that is almost full takes a piece
+                data = data[self._file.write(data) :]
             os.fsync(self._file)
         except OSError as error:
             hint = "Make room, and go on with --resume."

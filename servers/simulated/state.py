@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import gc
+import sys
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -151,15 +153,31 @@ class ServerState:
         """Accounts for every request that has ended, for somebody who wants to read the totals."""
         while self._ended:
             self._settle_one()
-        if self._log:
-            self._log.flush()
+        self._note(b"")
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Ends the log with the line that says how the server did as a whole."""
         self.settle()
+        self._note(msgspec.json.encode({"summary": summary}) + b"\n")
+        self._note(b"")
         if self._log:
-            self._log.write(msgspec.json.encode({"summary": summary}) + b"\n")
             self._log.close()
+
+    def _note(self, line: bytes) -> None:
+        """A line of the log; none: what was written has to be there now. What the disk does not take ends the log, not
+        the server."""
+        if self._log is None:
+            return
+        try:
+            if line:
+                self._log.write(line)
+            else:
+                self._log.flush()
+        except OSError as error:
+            sys.stderr.write(f"loadgen: cannot write {self.config.log}: {error.strerror}. The log ends here.\n")
+            with suppress(OSError):
+                self._log.close()
+            self._log = None
 
     def _settle_one(self) -> None:
         line, stream, ended_ns, offset_ns = self._ended.popleft()
@@ -171,7 +189,7 @@ class ServerState:
         sent = sum(line.tokens)
         line.output_tokens = stream.completion.generated(sent) if stream else sent
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full
-            self._log.write(msgspec.json.encode(line) + b"\n")
+            self._note(msgspec.json.encode(line) + b"\n")
 
     def _count(self, stream: Stream, ended_ns: int) -> None:
         """Counts a request that was taken and has come to its end, in whatever way."""

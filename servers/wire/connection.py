@@ -90,13 +90,18 @@ class Connection:
         return self.outgoing.read()
 
     def gone(self) -> bool:
-        """True when the peer has closed this connection while it was idle."""
+        """True when the peer has closed this connection while it was idle, or has said what nobody asked for, which
+        would be taken for the next answer. TLS may bring tickets, which are none of it."""
         try:
-            return self.sock.recv(1, socket.MSG_PEEK) == b""
-        except (BlockingIOError, InterruptedError):
+            received = self.sock.recv(READ_BYTES)
+            if received and self.tls is not None:
+                self.incoming.write(received)
+                self.tls.read(1)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return False
         except OSError:
             return True
+        return True
 
     def close(self) -> None:
         """Close without waiting for anything."""

@@ -40,7 +40,9 @@ class Framing:
     by_close: bool = False  # The body ended with the connection
     need: int = 0  # Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete
     body_start: int = 0
-    body_end: int | None = None  # Known for a Content-Length body; None for one that ends with the connection
+    body_end: int | None = (
+        None  # Known of a Content-Length body, and of a chunked one that has ended, trailers included
+    )
     position: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list)  # (start, end) in the buffer of each chunk's data
     ended: bool = False
@@ -74,7 +76,7 @@ class Framing:
         return (
             self.ended
             and not self.by_close
-            and (self.chunked or len(raw) == self.body_end)
+            and len(raw) == self.body_end
             and head.startswith(b"http/1.1")
             and b"close" not in (_field(head, b"connection") or b"")
         )
@@ -93,29 +95,30 @@ class Framing:
         return [*self.spans, (line_end + 2, min(len(raw), line_end + 2 + size))] if size else self.spans
 
     def _scan_head(self, raw: bytes | bytearray) -> bool:
-        end = raw.find(b"\r\n\r\n", self.position)
-        if end < 0:
-            if len(raw) - self.position > HEAD_LIMIT_BYTES:
+        status = 0
+        while status < 200:  # 100 Continue, 103 Early Hints: the real one follows
+            end = raw.find(b"\r\n\r\n", self.position)
+            if (len(raw) if end < 0 else end) > HEAD_LIMIT_BYTES:
                 raise ProtocolError(f"response head longer than {HEAD_LIMIT_BYTES} bytes")
-            if len(raw) >= 5 and not raw.startswith(b"HTTP/"):
-                raise ProtocolError(f"not an HTTP response: {bytes(raw[:40])!r}")
-            return False
-        head = bytes(raw[self.position : end])
-        self.position = end + 4
-        line = head.split(b"\r\n", 1)[0]
-        version, status_text, *_ = *line.split(b" ", 2), b""
-        if not version.startswith(b"HTTP/1.") or not (len(status_text) == 3 and status_text.isdigit()):
-            raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
-        status = int(status_text)
-        if status < 200:  # 100 Continue, 103 Early Hints: the real one follows
-            return self._scan_head(raw)
-        self.head, self.status, self.body_start = head, status, self.position
+            if end < 0:
+                if len(raw) >= 5 and not raw.startswith(b"HTTP/"):
+                    raise ProtocolError(f"not an HTTP response: {bytes(raw[:40])!r}")
+                return False
+            head, self.body_start = bytes(raw[self.position : end]), end + 4
+            self.position = self.body_start
+            line = head.split(b"\r\n", 1)[0]
+            version, status_text, *_ = *line.split(b" ", 2), b""
+            if version not in {b"HTTP/1.0", b"HTTP/1.1"} or not (len(status_text) == 3 and status_text.isdigit()):
+                raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
+            status = int(status_text)
+        self.head, self.status = head, status
         self._set_length(head.lower(), status)
         return True
 
     def _set_length(self, head: bytes, status: int) -> None:
-        coding = _field(head, b"transfer-encoding")
-        length = _field(head, b"content-length")
+        coding, length = _field(head, b"transfer-encoding"), _field(head, b"content-length")
+        if head.count(b"\r\ntransfer-encoding:") > 1 or head.count(b"\r\ncontent-length:") > 1:
+            raise ProtocolError("more than one header says where the body ends")
         if coding is not None:
             if coding.strip() != b"chunked":
                 raise ProtocolError(f"transfer coding {coding!r} was not asked for")
@@ -139,8 +142,9 @@ class Framing:
             size = _chunk_size(raw[position:line_end])
             start = line_end + 2
             if size == 0:
-                if raw[start : start + 2] == b"\r\n" or raw.find(b"\r\n\r\n", start) >= 0:  # behind any trailers
-                    self.ended = True
+                end = raw.find(b"\r\n\r\n", start - 2)  # behind any trailers
+                if end >= 0:
+                    self.ended, self.body_end = True, end + 4
                 break
             if start + size + 2 > len(raw):
                 break
@@ -173,6 +177,6 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 def _chunk_size(line: bytes | bytearray) -> int:
     digits = bytes(line.partition(b";")[0]).strip()
     try:
-        return int(digits if digits.isalnum() else b"", 16)
+        return int(digits if digits.isalnum() and b"x" not in digits.lower() else b"", 16)
     except ValueError:
         raise ProtocolError(f"not a chunk size: {bytes(line[:40])!r}") from None

@@ -134,6 +134,36 @@ def test_an_interrupt_ends_the_run_and_keeps_what_came(tmp_path: Path) -> None:
     assert summary_of(tmp_path)["run"]["interrupted"] is True
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_every_process_interrupts_the_run(number: int, tmp_path: Path) -> None:
+    """A service manager ends, and a terminal hangs up, all processes at once: the workers leave it to the coordinator."""
+    with spawn(SimulatedConfig(server="tgi", ttft_s=0.1, itl_s=1.0)) as url:
+        process = start(tmp_path, "--server", "tgi", "--url", url, "--n", "10")
+        wait_for(lambda: events_sent(url) >= 10, process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (*map(int, children), process.pid):
+            os.kill(pid, number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert accounted(tmp_path, 10) == {"failed": 10}
+    assert {record.error_kind for record in runfile.read(tmp_path / "run").records} == {"cancelled"}
+
+
+def test_of_a_lost_worker_what_was_to_come_is_named_too(tmp_path: Path) -> None:
+    """An open loop whose only worker is killed: what was not due yet is lost with it, at the instants of the plan."""
+    with spawn(SimulatedConfig(server="tgi", **FAST)) as url:
+        plan = ["--arrivals", "constant:20", "--n", "200"]
+        process = start(tmp_path, "--server", "tgi", "--url", url, *plan, command="run")
+        wait_for(lambda: events_sent(url) >= 10, process)
+        worker = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        os.kill(worker, signal.SIGKILL)
+        process.communicate(timeout=30)
+    assert process.returncode == 1
+    accounted(tmp_path, 200)
+    last = max(runfile.read(tmp_path / "run").records, key=lambda record: record.id)
+    assert (last.error_kind, last.due_ns) == ("worker_lost", 199 * 50_000_000)
+
+
 def test_a_second_interrupt_ends_workers_that_do_not_answer(tmp_path: Path) -> None:
     """The worker is stopped and hears nothing: Ctrl-C twice kills it, and every request is accounted for."""
     with spawn(SimulatedConfig(server="tgi", ttft_s=0.1, itl_s=1.0)) as url:

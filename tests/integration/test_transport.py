@@ -17,7 +17,7 @@ from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.transport import Exchange
-from tests.loopback import CLOSE, RESET, Script, chunked, playing
+from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')
 
@@ -132,7 +132,7 @@ async def test_a_terminator_split_over_two_reads_is_seen() -> None:
 
 
 async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None:
-    """`gone` tells a closed idle connection from a live one without taking bytes from it."""
+    """`gone` tells a closed idle connection from a live one."""
     async with playing([b""], on_accept=[CLOSE]) as server:
         target = target_of(server.url, None)
         closed = await connect(target, 5, SocketStamps())
@@ -142,6 +142,26 @@ async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None
         assert not live.gone()
         closed.close()
         live.close()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bool) -> None:
+    """A 408, say, would be taken for the next answer. The tickets that TLS brings are nothing of the kind."""
+    server_tls = client_tls = None
+    if secure:
+        authority = trustme.CA()
+        server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+        authority.issue_cert("127.0.0.1").configure_cert(server_tls)
+        authority.configure_trust(client_tls)
+    async with playing([b""], tls=server_tls, on_accept=[b"HTTP/1.1 408 Request Time-out\r\n\r\n", HANG]) as server:
+        target = target_of(server.url, client_tls)
+        told = await connect(target, 5, SocketStamps())
+        quiet = await connect(target, 5, SocketStamps())
+        while not told.gone():
+            await asyncio.sleep(0.005)
+        assert not quiet.gone()
+        told.close()
+        quiet.close()
 
 
 def test_a_reset_right_behind_the_last_bytes_is_seen_by_every_event_loop() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from loadgen.distributed import DistributedError, TokenError, master, protocol
-from loadgen.distributed.master import MachinePlan, Master, planned
+from loadgen.distributed.master import MachinePlan, Master
 from loadgen.distributed.protocol import (
     Address,
     Assign,
@@ -29,6 +29,7 @@ from loadgen.distributed.protocol import (
     address_of,
 )
 from loadgen.engine.sampler import Sampler
+from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
 from loadgen.runfile import Header
 
@@ -189,4 +190,4 @@ def test_the_rest_of_a_lost_task_counts_where_it_is_known(load: dict[str, Any], 
     schedule = SimpleNamespace(due_ns=load["due_ns"], until_ns=load.get("until_ns"))
     prompts = SimpleNamespace(of_sessions=load.get("of_sessions", False))
     lost = SimpleNamespace(schedule=schedule, prompts=prompts, requests=lambda: iter(range(5)))
-    assert planned(lost, 2) == expected  # type: ignore[arg-type]
+    assert WorkerTask.planned(lost, 2) == expected  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 from servers.wire.http1 import Framing, ProtocolError, decompressed, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 def body_of(raw: bytes, framing: Framing) -> bytes:
@@ -96,13 +97,28 @@ def test_a_body_shorter_than_its_content_length_is_not_an_end() -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n", "chunk size"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n", "longer than its size"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 5000, "without an end"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n", "chunk size"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "response head longer"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", "response head longer"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3_000, "response head longer"),
+        (b"HTTP/1.18 200 OK\r\n\r\n", "status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", "more than one"),
+        (b"HTTP/1.1 200 OK" + b"\r\nTransfer-Encoding: chunked" * 2 + b"\r\n\r\n0\r\n\r\n", "more than one"),
     ],
 )
 def test_bytes_that_are_not_http_are_named(raw: bytes, complaint: str) -> None:
     """What is not HTTP/1.1 raises ProtocolError that says what was wrong."""
     with pytest.raises(ProtocolError, match=complaint):
         Framing().scan(raw)
+
+
+@pytest.mark.parametrize("behind", [b"", b"HTTP/1.1 200 OK\r\n"])
+@pytest.mark.parametrize("raw", [CHUNKED, CHUNKED[:-2] + b"Trailer: 1\r\n\r\n", SIZED])
+def test_a_connection_with_bytes_behind_the_answer_is_not_used_again(raw: bytes, behind: bytes) -> None:
+    """They would be taken for the next answer."""
+    framing = Framing()
+    assert framing.scan(raw + behind)
+    assert framing.leaves_open(raw + behind) == (not behind)
 
 
 def test_post_is_one_complete_request() -> None:

@@ -1,0 +1,117 @@
+"""Small forms of the scripts in tests/endurance: answers spoiled on the wire, kills, full disks, and a long run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli.output import write_text
+from loadgen.errors import OutputError
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.process import spawn
+from tests.command import FAST, ROOT, burst
+from tests.endurance.full_disk import full_disks
+from tests.endurance.hostile import KEYS, ordeal
+from tests.endurance.long import MIB, endured
+from tests.endurance.spoil import SPOILS, payloads_of, proven, whole
+
+
+@pytest.mark.parametrize(("key", "tls"), [(key, False) for key in KEYS] + [(KEYS[0], True)])
+def test_what_is_recorded_of_spoiled_answers_is_what_they_prove(
+    key: tuple[str, str], tls: bool, tmp_path: Path
+) -> None:
+    """Every way to spoil an answer, on the wire: each request has its Record, complete only where an oracle of its own
+    finds the bytes whole, and no connection is used again on which anything may come."""
+    cases, lost, ended = ordeal(tmp_path, f"suite/{key}/{tls}", key, len(SPOILS), tls=tls)
+    assert not lost, "\n".join(lost)
+    assert cases == ended.total() == len(SPOILS)
+    assert min(ended[state] for state in ("complete", "truncated", "failed")) > 0
+
+
+def test_the_oracle_knows_a_whole_answer() -> None:
+    """Or nothing would be proven by its agreeing."""
+    from random import Random
+
+    events = [b'{"choices":[{"text":"a"}]}', b'{"choices":[],"usage":{"completion_tokens":1}}', b"[DONE]"]
+    assert payloads_of(b"data: 1\r\rdata:2\ndata: 3\n\ndata: 4\n") == [b"1", b"2\n3"]
+    raw = whole(Random(1), b"".join(b"data: %b\n\n" % event for event in events))
+    assert proven("vllm", "completions", raw, closed=False, asked=1)
+    assert not proven("vllm", "completions", raw, closed=False, asked=2)
+    assert not proven("vllm", "completions", raw.replace(b"DONE", b"DO"), closed=False, asked=1)
+
+
+@pytest.mark.alone
+def test_after_kills_everything_is_accounted_for_and_nothing_stays() -> None:
+    """Ten kills at random instants: in a process of its own, which is the reaper of every orphan."""
+    script = [sys.executable, str(ROOT / "tests/endurance/kills.py"), "suite", "10"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False, timeout=110)
+    assert (done.returncode, "10 kills, 10 survived" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_full_disks_are_sentences() -> None:
+    """No file may grow any more, at random instants of four commands."""
+    cases, lost = full_disks("suite", 8, ("burst", "run", "report", "csv"), mounts=False)
+    assert not lost, "\n".join(lost)
+    assert cases.total() == 8
+
+
+def test_a_long_run_loses_nothing_and_does_not_grow(tmp_path: Path) -> None:
+    """With as many in flight at the end as at the beginning no process takes more memory."""
+    found = endured(tmp_path, 3_000, 10.0)
+    assert found.states == {"complete": 3_000, "lost": 0}
+    assert max(found.growth(process) for process in found.rss if process != "server") < 2 * MIB
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What was there stays where the new text cannot be written; what is no file is written to as it is."""
+    file = tmp_path / "summary.json"
+    file.write_text("old")
+    (tmp_path / "summary.json.part").mkdir()
+    with pytest.raises(OutputError, match="cannot write"):
+        write_text(file, "new")
+    assert file.read_text() == "old"
+    (tmp_path / "summary.json.part").rmdir()
+    write_text(file, "new")
+    write_text(Path("/dev/null"), "new")
+    assert (file.read_text(), Path("/dev/null").is_char_device(), [*tmp_path.iterdir()]) == ("new", True, [file])
+
+
+def test_a_full_standard_output_is_a_sentence(tmp_path: Path) -> None:
+    """Also where it shows only at the end."""
+    for words in (["--version"], ["sim", "--help"]):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", "loadgen", *words]
+            done = subprocess.run(
+                command,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                check=False,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
+        assert (done.returncode, done.stderr.splitlines()[0]) == (
+            2,
+            f"loadgen: cannot write a file, or standard output: {os.strerror(errno.ENOSPC)}",
+        )
+
+
+def test_a_simulated_server_outlives_its_log(tmp_path: Path) -> None:
+    """It says that the log ends, and goes on answering."""
+    with spawn(SimulatedConfig(server="tgi", log=Path("/dev/full"), **FAST)) as url:
+        assert [burst(tmp_path / name, "--server", "tgi", "--url", url, "--n", "4")[0] for name in _made(tmp_path)] == [
+            0,
+            0,
+        ]
+
+
+def _made(folder: Path) -> list[str]:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    return ["one", "two"]

@@ -291,7 +291,8 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         start_ns=0,
         plan=plan.model_dump(mode="json")
         | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
-        server={name: getattr(facts, name) for name in type(facts).__slots__},
+        server={name: getattr(facts, name) for name in type(facts).__slots__}
+        | ({"proxied_to": proxied} if (proxied := host.proxied_to(facts.url)) else {}),
         host=host.facts(),
         client={
             "prompts": prompts.how,

@@ -34,8 +34,11 @@ ENGINE, PYTHON = HOME / "engine", HOME / "python"
 """Root folders: what the engine runs in, and the image that stands for Docker's `python`."""
 SUITES = {
     # The first suite whose Compose knows `start_interval` and `!reset`, and whose Prometheus is a version 3.
-    ENGINE: ("forky", "docker.io,docker-cli,docker-compose,docker-buildx,iptables,slirp4netns,prometheus,busybox-static"),
-    PYTHON: ("bookworm", "python3,python3-venv,ca-certificates,bash,coreutils,sed,grep,findutils,libc-bin"),
+    ENGINE: (
+        "forky",
+        "docker.io,docker-cli,docker-compose,docker-buildx,iptables,slirp4netns,prometheus,busybox-static",
+    ),
+    PYTHON: ("bookworm", "python3,python3-venv,ca-certificates,dash,bash,coreutils,sed,grep,findutils,libc-bin,libstdc++6"),
 }
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 CGROUP = "loadgen-test-docker"
@@ -120,8 +123,16 @@ def make_roots() -> None:
         print(f"{folder}: making it of Debian packages ...", flush=True)
         began_s = time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
-        valid = "Acquire::Check-Valid-Until \"false\""  # mirrors may be frozen
-        run("mmdebstrap", "--quiet", "--variant=extract", f"--aptopt={valid}", f"--include={packages}", suite, str(folder))
+        valid = 'Acquire::Check-Valid-Until "false"'  # mirrors may be frozen
+        run(
+            "mmdebstrap",
+            "--quiet",
+            "--variant=extract",
+            f"--aptopt={valid}",
+            f"--include={packages}",
+            suite,
+            str(folder),
+        )
         for name in ("proc", "sys", "run", "tmp", "root", "etc"):
             (folder / name).mkdir(exist_ok=True)
         for name in ("bin", "sbin", "lib", "lib64"):  # what the package base-files would bring
@@ -233,7 +244,9 @@ def make_images(environment: dict[str, str]) -> None:
     context = HOME / "prometheus"
     context.mkdir(exist_ok=True)
     shutil.copy(ENGINE / "usr/bin/prometheus", context)
-    script(context / "wget", "#!/usr/bin/python3\nimport sys, urllib.request as u\nu.urlopen(sys.argv[-1], timeout=5)\n")
+    script(
+        context / "wget", "#!/usr/bin/python3\nimport sys, urllib.request as u\nu.urlopen(sys.argv[-1], timeout=5)\n"
+    )
     (context / "Dockerfile").write_text(
         f'FROM python:{python}\nCOPY prometheus wget /usr/bin/\nWORKDIR /prometheus\nENTRYPOINT ["prometheus"]\n'
     )

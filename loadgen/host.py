@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,7 +58,7 @@ def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
     for process in proc.glob("[0-9]*"):
         with suppress(OSError, ValueError, KeyError):
             words = (process / "cmdline").read_text("utf-8", errors="replace").split("\0")
-            given = dict(zip(words[1:], words[2:], strict=False))
+            given = dict(pairwise(words))
             if not words[0].endswith("docker-proxy") or given.get("-host-port") != str(asked.port):
                 continue
             listens, forwards = (ipaddress.ip_address(given[f"-{end}-ip"]) for end in ("host", "container"))

@@ -83,7 +83,7 @@ class Desk:
         return self.run("docker", "compose", "--file", file, "--project-name", PROJECT, *words, code=code, **env)
 
     def burst(self, server: str, url: str, out: str, n: int = 20) -> tuple[dict[str, Any], str]:
-        """A small burst: its summary, and what was printed. That this machine is busy (exit code 5) is no matter here."""
+        """A small burst: its summary, and what was printed. Exit code 5, a busy machine, is no matter here."""
         words = ("--server", server, "--url", url, "--real", "--n", str(n), "--input-tokens", "32")
         said = self.loadgen("burst", *words, "--output-tokens", "8", "--out", out, code=(0, 5))
         summary = json.loads((self.folder / out / "summary.json").read_text())

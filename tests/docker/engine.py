@@ -27,18 +27,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".docker-engine"
 ENGINE, PYTHON = HOME / "engine", HOME / "python"
 """Root folders: what the engine runs in, and the image that stands for Docker's `python`."""
 SUITES = {
-    # The first suite whose Compose knows `start_interval` and `!reset`, and whose Prometheus is a version 3.
+    # The first suite whose Prometheus is a version 3.
     ENGINE: (
         "forky",
         "docker.io,docker-cli,docker-compose,docker-buildx,iptables,slirp4netns,prometheus,busybox-static",
     ),
-    PYTHON: ("bookworm", "python3,python3-venv,ca-certificates,dash,bash,coreutils,sed,grep,findutils,libc-bin,libstdc++6"),
+    PYTHON: (
+        "bookworm",
+        "python3,python3-venv,ca-certificates,dash,bash,coreutils,sed,grep,findutils,libc-bin,libstdc++6",
+    ),
 }
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 CGROUP = "loadgen-test-docker"
@@ -61,8 +65,9 @@ mount --bind {shared} run/shared
 mount --bind {data} var/lib/docker
 ip link set lo up
 pivot_root . old
-exec /usr/bin/busybox sh -c '/usr/bin/busybox umount -l /old && exec /usr/sbin/dockerd --host unix:///run/shared/docker.sock \
-    --exec-root /run/docker --pidfile /run/docker.pid --ip6tables=false --cgroup-parent /{cgroup}'
+exec /usr/bin/busybox sh -c '/usr/bin/busybox umount -l /old
+exec /usr/sbin/dockerd --host unix:///run/shared/docker.sock --exec-root /run/docker --pidfile /run/docker.pid \
+    --ip6tables=false --cgroup-parent /{cgroup}'
 """
 """Within the new namespaces: the engine's folder becomes `/`, and dockerd process 1. Models lie in /tmp, as outside."""
 
@@ -182,12 +187,12 @@ def running() -> Iterator[tuple[list[str], dict[str, str]]]:
     client.mkdir(exist_ok=True)
     if not (client / "docker").exists():
         (client / "docker").symlink_to("../bin/docker")
-    paths = {"root": ENGINE, "shared": shared, "data": data, "tmp": "/tmp"}  # noqa: S108 - where pytest puts its folders
+    paths = {"root": ENGINE, "shared": shared, "data": data, "tmp": "/tmp"}  # where pytest puts its folders
     start = START.format(cgroup=CGROUP, **{name: shlex.quote(str(path)) for name, path in paths.items()})
     log, helpers = (HOME / "dockerd.log").open("wb"), list[subprocess.Popen[bytes]]()
     try:
         words = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--propagation=private", "sh", "-c"]
-        helpers.append(subprocess.Popen([*words, start], stdout=log, stderr=log, preexec_fn=end_with_this))
+        helpers.append(helper([*words, start], log))
         began_s = time.monotonic()
         while not (children := children_of(helpers[0].pid)) or not answers(environment):
             if helpers[0].poll() is not None or time.monotonic() - began_s > START_TIMEOUT_S:
@@ -196,21 +201,24 @@ def running() -> Iterator[tuple[list[str], dict[str, str]]]:
         libraries = ENGINE / "usr/lib" / f"{os.uname().machine}-linux-gnu"
         loader = [str(next(ENGINE.glob("usr/lib*/ld-linux-*.so*"))), "--library-path", str(libraries)]
         slirp = [*loader, str(ENGINE / "usr/bin/slirp4netns"), "--configure", "--mtu=65520", "--disable-host-loopback"]
-        helpers.append(
-            subprocess.Popen([*slirp, children[0], "tap0"], stdout=log, stderr=log, preexec_fn=end_with_this)
-        )
+        helpers.append(helper([*slirp, children[0], "tap0"], log))
         yield ["nsenter", f"--net=/proc/{children[0]}/ns/net"], environment
     finally:
-        for helper in reversed(helpers):
-            helper.kill()  # its child is process 1 of all others, so they end too
-            helper.wait()
+        for each in reversed(helpers):
+            each.kill()  # its child is process 1 of all others, so they end too
+            each.wait()
         log.close()
         remove_cgroups()
 
 
-def end_with_this() -> None:
-    """The child is killed should this process be."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+def helper(words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A process that the kernel kills should this one be (PR_SET_PDEATHSIG)."""
+    return subprocess.Popen(
+        words,
+        stdout=log,
+        stderr=log,
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # noqa: PLW1509 - there are no threads
+    )
 
 
 def children_of(pid: int) -> list[str]:

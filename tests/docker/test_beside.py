@@ -1,4 +1,4 @@
-"""What stands beside the servers, on a real engine: the simulated ones, Prometheus, and runs over several containers."""
+"""What stands beside the servers, on a real engine: simulated ones, Prometheus, and runs over several containers."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def test_an_unknown_error_is_called_unknown(tmp_path: Path) -> None:
 
 
 def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
-    """A proxy in between, interruption, damage, merged first tokens, connections opened again and the run's own notes each
-    have a line."""
+    """A proxy in between, interruption, damage, merged first tokens, connections opened again and the run's own notes
+    each have a line."""
     records = [complete(1, [500 * MS], first_token_merged=True, reopened=2)]
     end = footer(records, interrupted=True, notes=["worker 0 ended with signal SIGKILL"])
     start = header(1)

@@ -185,7 +185,7 @@ def test_servers_stop_when_they_are_told_to(backend: dict[str, Any], simulated: 
 
 
 def test_one_service_builds_the_image_of_the_simulated_servers(compose: dict[str, Any]) -> None:
-    """Compose labels each build with its service: of three builds of one tag, each `up` would make every container anew."""
+    """Compose labels each build with its service: of three builds of one tag, each `up` would make new containers."""
     simulated = {name: each for name, each in compose["services"].items() if name.startswith("sim-")}
     assert {name: each["pull_policy"] for name, each in simulated.items() if "build" in each} == {"sim-vllm": "build"}
     assert {each["pull_policy"] for name, each in simulated.items() if "build" not in each} == {"never"}

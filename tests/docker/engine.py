@@ -45,7 +45,7 @@ SUITES = {
     ),
 }
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
-CGROUP = "loadgen-test-docker"
+CGROUP = f"loadgen-test-docker-{os.getpid()}"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 

@@ -10,13 +10,18 @@ ARG PYTHON=3.12.8-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE docker-compose.yml ./
+RUN python -m venv /opt/loadgen
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# What it depends on, in a layer of its own: another line of code does not fetch it all again.
+COPY pyproject.toml ./
+RUN mkdir workloads servers loadgen analysis && touch README.md LICENSE docker-compose.yml
+RUN /opt/loadgen/bin/pip install '.[telemetry,ui]'
+COPY README.md LICENSE docker-compose.yml ./
 COPY workloads workloads
 COPY servers servers
 COPY loadgen loadgen
 COPY analysis analysis
-RUN python -m venv /opt/loadgen
-RUN /opt/loadgen/bin/pip install --no-cache-dir --disable-pip-version-check '.[telemetry,ui]'
+RUN /opt/loadgen/bin/pip install --no-deps --force-reinstall .
 
 FROM python:${PYTHON}
 COPY --from=build /opt/loadgen /opt/loadgen

@@ -125,6 +125,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         model=server.get("model"),
         platform=plan.get("platform") or "",
         url=server.get("url") or plan.get("url"),
+        proxied_to=server.get("proxied_to") or "",
         endpoint=server.get("endpoint") or plan.get("endpoint"),
         simulated=bool(server.get("simulated", False)),
         speed=server.get("speed"),

@@ -81,6 +81,8 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     platform: str
     """What it runs on, where the plan says so."""
     url: str | None
+    proxied_to: str = ""
+    """The container's own URL, where Docker's docker-proxy stood between client and server; else empty."""
     endpoint: str | None
     simulated: bool
     speed: float | None

@@ -202,6 +202,7 @@ def _words(plan: Plan, dialect: Dialect) -> str:
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
     """What is known of a run before it starts."""
     from loadgen.runfile import Header
+    from servers.find import proxied_to
 
     told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}  # who did not force is not here
     return Header(
@@ -210,7 +211,8 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         start_ns=0,
         plan=plan.model_dump(mode="json")
         | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
-        server={name: getattr(facts, name) for name in type(facts).__slots__},
+        server={name: getattr(facts, name) for name in type(facts).__slots__}
+        | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
         host=host.facts(),
         client={
             "prompts": prompts.how,

@@ -93,7 +93,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """What the plan's arrivals are. Of runs from before this field it comes from the plan as they are read."""
     server: dict[str, Any]
     """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
-    notes of its kind."""
+    notes of its kind; proxied_to, where docker-proxy stands between: the container's own URL; launch, of a matrix."""
     stamps: StampFacts = StampFacts()
     """Where arrival instants come from; of older runs filled in as they are read."""
     host: dict[str, Any] = {}

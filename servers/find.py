@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -93,6 +96,28 @@ def probe(
             if status == 200 and isinstance(speed, int | float):
                 return replace(facts, simulated=True, speed=float(speed))
         return facts
+
+
+def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
+    """Where Docker's docker-proxy forwards what is sent to this URL: the container's own; empty where none is found.
+    The engine starts one for each published port, and what comes from loopback passes through it, byte by byte."""
+    asked = urlsplit(url)
+    if asked.hostname not in ("localhost", "127.0.0.1", "::1"):
+        return ""
+    for process in proc.glob("[0-9]*"):
+        with suppress(OSError, ValueError, KeyError):
+            words = (process / "cmdline").read_text("utf-8", errors="replace").split("\0")
+            given = dict(pairwise(words))
+            if not words[0].endswith("docker-proxy") or given.get("-host-port") != str(asked.port):
+                continue
+            listens, forwards = (ipaddress.ip_address(given[f"-{end}-ip"]) for end in ("host", "container"))
+            with suppress(PermissionError):  # of another user: taken to be in this network
+                if (process / "ns/net").stat().st_ino != (proc / "self/ns/net").stat().st_ino:
+                    continue
+            if listens.is_loopback or listens.is_unspecified:
+                address = f"[{forwards}]" if forwards.version == 6 else forwards
+                return f"{asked.scheme}://{address}:{given['-container-port']}"
+    return ""
 
 
 def base_url(url: str) -> str:

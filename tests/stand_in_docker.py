@@ -24,7 +24,7 @@ HEALTHY: list[dict[str, Any]] = [
     {"words": ["version", "--short"], "out": "2.39.1\n"},
     {"words": ["version"], "out": "28.2.2\n"},
     {"words": ["up"], "err": " Container loadgen-vllm-1  Created\n Container loadgen-vllm-1  Started\n"},
-    {"words": ["rm"], "err": " Container loadgen-vllm-1  Removed\n"},
+    {"words": ["down"], "err": " Container loadgen-vllm-1  Removed\n"},
     {"words": ["logs"], "out": "INFO 11-21 12:00:01 Loading safetensors checkpoint shards: 50% Completed\n"},
     {
         "words": ["ps"],
@@ -37,6 +37,7 @@ HEALTHY: list[dict[str, Any]] = [
                 "State": "running",
                 "Health": "healthy",
                 "ExitCode": 0,
+                "Publishers": [{"URL": "127.0.0.1", "TargetPort": 8000, "PublishedPort": "VLLM_PORT"}],
             }
         )
         + "\n",
@@ -95,7 +96,8 @@ class Docker:
 
 def ps(state: str, health: str = "", code: int = 0) -> dict[str, Any]:
     """The rule for a container in this state."""
-    row = {"ID": CONTAINER, "Service": "vllm", "State": state, "Health": health, "ExitCode": code}
+    row: dict[str, Any] = {"ID": CONTAINER, "Service": "vllm", "State": state, "Health": health, "ExitCode": code}
+    row["Publishers"] = [{"TargetPort": 8000, "PublishedPort": "VLLM_PORT"}] if state == "running" else []
     return {"words": ["ps"], "out": json.dumps(row) + "\n"}
 
 
@@ -110,7 +112,8 @@ def main(arguments: list[str], folder: Path) -> int:
             if "times" in rule:
                 rule["times"] -= 1
                 (folder / "rules.json").write_text(json.dumps(rules))
-            sys.stdout.write(rule.get("out", ""))
+            # Compose publishes where the variable says, whoever has set it.
+            sys.stdout.write(rule.get("out", "").replace('"VLLM_PORT"', os.environ.get("VLLM_PORT", "8001")))
             sys.stderr.write(rule.get("err", ""))
             return int(rule.get("code", 0))
     sys.stderr.write(f"the stand-in has no answer to {arguments}\n")

@@ -229,8 +229,11 @@ def _warnings(summary: Summary) -> list[Finding]:
     if not run.going_on:
         part = "Interrupted: figures are of the part that was recorded."
     damaged = f"{count(run.damaged_lines, 'damaged line')} of the run file left out."
+    proxy = f"docker-proxy forwards every byte from {summary.server.url}, and its delay is in every latency."
+    proxy += f' Measure {summary.server.proxied_to}, or set "userland-proxy": false for the Docker engine.'
     said = [
         *(("bottleneck", True, f"{reason[0].upper()}{reason[1:]}.", "client") for reason in client.reasons),
+        ("proxy", summary.server.proxied_to, proxy, "client"),
         ("forced", run.forced, f"Measured with --force: {run.forced}.", ""),
         ("interrupted", run.interrupted, part, ""),
         ("damaged", run.damaged_lines, damaged, ""),

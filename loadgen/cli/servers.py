@@ -16,9 +16,9 @@ from loadgen.errors import EXIT_SERVER
 from servers.access import Access, bearer, secret_in
 from servers.errors import LaunchError, ServerError
 from servers.find import check_limits, probe
-from servers.kinds import any_of, launchable
+from servers.kinds import KINDS, any_of, launchable
 from servers.launch import compose, process
-from servers.launch.process import LeftServer
+from servers.launch.process import LeftServer, log_file
 from servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
 WAYS = ("compose", "process", "simulated")
@@ -84,9 +84,11 @@ def up(
         told = {"url": there.url, "model": facts.model, "limits": facts.limits, "facts": there.facts}
         print(json.dumps(told, indent=2))
     elif not quiet:
-        print(f"{server} {facts.version} is ready after {there.facts['ready_s']:.1f} s at {there.url}: {facts.model}")
+        took_s = there.facts.get("ready_s")
+        when = "was running already" if took_s is None else f"is ready after {took_s:.1f} s"
+        print(f"{server} {facts.version} {when} at {there.url}: {facts.model}")
         print(*(f"  {name} {value}" for name, value in facts.limits.items()), sep="\n")
-        where = "" if there.url == compose.url_of(server, LOCAL) else f" --url {there.url}"
+        where = "" if there.url == f"http://{LOCAL.address}:{KINDS[server].port}" else f" --url {there.url}"
         print(f"next: loadgen burst --server {server}{where}")
     check_limits(facts, n, input_tokens, output_tokens)
 
@@ -138,10 +140,17 @@ def logs(
     launch: _Launch = None,
     file: _File = None,
 ) -> None:
-    """Print the end of a server's log."""
+    """Print the end of a server's log. Exit code 3 when it is down: nothing is left of it then."""
     spec = _spec(server, host, hosts, launch, file=file)
-    left = _left_running(spec, launch)
-    print(process.logs(left, lines=lines) if left else compose.logs(spec, lines=lines))
+    if left := _left_running(spec, launch):
+        print(process.logs(left, lines=lines))
+    elif launch not in (None, "compose") or not compose.status(spec):
+        raise LaunchError(
+            f"{server} is down on {host}: it has no log here",
+            f"that of a start that failed is in {log_file(server, host)}, if there was one",
+        )
+    else:
+        print(compose.logs(spec, lines=lines))
 
 
 def _named(server: str | None) -> tuple[str, ...]:
@@ -192,7 +201,7 @@ def _state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
         return f"no process here, and no look at containers: {problem}", False
     if not row:
         return f"down on {spec.host.name}", False
-    url = compose.url_of(spec.server, spec.host)
+    url = compose.url_of(row, spec)
     line = f"{compose.state_of(row)} on {spec.host.name} at {url}: {row.get('Image', '')}"
     return line, row.get("Health") == "healthy"
 

@@ -46,6 +46,7 @@ def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     try:
         yield there
     finally:
+        say(f"stopping {_where(spec)}")
         down(spec)
 
 
@@ -60,17 +61,21 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
         "engine_version": docker(host, "version", "--format", "{{.Server.Version}}").strip(),
     }
     _make_volume(host)
+    before = status(spec)
     say(f"starting {server} on {host.name}: docker {' '.join(_words(spec))} up")
     try:
         _compose(spec, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
-        url, log = url_of(server, host), partial(logs, spec, lines=25)
+        row, log = status(spec), partial(logs, spec, lines=25)
+        ran = before.get("State") == "running" and before["ID"] == row.get("ID")
+        url = url_of(row, spec)
         limits = {"timeout_s": spec.timeout_s, "poll_s": float(spec.options.get("poll_s") or _POLL_S)}
         ready_s = common.wait_until_ready(_where(spec), url, _watch(spec, url), log, say, **limits)
         facts = probe(url, server, access=access)
         kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
-        known = {"ready_s": round(ready_s, 3), "version": facts.version, **engine}
-        return RunningServer(facts.url, kept | known | _container_facts(host, status(spec).get("ID", "")))
+        known = {"version": facts.version, **engine} | ({} if ran else {"ready_s": round(ready_s, 3)})
+        return RunningServer(facts.url, kept | known | _container_facts(host, row.get("ID", "")))
     except BaseException as problem:
+        say(f"stopping {_where(spec)}")
         with suppress(LaunchError, OSError):  # the whole log is kept before the container goes
             if text := logs(spec, lines=0):
                 file = log_file(server, host.name)
@@ -83,8 +88,8 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
 
 
 def down(spec: LaunchSpec) -> None:
-    """Stop the server's container and remove it; volumes and everything else of the project stay."""
-    _compose(spec, "rm", "--stop", "--force", spec.server, timeout_s=STOP_TIMEOUT_S)
+    """Stop the server's container and remove it, and the project's network once nobody uses it; volumes stay."""
+    _compose(spec, "down", spec.server, timeout_s=STOP_TIMEOUT_S)
 
 
 def status(spec: LaunchSpec) -> dict[str, Any]:
@@ -113,10 +118,12 @@ def logs(spec: LaunchSpec, *, lines: int) -> str:
     return _compose(spec, "logs", "--no-color", "--no-log-prefix", "--tail", str(lines or "all"), spec.server)
 
 
-def url_of(server: str, host: Host) -> str:
-    """Where the server of docker-compose.yml is reached from here. VLLM_PORT and the like in `env` move it."""
-    address = f"[{host.address}]" if ":" in host.address else host.address
-    return f"http://{address}:{host.env.get(f'{server.upper()}_PORT', KINDS[server].port)}"
+def url_of(row: Mapping[str, Any], spec: LaunchSpec) -> str:
+    """Where the server is reached from here. Its port is the one that Docker says it has published: VLLM_PORT and the
+    like may have moved it, from the hosts file, the shell or a `.env` file beside docker-compose.yml."""
+    address = f"[{spec.host.address}]" if ":" in spec.host.address else spec.host.address
+    published = (each["PublishedPort"] for each in row.get("Publishers") or () if each.get("PublishedPort"))
+    return f"http://{address}:{next(published, KINDS[spec.server].port)}"
 
 
 def compose_file(named: str | Path | None = None) -> Path:

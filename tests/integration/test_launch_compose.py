@@ -65,17 +65,17 @@ def no_word(_: str) -> None:
 
 def test_a_container_is_up_and_then_down(docker: Docker, url: str) -> None:
     """Compose gets file, project and profile; what is kept names image, digest and driver; the end removes it."""
-    docker.answer(ps("running", "starting") | {"times": 2})
+    docker.answer({"words": ["ps"], "out": "", "times": 1}, ps("running", "starting") | {"times": 2})
     lines: list[str] = []
     with launched(wanted(on(GPU_A, url.rpartition(":")[2])), lines.append) as server:
         assert server.url == url
         facts = dict(server.facts)
-    up, rm = docker.call("up"), docker.call("rm")
+    up, down = docker.call("up"), docker.call("down")
     file = str(ROOT / "docker-compose.yml")
     common = ["--context", "gpu-a", "compose", "--file", file, "--project-name", "loadgen-gpu-a", "--profile", "vllm"]
     assert up["arguments"] == [*common, "up", "--detach", "--no-deps", "vllm"]
-    assert rm["arguments"] == [*common, "rm", "--stop", "--force", "vllm"]
-    assert docker.calls[-1] == rm
+    assert down["arguments"] == [*common, "down", "vllm"]  # with the network, once the project has no container left
+    assert docker.calls[-1] == down
     assert up["environment"] == {
         "MODEL_NAME": "tiny",
         "BIND": "127.0.0.1",
@@ -91,6 +91,7 @@ def test_a_container_is_up_and_then_down(docker: Docker, url: str) -> None:
     assert facts["limits"]["IpcMode"] == "host"
     assert "hf_never_kept" not in str(facts)
     assert "starting vllm on gpu-a" in lines[0]
+    assert lines[-1] == "stopping vllm on gpu-a"  # which may take minutes
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,35 @@ def test_the_engine_is_the_hosts(
     assert os.environ["DOCKER_HOST"] == "unix:///run/user/1000/docker.sock"
 
 
+def test_the_port_is_the_one_that_was_published(docker: Docker, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Not only the hosts file moves it: the shell may, and a `.env` that only Compose reads."""
+    monkeypatch.setenv("VLLM_PORT", url.rpartition(":")[2])
+    assert compose.up(wanted(GPU_A), no_word).url == url
+    spec = wanted(replace(GPU_A, address="::1"))
+    assert compose.url_of({"Publishers": [{"PublishedPort": 0}, {"PublishedPort": 9001}]}, spec) == "http://[::1]:9001"
+    assert compose.url_of({"State": "exited"}, spec) == "http://[::1]:8001"
+
+
+def test_a_server_that_ran_already_has_no_time_to_start(docker: Docker, url: str) -> None:
+    """How long it took is known only where this `up` has made the container."""
+    host = on(GPU_A, url.rpartition(":")[2])
+    assert "ready_s" not in compose.up(wanted(host), no_word).facts
+    docker.answer({"words": ["ps"], "out": "", "times": 1})
+    assert compose.up(wanted(host), no_word).facts["ready_s"] >= 0
+    docker.answer(ps("exited") | {"times": 1})  # the same container, started again
+    assert compose.up(wanted(host), no_word).facts["ready_s"] >= 0
+
+
+def test_a_start_that_is_given_up_says_that_it_stops(docker: Docker) -> None:
+    """A server may need minutes for that."""
+    docker.answer(ps("running", "starting"))
+    lines: list[str] = []
+
+    with pytest.raises(LaunchError):
+        compose.up(wanted(nowhere(), timeout_s=0.05), lines.append)
+    assert lines[-1] == "stopping vllm on gpu-a"
+
+
 @pytest.mark.parametrize("failure", OF_DOCKER, ids=lambda each: each["what"])
 def test_each_failure_of_docker_has_its_own_message(docker: Docker, failure: dict[str, str]) -> None:
     """What docker printed becomes what happened and what to do, with docker's own words below; nothing is left up."""
@@ -124,7 +154,7 @@ def test_each_failure_of_docker_has_its_own_message(docker: Docker, failure: dic
     assert failure["what"] in str(caught.value)
     assert failure["hint"] in caught.value.hint
     assert caught.value.log_tail
-    assert (docker.calls[-1]["arguments"][-4:-1] == ["rm", "--stop", "--force"]) == (failure["step"] == "up")
+    assert ("down" in docker.calls[-1]["arguments"]) == (failure["step"] == "up")
 
 
 @pytest.mark.parametrize("failure", OF_SERVERS, ids=lambda each: each["what"])
@@ -138,7 +168,7 @@ def test_a_container_that_ends_says_why(docker: Docker, failure: dict[str, str])
     assert failure["hint"] in caught.value.hint
     assert failure["printed"].strip() in caught.value.log_tail
     assert Path(caught.value.hint.rpartition(" ")[2]).read_text() == log
-    docker.call("rm")
+    docker.call("down")
 
 
 def test_a_container_killed_for_memory_says_so(docker: Docker) -> None:
@@ -155,7 +185,7 @@ def test_a_server_that_does_not_get_ready_is_given_up(docker: Docker) -> None:
         compose.up(wanted(nowhere(), timeout_s=0.05), no_word)
     assert "--timeout" in caught.value.hint
     assert "Loading safetensors" in caught.value.log_tail
-    docker.call("rm")
+    docker.call("down")
 
 
 def test_an_unhealthy_server_is_given_up(docker: Docker) -> None:
@@ -263,8 +293,20 @@ def test_the_commands_speak_of_a_host_in_the_hosts_file(docker: Docker, url: str
     status = loadgen("status", "--server", "vllm", "--host", "gpu-a", folder=tmp_path)
     assert (status.returncode, "running (healthy) on gpu-a" in status.stdout) == (0, True)
     assert "Loading safetensors" in loadgen("logs", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
+    again = loadgen("up", "--server", "vllm", "--host", "gpu-a", "--model", "tiny", folder=tmp_path)
+    assert f"vllm 0.32.0 was running already at {url}" in again.stdout
     assert "vllm on gpu-a: down" in loadgen("down", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
-    docker.call("rm")
+    docker.call("down")
+
+
+def test_a_server_that_is_down_has_no_log(docker: Docker, tmp_path: Path) -> None:
+    """Exit code 3, and where the log of a start that failed is kept."""
+    docker.answer({"words": ["ps"], "out": ""})
+    for more in ([], ["--launch", "process"]):
+        done = loadgen("logs", "--server", "vllm", *more, folder=tmp_path)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "vllm is down on local: it has no log here" in done.stderr
+        assert "local-vllm.log" in done.stderr
 
 
 def test_a_burst_past_the_servers_limits_is_said_at_once(docker: Docker, url: str, tmp_path: Path) -> None:
@@ -273,7 +315,7 @@ def test_a_burst_past_the_servers_limits_is_said_at_once(docker: Docker, url: st
     up = loadgen("up", "--server", "vllm", "--model", "tiny", "--input-tokens", "4000", folder=tmp_path)
     assert up.returncode == 2
     assert "max_model_len of 4096" in up.stderr
-    assert [call for call in docker.calls if "rm" in call["arguments"]] == []
+    assert [call for call in docker.calls if "down" in call["arguments"]] == []
 
 
 def test_a_failure_shows_the_log_before_the_message(docker: Docker, tmp_path: Path) -> None:

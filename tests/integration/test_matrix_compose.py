@@ -80,4 +80,4 @@ def test_one_host_fails_and_the_other_is_measured(tmp_path: Path, docker: Docker
     assert set(ups) == {"gpu-a", "gpu-b"}
     assert {call["environment"]["TENSOR_PARALLEL"] for call in ups.values()} == {"2"}
     assert {name: call["environment"]["VLLM_GPU"] for name, call in ups.items()} == {"gpu-a": "0,1", "gpu-b": "4,5"}
-    assert [call["arguments"][1] for call in docker.calls if "rm" in call["arguments"]].count("gpu-a") == 1
+    assert [call["arguments"][1] for call in docker.calls if "down" in call["arguments"]].count("gpu-a") == 1

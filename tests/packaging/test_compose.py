@@ -107,7 +107,7 @@ def test_real_servers_are_on_the_ports_that_the_command_line_looks_at(backend: d
     """Loopback unless asked otherwise, and to the port that the server listens on and its health check asks."""
     (port,) = backend["ports"]
     assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{KINDS[server].port}}}:{INSIDE[server]}"
-    assert f"http://127.0.0.1:{INSIDE[server]}/health" in " ".join(backend["healthcheck"]["test"])
+    assert f"127.0.0.1{'/' if server == 'vllm' else ':'}{INSIDE[server]}" in " ".join(backend["healthcheck"]["test"])
     listens = [word for word in backend["command"] if word.startswith(("--port=", "--host="))]
     assert listens == ([] if server == "tgi" else ["--host=0.0.0.0", f"--port={INSIDE[server]}"])
 
@@ -117,7 +117,7 @@ def test_simulated_servers_are_on_the_same_ports(simulated: dict[str, Any], serv
     (port,) = simulated["ports"]
     assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{KINDS[server].port}}}:8000"
     assert simulated["command"][:4] == ["sim", f"--server={server}", "--host=0.0.0.0", "--port=8000"]
-    assert "http://127.0.0.1:8000/health" in " ".join(simulated["healthcheck"]["test"])
+    assert "/dev/tcp/127.0.0.1/8000" in " ".join(simulated["healthcheck"]["test"])
 
 
 def test_ports_are_well_formed_and_unique(compose: dict[str, Any]) -> None:
@@ -169,6 +169,27 @@ def test_health_checks_are_spelt_out(compose: dict[str, Any]) -> None:
         assert all(
             DURATION.fullmatch(probe[field]) for field in ("interval", "timeout", "start_period", "start_interval")
         )
+
+
+def test_health_checks_leave_the_cores_alone(compose: dict[str, Any]) -> None:
+    """They run beside what is measured: once a minute, and in a program that starts in a millisecond or two."""
+    for probe in (each["healthcheck"] for each in compose["services"].values() if "healthcheck" in each):
+        assert probe["interval"] == "1m"
+        assert probe["test"][1] in ("bash", "curl", "wget")
+        assert "/health" in " ".join(probe["test"]) or "/-/ready" in " ".join(probe["test"])
+
+
+def test_servers_stop_when_they_are_told_to(backend: dict[str, Any], simulated: dict[str, Any]) -> None:
+    """As process 1 a program that handles no SIGTERM ignores it, until the grace period of two minutes is over."""
+    assert backend["init"] is simulated["init"] is True
+
+
+def test_one_service_builds_the_image_of_the_simulated_servers(compose: dict[str, Any]) -> None:
+    """Compose labels each build with its service: of three builds of one tag, each `up` would make new containers."""
+    simulated = {name: each for name, each in compose["services"].items() if name.startswith("sim-")}
+    assert {name: each["pull_policy"] for name, each in simulated.items() if "build" in each} == {"sim-vllm": "build"}
+    assert {each["pull_policy"] for name, each in simulated.items() if "build" not in each} == {"never"}
+    assert len({each["image"] for each in simulated.values()}) == 1
 
 
 def test_shared_memory_is_large_enough(backend: dict[str, Any]) -> None:

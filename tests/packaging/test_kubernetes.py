@@ -104,6 +104,18 @@ def test_workers_find_the_master(manifests: list[Manifest]) -> None:
     assert f"--expect-workers={of['Deployment']['spec']['replicas']}" in run["spec"]["containers"][0]["args"]
 
 
+def test_one_run_at_a_time(manifests: list[Manifest]) -> None:
+    """The Service leads to every master, so a second one waits, on whatever node; what has ended is cleared away."""
+    (job,) = (each for each in manifests if each["kind"] == "Job")
+    (service,) = (each for each in manifests if each["kind"] == "Service")
+    (rule,) = job["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert rule["labelSelector"]["matchLabels"] == service["spec"]["selector"]
+    assert rule["topologyKey"] == "kubernetes.io/os"
+    assert 3600 <= job["spec"]["ttlSecondsAfterFinished"] <= 604800
+
+
 def test_every_line_is_explained(root: Path, manifests: list[Manifest]) -> None:
     """Each field and each option of the manifests stands in the guide."""
     guide = re.sub(r"```.*?```", "", (root / "docs/guides/kubernetes.md").read_text("utf-8"), flags=re.DOTALL)

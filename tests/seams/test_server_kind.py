@@ -217,7 +217,7 @@ def test_it_is_started_and_its_failures_are_known() -> None:
     spec = LaunchSpec("madeup", LOCAL, "m", "process", {"python": sys.executable, "tensor_parallel": 2})
     words = process.command_of(spec, "127.0.0.1", 7).words
     assert words[1:] == ("-m", "madeup.serve", "--model", "m", "--host", "127.0.0.1", "--port", "7", "--gpus", "2")
-    assert compose.url_of("madeup", LOCAL) == "http://127.0.0.1:8099"
+    assert compose.url_of({}, LaunchSpec("madeup", LOCAL, "", "compose")) == "http://127.0.0.1:8099"
     assert known_fault("the cache is too small", "log", "madeup") == ("its cache is too small", "make it larger")
     with pytest.raises(LaunchError, match="cannot be started as a process"):
         process.command_of(LaunchSpec("tgi", LOCAL, "m", "process"), "127.0.0.1", 7)

@@ -120,12 +120,17 @@ def test_an_unknown_error_is_called_unknown(tmp_path: Path) -> None:
 
 
 def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
-    """Interruption, damage, merged first tokens, connections opened again and the run's own notes each have a line."""
+    """A proxy in between, interruption, damage, merged first tokens, connections opened again and the run's own notes
+    each have a line."""
     records = [complete(1, [500 * MS], first_token_merged=True, reopened=2)]
     end = footer(records, interrupted=True, notes=["worker 0 ended with signal SIGKILL"])
-    folder = write(tmp_path / "run", [header(1), *records, *healthy(), b"{damaged", end])
+    start = header(1)
+    start.server["proxied_to"] = "http://172.18.0.2:80"
+    folder = write(tmp_path / "run", [start, *records, *healthy(), b"{damaged", end])
     found = findings.findings(typed(summarise(read(folder))))
     assert [each.sentence for each in found if each.level == "warning"] == [
+        "docker-proxy forwards every byte from http://127.0.0.1:8002, and its delay is in every latency. "
+        'Measure http://172.18.0.2:80, or set "userland-proxy": false for the Docker engine.',
         "Interrupted: figures are of the part that was recorded.",
         "1 damaged line of the run file left out.",
         "1 of 1 first tokens coalesced with later ones: TTFT is an upper bound.",

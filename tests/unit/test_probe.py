@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from servers.errors import LimitError
-from servers.find import base_url, check_limits
+from servers.find import base_url, check_limits, proxied_to
 from servers.kinds import KINDS
 from servers.kinds.base import ServerFacts
 
@@ -68,3 +70,37 @@ def test_limits_name_their_options() -> None:
     with pytest.raises(LimitError) as caught:
         check_limits(ServerFacts("lightllm", "http://h", limits={"max_model_len": 600}), 1000, 512, 128)
     assert caught.value.hint.endswith("a higher --max_req_total_len")
+
+
+def proxy(proc: Path, pid: int, port: str, listens: str = "127.0.0.1", container: str = "172.18.0.2") -> None:
+    """A docker-proxy as Docker 28 starts it, in this network."""
+    words = ["/usr/bin/docker-proxy", "-proto", "tcp", "-host-ip", listens, "-host-port", port]
+    words += ["-container-ip", container, "-container-port", "8000", "-use-listen-fd"]
+    for each in (str(pid), "self"):
+        (proc / each / "ns").mkdir(parents=True, exist_ok=True)
+        (proc / each / "ns/net").unlink(missing_ok=True)
+        (proc / each / "ns/net").symlink_to("/proc/self/ns/net")
+    (proc / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
+
+
+def test_a_docker_proxy_in_the_way_is_found(tmp_path: Path) -> None:
+    """By the port it publishes, on loopback only: what comes from elsewhere the kernel forwards by itself."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cmdline").write_bytes(b"python\0-m\0docker-proxy\xff\0")
+    (tmp_path / "8").mkdir()  # has ended meanwhile
+    proxy(tmp_path, 40, "8001")
+    proxy(tmp_path, 41, "8002", "0.0.0.0", "fd00::2")
+    proxy(tmp_path, 42, "8003", "10.0.0.5")
+    assert proxied_to("http://127.0.0.1:8001", tmp_path) == "http://172.18.0.2:8000"
+    assert proxied_to("http://localhost:8001", tmp_path) == "http://172.18.0.2:8000"
+    assert proxied_to("https://[::1]:8002", tmp_path) == "https://[fd00::2]:8000"
+    for url in ("http://10.0.0.5:8001", "http://127.0.0.1:8003", "http://127.0.0.1:8004", "http://127.0.0.1"):
+        assert proxied_to(url, tmp_path) == ""
+
+
+def test_a_docker_proxy_of_another_network_is_not_in_the_way(tmp_path: Path) -> None:
+    """An engine in a network namespace of its own publishes nothing here."""
+    proxy(tmp_path, 40, "8001")
+    (tmp_path / "40/ns/net").unlink()
+    (tmp_path / "40/ns/net").symlink_to("/proc/self/ns/mnt")
+    assert proxied_to("http://127.0.0.1:8001", tmp_path) == ""

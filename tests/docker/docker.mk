@@ -1,0 +1,6 @@
+# The tests with a real Docker engine; included by the Makefile.
+
+.PHONY: test-docker
+
+test-docker: .venv/.tests
+	$(BIN)/python tests/docker/engine.py $(BIN)/python -m pytest tests/docker --timeout 300 --durations 12

@@ -1,0 +1,23 @@
+"""The entry point of a stand-in: the real server's arguments in, the simulated server out."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+MODEL = {"vllm": "--model", "tgi": "--model-id", "lightllm": "--model_dir"}
+LENGTH = {"vllm": "--max-model-len", "tgi": "--max-total-tokens", "lightllm": "--max_req_total_len"}
+LIMIT = {"tgi": "--max-concurrent-requests", "lightllm": "--running_max_req_size"}
+
+server, *words = sys.argv[1:] if __package__ in (None, "") else ["lightllm", *sys.argv[1:]]
+given = dict(word.partition("=")[::2] for word in words)
+model = Path(given[MODEL[server]])
+print("arguments:", *words, flush=True)
+if not model.is_dir():
+    sys.exit(f"OSError: {model} does not appear to have a file named config.json.")
+if model.name == "slow":  # loads for ever, and like many a server handles no signal
+    time.sleep(1e6)
+port = given.get("--port", "80")
+limit = [f"--max-concurrent-requests={given[LIMIT[server]]}"] if server in LIMIT else []
+served = ["--clock=batching", f"--model={model.name}", f"--max-model-len={given[LENGTH[server]]}", *limit]
+os.execvp("loadgen", ["loadgen", "sim", f"--server={server}", "--host=0.0.0.0", f"--port={port}", *served])

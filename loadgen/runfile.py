@@ -23,12 +23,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
-from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgen.errors import OutputError
+from loadgen.held import CLOCK, HEADER, SAMPLE
 from loadgen.record import Count, ErrorKind, Record, Whole, unsent
 from servers.access import hide
 from servers.errors import NOT_READABLE
@@ -180,54 +180,6 @@ class _Ended(msgspec.Struct, tag_field="type", tag="request"):
     phase: str = "measured"
 
 
-def _of(kind: Any) -> Any:
-    """A type: of a dict's an object in which values of these names, where it has them, are of these types."""
-    if not isinstance(kind, dict):
-        return GenericAlias(list, _of(*kind)) if isinstance(kind, list) else kind
-    fields = [(name, _of(each), msgspec.UNSET) for names, each in kind.items() for name in names.split()]
-    return msgspec.defstruct("Object", fields)
-
-
-# What readers of a run rely on, of what may hold anything. Other names may hold whatever they like.
-_Number, _Text = Whole | float, str | None
-_CLOCK = msgspec.defstruct("Clock", [("workers", list[Count]), ("offset_ns", Whole), ("uncertainty_ns", Whole)])
-_CARD = {
-    "index": int | str,
-    "name gap": str,
-    "memory_used_bytes busy power_w sm_clock_hz engine_active tensor_active dram_active": _Number,
-    "memory_total_bytes": _Number | None,
-    "processes": [{"pid": int, "name gap": str, "memory_used_bytes rss_bytes": _Number | None}],
-}
-_SAMPLED = {
-    **_CARD,
-    "cpu_ns wall_ns reads full_reads retransmits out_of_order stall_ns_max clock_disagreement_ns users": Whole,
-    "running waiting kv_used kv_tokens taken_share prompt_tokens output_tokens cached_prompt_tokens": _Number,
-    "requests_finished requests_failed preemptions rejections": _Number,
-    "moment": str,
-    "late_counts": dict[Annotated[int, msgspec.Meta(ge=-1, le=256)], Count],
-    "gpus": [_CARD],
-}
-_PLAN = {
-    "server url endpoint label arrivals workload platform": _Text,
-    "n workers warmup repeat repeats max_in_flight": Whole | None,
-    "duration_s timeout_s": _Number | None,
-    "input_tokens output_tokens": int | str | None,
-    "seed": int | None,
-    "ignore_eos": bool,
-    "window_s": tuple[float, float] | None,
-}
-_FACTS = {
-    "name version model url endpoint title prompts forced": _Text,
-    "simulated exact": bool,
-    "speed": _Number | None,
-    "limits": dict[str, bool | int | float | str | None] | None,
-    "notes": {"prompt_piece_tokens": int, "memory_option memory_taken": str},
-    "stamps": str,
-    "machines": [msgspec.defstruct("Machine", [("name", str)], bases=(_CLOCK,), kw_only=True)],
-    "not_measured": dict[str, str],
-    "gpu host": _CARD | {"gpus": [_CARD]},
-}
-_SAMPLE, _HEADER = _of(_SAMPLED), _of({"plan": _PLAN, "server client telemetry": _FACTS})
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
 _ENDED = msgspec.json.Decoder(_Ended)
 
@@ -321,7 +273,7 @@ def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
         raise msgspec.ValidationError("Expected a count for each chunk")
     if isinstance(item, Telemetry):
-        msgspec.convert(item.values, _CLOCK if item.source == "clock" else _SAMPLE, str_keys=True)
+        msgspec.convert(item.values, CLOCK if item.source == "clock" else SAMPLE, str_keys=True)
     return item
 
 
@@ -337,7 +289,7 @@ def _being_written(file: Path) -> bool:
 
 def _header(main: Path, line: bytes) -> Header:
     try:
-        msgspec.json.decode(line, type=_HEADER)
+        msgspec.json.decode(line, type=HEADER)
         header = msgspec.json.decode(line, type=Header)
     except NOT_READABLE as error:
         raise RunFileError(

@@ -77,9 +77,8 @@ def record_of(
         if not payloads and rest.strip() and not answer.error_kind:
             answer.error_kind = "protocol"
             answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
-        record.state, record.error_kind, record.error_detail = _verdict(
-            record, answer, exact=dialect.fixed_output and request.ignore_eos
-        )
+        exact = dialect.fixed_output and request.ignore_eos
+        record.state, record.error_kind, record.error_detail = _verdict(record, answer, exact=exact)
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, hide(decompressed(body, coding, ERROR_LIMIT_BYTES)))

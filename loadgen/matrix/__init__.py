@@ -23,8 +23,7 @@ Beside them lies `matrix.jsonl`, append-only, with what no run file holds:
     {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run; place 0 is the first of its start
     {"type": "end", "cell": {...}, "repeat": 1, "seconds": 18.4}
     {"type": "failure", "cell": {...}, "repeat": 1, "kind": "LaunchError", "reason": "...", "hint": "...", "log": "..."}
-    {"type": "down", "start": 3}
-    {"type": "resumed", ...}, {"type": "interrupted", ...}
+    {"type": "down", "start": 3}, {"type": "resumed", ...}, {"type": "interrupted", ...}
 """
 
 from __future__ import annotations
@@ -317,7 +316,6 @@ _HELD: dict[str, list[tuple[str, Any]]] = {
     "failure": [*_RUN, *((name, str) for name in ("kind", "reason", "hint", "log"))],
 }
 _LINES = {kind: msgspec.defstruct(f"Journal{kind}", held, bases=(_LINE,)) for kind, held in _HELD.items()}
-"""What lines of these types must hold."""
 
 
 class Journal:
@@ -337,8 +335,9 @@ class Journal:
                 data = data[self._file.write(data) :]
             os.fsync(self._file)
         except OSError as error:
-            hint = "Make room, and go on with --resume."
-            raise OutputError(f"cannot write {JOURNAL}: {error.strerror}", hint) from error
+            raise OutputError(
+                f"cannot write {JOURNAL}: {error.strerror}", "Make room, and go on with --resume."
+            ) from error
         self.lines.append(line)
 
 

@@ -1,5 +1,5 @@
-"""What readers rely on in those parts of a Run that may hold anything: types that a damaged or foreign line fails. Other
-names may hold whatever they like."""
+"""What readers rely on in those parts of a Run that may hold anything: types that a damaged or foreign line fails.
+Other names may hold whatever they like."""
 
 from __future__ import annotations
 

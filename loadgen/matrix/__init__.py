@@ -313,7 +313,7 @@ _HELD: dict[str, list[tuple[str, Any]]] = {
     "up": [("start", int), ("seconds", float), ("facts", Line), *((name, str) for name in ("server", "host", "model"))],
     "begin": [*_RUN, ("start", int), ("place", int)],
     "end": [*_RUN, ("seconds", float)],
-    "failure": [*_RUN, *((name, str) for name in ("kind", "reason", "hint", "log"))],
+    "failure": [*_RUN, ("kind", str), ("reason", str), ("hint", str), ("log", str)],
 }
 _LINES = {kind: msgspec.defstruct(f"Journal{kind}", held, bases=(_LINE,)) for kind, held in _HELD.items()}
 
@@ -335,9 +335,7 @@ class Journal:
                 data = data[self._file.write(data) :]
             os.fsync(self._file)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {JOURNAL}: {error.strerror}", "Make room, and go on with --resume."
-            ) from error
+            raise OutputError(f"cannot write {JOURNAL}: {error.strerror}", "Make room, then --resume.") from error
         self.lines.append(line)
 
 

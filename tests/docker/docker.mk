@@ -3,4 +3,4 @@
 .PHONY: test-docker
 
 test-docker: .venv/.tests
-	$(BIN)/python tests/docker/engine.py $(BIN)/python -m pytest tests/docker --timeout 300 --durations 12
+	$(BIN)/python tests/docker/engine.py $(BIN)/python -m pytest tests/docker --timeout 600 --durations 12

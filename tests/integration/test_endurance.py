@@ -85,7 +85,7 @@ def test_results_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_full_standard_output_is_a_sentence(tmp_path: Path) -> None:
     """Also where it shows only at the end."""
     for words in (["--version"], ["sim", "--help"]):
-        with open("/dev/full", "w") as full:
+        with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "loadgen", *words]
             done = subprocess.run(
                 command,

@@ -3,7 +3,7 @@
     next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
     instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
     readable ──> recvmsg, append, "ended?"                        (servers.wire.transport.Exchange)
-    ended    ──> Recorder                                         (decodes one per turn of the loop, more when they pile up)
+    ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
 Nothing shifts the plan: a request without a free connection goes out late and is recorded late; past the limit on
 requests in flight it is dropped and recorded.
@@ -285,7 +285,7 @@ class Driver:
 
 
 class Recorder:
-    """Turns ended Exchanges into Records of one worker, one per turn of the event loop as a rule, and keeps the counts."""
+    """Turns ended Exchanges into Records of one worker, one per turn of the loop as a rule, and keeps the counts."""
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""

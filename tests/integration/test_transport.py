@@ -162,6 +162,7 @@ async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bo
         assert not quiet.gone()
         told.close()
         quiet.close()
+        await asyncio.sleep(0.05)  # for the server to notice
 
 
 def test_a_reset_right_behind_the_last_bytes_is_seen_by_every_event_loop() -> None:

@@ -7,6 +7,7 @@
 #   make engine     real inference servers on this machine's CPU, in .engine
 #   make test-real  the checks that need them
 #   make test-docker  docker-compose.yml and `loadgen servers` on a real engine; makes one, in .docker-engine
+#   make endurance  kills, full disks, spoiled answers and a million requests: an hour
 #   make docs       write the generated reference pages again
 #   make clean      remove what these commands made
 
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 
-.PHONY: burst test test-packaging coverage docs clean
+.PHONY: burst test test-packaging coverage endurance docs clean
 
 # Exit code 5 says that this machine was too busy for exact figures: a first look is none the worse for it.
 burst: .venv/.installed
@@ -35,6 +36,13 @@ test-packaging: .venv/.tests .venv/.compiler .venv/.network
 
 coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest --cov --cov-report=term
+
+endurance: export PYTHONPATH := .
+endurance: .venv/.tests
+	$(BIN)/python tests/endurance/hostile.py
+	$(BIN)/python tests/endurance/kills.py
+	$(BIN)/python tests/endurance/full_disk.py
+	$(BIN)/python tests/endurance/long.py
 
 docs: .venv/.installed
 	$(BIN)/python docs/generate.py

@@ -57,6 +57,7 @@ async def playing(
         server.close()
         for writer in writers:
             writer.close()
+            writer.transport.abort()  # TLS would wait for the other side's goodbye
         await asyncio.gather(*(task for task in answering if task is not None), return_exceptions=True)
 
 

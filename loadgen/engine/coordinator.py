@@ -54,7 +54,8 @@ class Interrupts:
         def on_signal(*_: object) -> None:
             self.count += 1
 
-        heard = [each for each in INTERRUPTS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        heard = [each for each in INTERRUPTS if each is not signal.SIGHUP or not nohup]
         previous = {number: signal.signal(number, on_signal) for number in heard}
         try:
             yield

@@ -3,7 +3,7 @@
     next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
     instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
     readable ──> recvmsg, append, "ended?"                        (servers.wire.transport.Exchange)
-    ended    ──> Recorder                                         (decodes one per turn of the loop)
+    ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
 Nothing shifts the plan: a request without a free connection goes out late and is recorded late; past the limit on
 requests in flight it is dropped and recorded.
@@ -33,6 +33,9 @@ TICKS_PER_LOOK = 5
 TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
+BACKLOG = 256
+"""With so many exchanges waiting to be recorded, and with each as many again, one more is recorded per turn: else a
+closed loop whose answers end faster than the loop turns would hold ever more of them."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
 
@@ -282,7 +285,7 @@ class Driver:
 
 
 class Recorder:
-    """Turns ended Exchanges into Records of one worker, one per turn of the event loop, and keeps the counts."""
+    """Turns ended Exchanges into Records of one worker, one per turn of the loop as a rule, and keeps the counts."""
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""
@@ -315,7 +318,7 @@ class Recorder:
         """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
         self.ended.append((slot, exchange, kind, detail))
         if len(self.ended) == 1:
-            asyncio.get_running_loop().call_soon(self._record_one)
+            asyncio.get_running_loop().call_soon(self._record_some)
 
     def sample(self, now_ns: int) -> None:
         """Read the clocks, write the client's health, and flush."""
@@ -351,8 +354,12 @@ class Recorder:
             complete = exchange is not None and record.state == "complete"
             self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
         self.ended.popleft()
+
+    def _record_some(self) -> None:
+        for _ in range(1 + len(self.ended) // BACKLOG):
+            self._record_one()
         if self.ended:
-            asyncio.get_running_loop().call_soon(self._record_one)
+            asyncio.get_running_loop().call_soon(self._record_some)
         else:
             self.on_idle()
 

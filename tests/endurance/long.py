@@ -93,7 +93,7 @@ def endured(folder: Path, requests: int, speed: float, workers: int = 1) -> Foun
                 received.add(int(told.request_id))
     requests = len(known) if process.returncode == 130 else requests  # somebody had enough
     states["lost"] = len(received ^ known) + len(set(range(requests)) ^ known)
-    return Found(requests, took_s, speed, states, {name: samples for name, samples in rss.items() if min(samples)})
+    return Found(requests, took_s, speed, states, {name: [*filter(None, samples)] for name, samples in rss.items()})
 
 
 def main(requests: str = "1000000", speed: str = "10") -> None:

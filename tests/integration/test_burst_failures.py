@@ -136,7 +136,7 @@ def test_an_interrupt_ends_the_run_and_keeps_what_came(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_every_process_interrupts_the_run(number: int, tmp_path: Path) -> None:
-    """A service manager ends, and a terminal hangs up, all processes at once: workers leave it to the coordinator."""
+    """A service manager ends, a terminal hangs up all processes at once: the workers leave it to the coordinator."""
     with spawn(SimulatedConfig(server="tgi", ttft_s=0.1, itl_s=1.0)) as url:
         process = start(tmp_path, "--server", "tgi", "--url", url, "--n", "10")
         wait_for(lambda: events_sent(url) >= 10, process)

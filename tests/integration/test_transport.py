@@ -17,7 +17,7 @@ from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.transport import Exchange
-from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
+from tests.loopback import CLOSE, RESET, Script, chunked, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')
 
@@ -153,7 +153,7 @@ async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bo
         server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
         authority.issue_cert("127.0.0.1").configure_cert(server_tls)
         authority.configure_trust(client_tls)
-    async with playing([b""], tls=server_tls, on_accept=[b"HTTP/1.1 408 Request Time-out\r\n\r\n", HANG]) as server:
+    async with playing([b""], tls=server_tls, on_accept=[b"HTTP/1.1 408 Request Time-out\r\n\r\n", CLOSE]) as server:
         target = target_of(server.url, client_tls)
         told = await connect(target, 5, SocketStamps())
         quiet = await connect(target, 5, SocketStamps())
@@ -162,6 +162,7 @@ async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bo
         assert not quiet.gone()
         told.close()
         quiet.close()
+        await asyncio.sleep(0.05)  # for the server to notice
 
 
 def test_a_reset_right_behind_the_last_bytes_is_seen_by_every_event_loop() -> None:

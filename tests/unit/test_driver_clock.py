@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from loadgen.engine.driver import Driver, Held, Recorder
+from loadgen.engine.driver import BACKLOG, Driver, Held, Recorder
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
 from loadgen.engine.health import Counts
 from servers.wire.stamps import PLAIN
@@ -192,3 +193,19 @@ async def test_a_closed_loop_ends_with_its_duration() -> None:
     net, held, _ = await drive(feed, FakeClock(), 300_000_000)
     assert [sent for _, sent in net.sends] == [turn * 300_000_000 for turn in range(4) for _ in range(2)]
     assert len(held.records) == 8
+
+
+async def test_what_has_ended_does_not_pile_up() -> None:
+    """Four ends per turn of the loop for a long time: the more wait to be recorded, the more are."""
+    held = Held()
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, Counts(), PLAIN)
+    idle = recorder.on_idle = Mock()
+    for turn in range(3_000):
+        for place in range(4):
+            recorder.take(Slot(Request(4 * turn + place, "text", 5, 3), b"", 0), None, "cancelled", "")
+        await asyncio.sleep(0)
+    assert len(recorder.ended) < 4 * BACKLOG
+    while recorder.ended:
+        await asyncio.sleep(0)
+    assert [record.id for record in held.records] == list(range(12_000))
+    idle.assert_called_once()

@@ -19,6 +19,8 @@ def embeddings(tokens: PromptTokens, state: ServerState, request: CompletionRequ
     """POST /v1/embeddings: one text or list of ids, or several."""
     given = _needed(request, "input")
     prompts = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+    if not all(isinstance(each, str | list) for each in prompts):
+        raise _refused("input: Input should be a valid string or list", "input")
     counts = [tokens(state, request.body, prompt) for prompt in prompts]
     vectors = [{"index": place, "object": "embedding", "embedding": VECTOR} for place in range(len(counts))]
     return _whole(state, request, sum(counts), "embd", {"object": "list", "data": vectors})
@@ -27,19 +29,26 @@ def embeddings(tokens: PromptTokens, state: ServerState, request: CompletionRequ
 def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
     """POST /v1/rerank: each document is read together with the query."""
     query, documents = _needed(request, "query"), _needed(request, "documents")
-    texts = [each.get("text", "") if isinstance(each, Mapping) else each for each in documents]
+    listed = documents if isinstance(documents, list) else []
+    texts = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
+    if not (texts and isinstance(query, str) and all(isinstance(each, str) for each in texts)):
+        raise _refused("query and documents: Input should be a valid string", "documents")
     counts = [tokens(state, request.body, query + text) for text in texts]
     scored = [
         {"index": place, "document": {"text": text, "multi_modal": None}, "relevance_score": round(1 / (2 + place), 6)}
         for place, text in enumerate(texts)
     ]
-    return _whole(state, request, sum(counts), "rerank", {"results": scored[: request.body.get("top_n") or None]})
+    return _whole(state, request, sum(counts), "rerank", {"results": scored[: protocol.integer(request.body.get("top_n")) or None]})
 
 
 def _needed(request: CompletionRequest, name: str) -> Any:
     if found := request.body.get(name):
         return found
-    raise ErrorReply(protocol.openai_error(f"{name}: Field required", "BadRequestError", 400, name))
+    raise _refused(f"{name}: Field required", name)
+
+
+def _refused(message: str, name: str) -> ErrorReply:
+    return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, name))
 
 
 def _whole(

@@ -38,7 +38,8 @@ def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest)
         {"index": place, "document": {"text": text, "multi_modal": None}, "relevance_score": round(1 / (2 + place), 6)}
         for place, text in enumerate(texts)
     ]
-    return _whole(state, request, sum(counts), "rerank", {"results": scored[: protocol.integer(request.body.get("top_n")) or None]})
+    most = protocol.integer(request.body.get("top_n")) or None
+    return _whole(state, request, sum(counts), "rerank", {"results": scored[:most]})
 
 
 def _needed(request: CompletionRequest, name: str) -> Any:

@@ -30,7 +30,7 @@ def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest)
     """POST /v1/rerank: each document is read together with the query."""
     query, documents = _needed(request, "query"), _needed(request, "documents")
     listed = documents if isinstance(documents, list) else []
-    texts = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
+    texts: list[Any] = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
     if not (texts and isinstance(query, str) and all(isinstance(each, str) for each in texts)):
         raise _refused("query and documents: Input should be a valid string", "documents")
     counts = [tokens(state, request.body, query + text) for text in texts]

@@ -30,7 +30,7 @@ def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest)
     """POST /v1/rerank: each document is read together with the query."""
     query, documents = _needed(request, "query"), _needed(request, "documents")
     listed = documents if isinstance(documents, list) else []
-    texts = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
+    texts: list[Any] = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
     if not (texts and isinstance(query, str) and all(isinstance(each, str) for each in texts)):
         raise _refused("query and documents: Input should be a valid string", "documents")
     counts = [tokens(state, request.body, query + text) for text in texts]
@@ -38,7 +38,8 @@ def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest)
         {"index": place, "document": {"text": text, "multi_modal": None}, "relevance_score": round(1 / (2 + place), 6)}
         for place, text in enumerate(texts)
     ]
-    return _whole(state, request, sum(counts), "rerank", {"results": scored[: protocol.integer(request.body.get("top_n")) or None]})
+    most = protocol.integer(request.body.get("top_n")) or None
+    return _whole(state, request, sum(counts), "rerank", {"results": scored[:most]})
 
 
 def _needed(request: CompletionRequest, name: str) -> Any:

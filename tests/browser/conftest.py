@@ -28,6 +28,7 @@ ARGUMENTS = [
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module's tests stay in one process: they share a browser and the pages that are open in it."""
     for item in items:

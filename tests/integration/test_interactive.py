@@ -33,7 +33,7 @@ def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> No
     """TTFT and TPOT of 200 users stay within 1 ms of the server's own log, 99 of 100."""
     config = SimulatedConfig(server="vllm", ttft_s=0.5, itl_s=0.2, log=tmp_path / "sim.jsonl")
     with spawn(config) as url:
-        users = ("--users", "200", "--spawn-rate", "100", "--output-tokens", "6", "--run-time", "4s")
+        users = ("--users", "200", "--spawn-rate", "100", "--output-tokens", "6", "--run-time", "7s")
         code, _, err = headless(tmp_path, "--server", "vllm", "--url", url, *users, "--no-report")
     assert code in OK, err
     run = runfile.read(tmp_path / "run")

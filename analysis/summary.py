@@ -68,7 +68,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
     @property
     def may_end(self) -> bool:
-        """Whether answers might end before they were as long as asked, so that work was not equal."""
+        """Whether answers might end before the requested length, so that work was not equal."""
         return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 

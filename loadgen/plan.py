@@ -238,7 +238,7 @@ class Plan(BaseModel):
 
     @property
     def may_end(self) -> bool:
-        """Whether answers may end before they are as long as asked."""
+        """Whether answers may end before the requested length."""
         return not self.ignore_eos or lengths.outputs(str(self.output_tokens)).may_end
 
     @property

@@ -159,7 +159,9 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
     trace = named if isinstance(named, arrivals.Trace) else None
-    also: dict[str, Any] = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
+    also: dict[str, Any] = {}
+    if plan.extra_body or plan.may_end:
+        also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
     if not dialect.streams:
         if isinstance(asked, workload.MultiTurn):
             raise PlanError(

@@ -28,7 +28,7 @@ from servers.errors import (
 from servers.kinds import KINDS, any_of
 from servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
 from servers.kinds.dialect import Dialect, Route, Told
-from servers.kinds.events import error_text
+from servers.kinds.events import error_text, one_line
 from workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2
@@ -228,7 +228,7 @@ class ServerTokenizer:
             with suppress(KeyError, IndexError, TypeError, ValueError):
                 return route.read(answer)
         raise UncountableError(
-            f"the server does not say how many tokens a prompt has: {status} from {route.path}, {str(answer)[:200]}",
+            f"the server does not say how long a prompt is: {status} from {route.path}, {one_line(str(answer))}",
             "use another --endpoint, or go on without its count: --lengths approximate, or tokenizer with --tokenizer",
         )
 

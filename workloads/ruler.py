@@ -44,7 +44,7 @@ class Ruler:
     """The word that texts must begin and end with: a template touches the first and the last word, and may change what
     they cost (`[user]` and a blank before a word make another token than the word alone)."""
     exact: bool = True
-    """Else prompts are about as long as asked, by the assumption in `how`."""
+    """Else prompts have about the requested length, by the assumption in `how`."""
     any_text: bool = True
     """Whether it counts texts that we did not write; else their length is not known beforehand."""
 

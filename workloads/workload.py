@@ -240,6 +240,8 @@ class Prompts:
         """The Request with what each one has besides; fields of its own body win. Raises WorkloadError for pictures
         where there is no place for them."""
         spec, images = self.spec, request.images
+        if not (spec.also or spec.pictures or images):
+            return request
         images += tuple(Picture(*size, f"{spec.seed}/{request.id}/{at}") for at, size in enumerate(spec.pictures))
         if images and not self.chat:
             raise WorkloadError("only messages of a chat hold pictures", "use --endpoint chat")

@@ -53,7 +53,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
             continue
         note_error(answer, payloads[index])
         if not answer.error_kind:
-            said = payloads[index][:200].decode("utf-8", "replace")
+            said = payloads[index].decode("utf-8", "replace")
             answer.error_kind, answer.error_detail = "protocol", one_line(f"neither embeddings nor scores: {said}")
     return settle(answer, 0, broken)
 

@@ -179,6 +179,7 @@ def test_key_is_sent(engine: Tokenizer) -> None:
     [
         ((500, b"Internal Server Error"), UncountableError, "500 from /tokenize"),
         ((200, b"<html>"), UncountableError, "200 from /tokenize"),
+        ((422, {"error": "x" * 400 + " NotFoundError"}), UncountableError, "NotFoundError"),
         ((200, {"count": None}), UncountableError, "200 from /tokenize"),
         ((422, {"error": "inputs"}), UncountableError, "inputs"),
         ((401, b""), UnauthorizedError, "401"),

@@ -129,7 +129,7 @@ def test_long_prompts(long_vllm: Engine, burst: Burst, tmp_path: Path, endpoint:
 
 @pytest.mark.parametrize("endpoint", ["embeddings", "rerank"])
 def test_prompts_without_answers(pooling_vllm: Engine, burst: Burst, tmp_path: Path, endpoint: str) -> None:
-    """Embeddings and scores: all complete, each prompt as long as asked by vLLM's count, and no figure of tokens. It
+    """Embeddings and scores: all complete, each prompt of the requested length by vLLM's count, no figure of tokens. It
     ranks by the embeddings of query and document, which it finishes one by one."""
     outcome = burst(pooling_vllm, tmp_path / "run", *SIZE, "--endpoint", endpoint)
     outcome.check_all_complete(N)

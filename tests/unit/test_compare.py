@@ -185,7 +185,7 @@ def test_hardly_any_samples_are_never_a_verdict(lost: int, tmp_path: Path) -> No
 
 def test_unequal_work_is_named(tmp_path: Path) -> None:
     """Each thing that makes work unequal is found, with what it was on either side; another server, what it admits, how
-    it is asked and how well its client kept up are none."""
+    it is asked and whether its client was the bottleneck are none."""
     a = run(tmp_path / "a")
     assert not unequal_work([a], [run(tmp_path / "b", server="vllm")])
     plan = header(60).plan

@@ -38,7 +38,7 @@ def test_a_server_that_counts_nothing_is_refused_with_the_ways_on() -> None:
 
 
 def test_by_samples_words_of_one_token_make_exact_sums() -> None:
-    """Words that cost more are found by halves and left out; prompts then are as long as asked, template and all, and
+    """Words that cost more are found by halves and left out; prompts then have the requested length, template too, and
     none of them was shown to the server."""
     server = Picky(generates=True)
     prompts = prompts_for(order(tokens="60"), token_ids=False, local=None, server=server, by="server")

@@ -201,11 +201,11 @@ def _ended(frame: Frame, kind: str) -> int:
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
-    """The run's source only if every answer was stamped by it: one without is one whose error is unknown."""
+    """The run's source only if every answer was stamped by it, else the least of those that were used."""
     used = {source.stamps for source in frame.sources if source.measured and source.stamps}
     if not used or used == {run.header.stamps.name}:
         return run.header.stamps
-    return stamp_facts(used.pop() if len(used) == 1 else "user")
+    return stamp_facts(*used)
 
 
 def own_error(found: ClientHealth) -> StampError | None:
@@ -396,7 +396,7 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
     merged_ns = [error for record, error in zip(records, ttft_ns, strict=True) if record.first_token_merged]
     lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
     return StampComparison(
-        stamps=names.pop() if len(names := {record.stamps for record in records}) == 1 else "user",
+        stamps=stamp_facts(*(record.stamps for record in records)).name,
         requests=len(pairs),
         not_compared=len(run.records) - len(pairs),
         ttft_s=_sizes(ttft_ns),

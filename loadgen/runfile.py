@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
+STAMPS_RENAMED = {"kernel": "socket"}
+"""Sources of stamps as older runs have them, and as they are called today."""
 
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
@@ -61,10 +63,12 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Whether tokens that were read together share a stamp."""
 
 
-def stamp_facts(name: str) -> StampFacts:
-    """What the source of this name says of itself; of one that is not known here, the least."""
-    from servers.wire.stamps import PLAIN, SOURCES
+def stamp_facts(*names: str) -> StampFacts:
+    """What the least of these sources says of itself; of one that is not known here, the least."""
+    from servers.wire.stamps import PLAIN, SOURCES, common
 
+    name = names[0] if len(set(names)) == 1 else common(names)
+    name = STAMPS_RENAMED.get(name, name)
     source = SOURCES.get(name, PLAIN)
     title = source.title if name in SOURCES else f"{name} timestamps"
     return StampFacts(name=name, title=title, exact=source.exact, error_s=source.error_s, by_read=source.by_read)
@@ -105,8 +109,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     def __post_init__(self) -> None:
         if not self.load.kind:
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
-        if not self.stamps.name:
-            self.stamps = stamp_facts(str(self.client.get("stamps", "user")))
+        if not self.stamps.name or self.stamps.name in STAMPS_RENAMED:
+            self.stamps = stamp_facts(self.stamps.name or str(self.client.get("stamps", "user")))
 
     @property
     def server_title(self) -> str:
@@ -256,6 +260,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
             if len(item.chunk_ns) != len(item.chunk_tokens):
                 run.damaged_lines += 1
             elif item.id not in seen:
+                item.stamps = STAMPS_RENAMED.get(item.stamps, item.stamps)
                 take(item)
                 if parts:
                     seen.add(item.id)

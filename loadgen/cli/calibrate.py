@@ -52,9 +52,9 @@ def calibrate(
 ) -> None:
     """Measure this machine's error bar, against the simulated server's own log of when it sent what.
 
-    One burst with the kernel's receive stamps, one with user-space stamps, then bursts with tokens closer together (or
-    further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is found is
-    remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
+    One burst with the best receive stamps there are, one with user-space stamps, then bursts with tokens closer
+    together (or further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is
+    found is remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
     """
     from analysis.client import exact_up_to, stamps_heading
 
@@ -66,9 +66,9 @@ def calibrate(
     say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)
-        kernel = measure(point)
-        pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
-        fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
+        best = measure(point)
+        pair = [best] if best.stamps == "user" else [best, measure(replace(point, stamps="user"))]
+        fastest, limited_by = search(best, point, measure, lambda: time.monotonic() < until_s)
     say(exact_up_to(fastest, limited_by))
     found = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),

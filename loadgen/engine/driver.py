@@ -23,7 +23,7 @@ from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
 from servers.wire.connection import Connection, Pool
-from servers.wire.stamps import StampSource
+from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads.sessions import TRANSCRIPT_LIMIT
 
@@ -326,13 +326,17 @@ class Recorder:
         self._sink.flush()
 
     def watch(self, in_flight: Collection[Exchange]) -> None:
-        """Bring the counts of unfinished requests up to date."""
+        """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
+        self._stamps.collect()
         arriving = [len(exchange.sizes) for exchange in in_flight if exchange.sizes]
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving)
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
+        if exchange is not None and not self._stamps.ready(exchange):
+            asyncio.get_running_loop().call_later(RETRY_S, self._record_one)
+            return
         if exchange is None:
             record = unsent(slot.request, kind, detail)
         else:

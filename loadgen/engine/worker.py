@@ -108,7 +108,8 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         other.close()  # or nobody would notice the coordinator's death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stamps = open_source(task.stamps)
+    stamps = open_source(task.stamps, [(task.target.family, task.target.address)])
+    stamps.renounce()
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))

@@ -223,7 +223,8 @@ def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection
         sock.settimeout(timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.connect(target.address)
-        connection = Connection(cast("socket.socket", sock), monotonic_ns())
+        watched = stamps.watch(cast("socket.socket", sock))
+        connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)
         if target.tls is not None:
             connection.begin_tls(target)
         while connection.shaking:
@@ -232,7 +233,6 @@ def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection
             if connection.shaking:
                 connection.heard(sock.recv(READ_BYTES))
         sock.setblocking(False)
-        stamps.watch(cast("socket.socket", sock))
     except BaseException:
         sock.close()
         raise

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ssl
 from array import array
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns
-from typing import Literal
+from typing import Any, Literal
 
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
@@ -29,7 +30,8 @@ _NO_STAMP = bytes(TIMESPEC_BYTES)
 class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
-    (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i."""
+    (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
+    With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
     _on_end: Callable[[Exchange], None]
@@ -40,6 +42,9 @@ class Exchange:
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
     kernel: bytearray = field(default_factory=bytearray)
+    seals: list[tuple[int, int]] = field(default_factory=list)
+    watched: Any = None
+    begins: int = 0
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
@@ -52,6 +57,7 @@ class Exchange:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
         self.connection = connection
         self._sealed = sealed
+        self.watched, self.begins = connection.watched, connection.received
 
     def send(self) -> None:
         """Send the request; the rest waits for room in the socket's buffer when it does not fit at once."""
@@ -75,6 +81,12 @@ class Exchange:
         """Start reading. Called after the whole burst is out, so that no read delays a send."""
         if self.connection is not None and not self.error_kind:
             self._poller.add(self.connection.sock, self._on_readable)
+
+    def offsets(self, places: Sequence[int]) -> list[int]:
+        """Where these places of `raw` are in all that came on the connection (servers.wire.stamps.Received)."""
+        if not self.seals:
+            return [self.begins + place for place in places]
+        return [self.seals[bisect_left(self.seals, (place,))][1] for place in places]
 
     def fail(self, kind: WireError, detail: str) -> None:
         """End this exchange now, keeping what came."""
@@ -137,10 +149,13 @@ class Exchange:
         """Plain bytes out of TLS records. A closed session shows as the end of the connection that follows it."""
         assert connection.tls is not None
         connection.incoming.write(data)
-        parts = []
+        connection.received += len(data)
+        parts, size = [], len(self.raw)
         try:
-            while part := connection.tls.read(READ_BYTES):
+            while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
                 parts.append(part)
+                size += len(part)
+                self.seals.append((size, connection.received - connection.incoming.pending))
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
         except ssl.SSLError as error:
@@ -160,6 +175,8 @@ class Exchange:
         if connection is None:
             return
         self.given_up_ns = monotonic_ns()
+        if connection.tls is None:
+            connection.received += len(self.raw)
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:

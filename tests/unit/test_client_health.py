@@ -28,7 +28,7 @@ def client_of(
 def test_a_client_that_kept_up_is_ok(tmp_path: Path) -> None:
     """Every figure within its limit: verdict ok, no reason, and the error bar is that of a kernel stamp."""
     client = client_of(tmp_path)
-    assert (client["verdict"], client["reasons"], client["stamps"]) == ("ok", [], "kernel")
+    assert (client["verdict"], client["reasons"], client["stamps"]) == ("ok", [], "socket")
     assert client["error_bar_s"] == 20e-6
 
 

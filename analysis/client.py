@@ -87,6 +87,7 @@ LIMITS = (
     Ceiling(
         "out_of_order_share", "segments out of order, per read", 0.01, "the network lost or swapped parts of answers"
     ),
+    Ceiling("ring_off_p99_s", "packet ring against socket stamps, p99", 1e-4, "one of the two is wrong"),
     Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
     Ceiling("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
     # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
@@ -110,6 +111,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found.first_token_merged = int(frame.first_token_merged[measured].sum())
     found.reopened = int(frame.reopened[measured].sum())
     found.worker_lost = _ended(frame, "worker_lost")
+    found.lacking = str(run.header.client.get("stamps_lacking", ""))
     found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
     if (own := own_error(found)) is not None:
         for name, bar in error_bars(frame, own).items():
@@ -129,6 +131,8 @@ def reasons(
     # or something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame.
     late = (found.late_p99_s or 0) > COALESCING_LATE_S
     was_away = late or (found.stall_max_s or 0) > WATCH_S
+    # Where each token has a stamp of its own, a client that is away blurs nothing.
+    blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
     derived = {
         "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
@@ -138,7 +142,8 @@ def reasons(
     return [
         f"{limit.title} {text(limit.figure, value)}, limit {text(limit.figure, limit.most)}: {limit.meaning}"
         for limit in LIMITS
-        if (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None
+        if limit.figure not in blurs
+        and (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None
         and value > limit.most
     ]
 
@@ -154,11 +159,22 @@ def text(figure: str, value: float | None) -> str:
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     """Upper end of the lateness bucket that holds the `share`-quantile: at most 19 % more than the truth."""
+    bucket = _bucket(counts, share)
+    return None if bucket is None else rounded(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
+
+
+def ring_off_s(counts: Counter[int], share: float) -> float | None:
+    """Likewise of how far ring and socket stamps are apart: a bucket holds what has so many bits in nanoseconds."""
+    bits = _bucket(counts, share)
+    return None if bits is None else rounded(math.exp2(bits) * 1e-9)
+
+
+def _bucket(counts: Counter[int], share: float) -> int | None:
     wanted, seen = share * counts.total(), 0
     for bucket in sorted(counts):
         seen += counts[bucket]
         if seen >= wanted:
-            return rounded(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
+            return bucket
     return None
 
 
@@ -171,6 +187,9 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
+    off = Counter[int]()
+    for sample in samples:
+        off.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
     off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
@@ -186,6 +205,11 @@ def of_samples(
         full_reads=_known(samples, "full_reads", sum),
         retransmit_share=_ratio(_known(samples, "retransmits", sum), len(sends_late_s)),
         out_of_order_share=_ratio(_known(samples, "out_of_order", sum), _known(samples, "reads", sum)),
+        ring_drops=_known(samples, "ring_drops", sum),
+        ring_missed=_known(samples, "ring_missed", sum),
+        ring_off_p50_s=ring_off_s(off, 0.50),
+        ring_off_p99_s=ring_off_s(off, 0.99),
+        ring_off_max_s=ring_off_s(off, 1.0),
         stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
@@ -214,7 +238,8 @@ def own_error(found: ClientHealth) -> StampError | None:
     stall_s = found.stall_max_s
     if found.source.error_s is not None:
         stamp_s = found.source.error_s + (found.clock_step_s or 0.0)
-        return StampError(stamp_s, 2 * stamp_s, None if stall_s is None else stall_s + WATCH_S)
+        away_s = 0.0 if not found.source.by_read else None if stall_s is None else stall_s + WATCH_S
+        return StampError(stamp_s, 2 * stamp_s, away_s)
     return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
 
 
@@ -231,7 +256,8 @@ class StampError:
     stamp_s: float
     pair_s: float
     away_s: float | None
-    """The longest that the client may have been away; 0 where that is in `stamp_s`, None where nobody looked."""
+    """The longest that the client may have been away; 0 where that is in `stamp_s` or makes no token share a stamp,
+    None where nobody looked."""
 
 
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
@@ -283,6 +309,8 @@ def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integ
     most_ns = np.inf if away_s is None else away_s * 1e9
     off_first_ns = np.zeros(len(frame))
     stamps_off, gaps_off = np.zeros((2, 64 * STEPS_PER_OCTAVE), np.int64)
+    if most_ns == 0:
+        return off_first_ns, stamps_off, gaps_off
     sampled, counts = frame.sampled, frame.chunk_counts
     headed = frame.first_byte_ns < frame.first_ns
     before_ns = np.where(headed, frame.first_byte_ns, frame.sent_ns)

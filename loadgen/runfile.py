@@ -100,9 +100,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
-    """stamps (the source's name), prompts (how their length was made exact), open_files; forced, where a version that
-    misleads was measured all the same: why it does; of a run over several machines also machines: name, workers, host,
-    offset_ns, uncertainty_ns and exchanges of each."""
+    """stamps (the source's name), stamps_lacking (what a better one would have taken), prompts (how their length was
+    made exact), open_files; forced, where a version that misleads was measured all the same: why it does; of a run over
+    several machines also machines: name, workers, host, offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
@@ -359,8 +359,11 @@ def gather(
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
     """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
+    from servers.wire.stamps import lacking
+
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
+    header.client["stamps_lacking"] = lacking(str(header.plan.get("stamps")), stamps)
     append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
 
 

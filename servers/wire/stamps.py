@@ -69,6 +69,7 @@ class StampSource:
     error_s: ClassVar[float | None] = None
     """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
     by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
+    needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @classmethod
     def open(cls, servers: Sequence[Address]) -> Self | None:  # noqa: ARG003
@@ -155,6 +156,7 @@ class RingStamps(StampSource):
     exact = True
     error_s = 20e-6
     by_read = False
+    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
 
     def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
         self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
@@ -254,6 +256,12 @@ def open_source(name: str, servers: Sequence[Address]) -> StampSource:
     """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
     better = 0 if name == AUTO else [*SOURCES].index(name)
     return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers))), PLAIN)
+
+
+def lacking(wanted: str, name: str) -> str:
+    """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
+    best = next(iter(SOURCES)) if wanted == AUTO else wanted
+    return SOURCES[best].needs if best in SOURCES and best != name else ""
 
 
 def common(names: Iterable[str]) -> str:

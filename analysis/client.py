@@ -131,8 +131,11 @@ def reasons(
     # or something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame.
     late = (found.late_p99_s or 0) > COALESCING_LATE_S
     was_away = late or (found.stall_max_s or 0) > WATCH_S
-    # Where each token has a stamp of its own, a client that is away blurs nothing.
+    # Where each token has a stamp of its own, a client that is away blurs nothing, and where it looked at the windows
+    # before late reads, these say whether the server was held back.
     blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
+    if blurs and found.windows:
+        blurs.add("late_p99_s")
     derived = {
         "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
@@ -203,6 +206,8 @@ def of_samples(
         clock_step_s=None if off_s is None else rounded(max(0.0, off_s - SLEW_MAX * max(1.0, last_s))),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
         full_reads=_known(samples, "full_reads", sum),
+        windows=_known(samples, "windows", sum),
+        sweep_max_s=_ratio(_known(samples, "sweep_ns_max", max), 1e9),
         retransmit_share=_ratio(_known(samples, "retransmits", sum), len(sends_late_s)),
         out_of_order_share=_ratio(_known(samples, "out_of_order", sum), _known(samples, "reads", sum)),
         ring_drops=_known(samples, "ring_drops", sum),

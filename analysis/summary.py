@@ -287,7 +287,11 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     cpu_share: float | None = None
     """Of one core, by the busiest worker in its busiest second."""
     full_reads: int | None = None
-    """Reads that filled the whole receive window."""
+    """Reads that found the receive window full."""
+    windows: int | None = None
+    """Late reads before which it was looked at (TCP_INFO)."""
+    sweep_max_s: float | None = None
+    """How far apart reads were at most, on purpose; 0 where everything was read at once."""
     retransmit_share: float | None = None
     """TCP segments sent again, per request."""
     out_of_order_share: float | None = None

@@ -338,6 +338,8 @@ CLIENT_FIGURES = {
     "send_late_p99_s": "Dispatch delay, p99",
     "stall_max_s": "Longest stall",
     "full_reads": "Reads of a full window",
+    "windows": "Late reads before which the window was looked at",
+    "sweep_max_s": "Longest interval between reads",
     "retransmit_share": "Retransmitted segments, per request",
     "out_of_order_share": "Segments out of order, per read",
     "ring_drops": "Segments the packet ring had no room for",

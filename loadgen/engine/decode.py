@@ -80,7 +80,8 @@ def record_of(
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, decompressed(body, coding, ERROR_LIMIT_BYTES))
     record.stamps = by.name
-    health.add(late, record.coalesced_reads, _full_reads(exchange.sizes, first_token_read), *exchange.losses)
+    full = exchange.shut or _full_reads(exchange.sizes, first_token_read)
+    health.add(late, record.coalesced_reads, full, exchange.windows, *exchange.losses)
     return record
 
 

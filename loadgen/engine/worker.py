@@ -43,6 +43,10 @@ from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
+SWEEPS = {"sweep_s": 0.2, "busy": 0.4}
+SWEEPS_WAITED_FOR = {"sweep_s": 0.02, "busy": 0.8}
+"""How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
+request due, as in closed loops and sessions."""
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
@@ -122,11 +126,13 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     started: asyncio.Future[int] = loop.create_future()
-    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
+    waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
+    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS))
+    clock, exchange = SystemClock(loop), partial(Exchange, poller)
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
         pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns)
         most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 

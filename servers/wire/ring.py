@@ -52,7 +52,7 @@ _NETLINK_ROUTE, _GET_ROUTE, _NEW_ROUTE, _REQUEST, _DESTINATION, _INTERFACE = 0, 
 _MESSAGE, _ROUTE, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("8BI"), struct.Struct("HH")
 """linux/rtnetlink.h: struct nlmsghdr, rtmsg, rtattr."""
 _TCP, _FRAGMENT, _KEPT_OF_TCP, _IPV6_BYTES = 6, 0x1FFF, 14, 40
-_SYN = 0x02
+_FIN, _SYN = 0x01, 0x02
 _CAP_NET_RAW, _CAPABILITY_VERSION_3 = 13, 0x20080522
 
 
@@ -63,6 +63,7 @@ class Segments(NamedTuple):
     """Our port, and 65,536 for each of the addresses before the server's."""
     sequence: Words
     syn: NDArray[np.bool_]
+    fin: NDArray[np.bool_]
     length: NDArray[np.int64]
     """Bytes of the stream."""
     stamp_ns: NDArray[np.int64]
@@ -129,6 +130,7 @@ def segments(words: Words, blocks: NDArray[np.int64], family: int, addresses: Se
         key,
         flat[tcp + 1].byteswap(),
         (last >> 8 & _SYN).astype(np.bool_),
+        (last >> 8 & _FIN).astype(np.bool_),
         total.astype(np.int64) - 4 * (tcp - ip) - 4 * (last >> 4 & 0xF).astype(np.int64),
         flat[at + 1].astype(np.int64) * 1_000_000_000 + flat[at + 2],
     )
@@ -170,7 +172,7 @@ def _address_words(family: int, address: tuple[Any, ...]) -> tuple[int, ...]:
 class Flow:
     """When what came on one connection was deliverable."""
 
-    __slots__ = ("ends", "forgotten", "greeted", "held", "opened_ns", "stamps", "swapped")
+    __slots__ = ("closed_ns", "ends", "forgotten", "greeted", "held", "opened_ns", "stamps", "swapped")
 
     def __init__(self, opened_ns: int) -> None:
         self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before ...
@@ -179,6 +181,7 @@ class Flow:
         self.stamps = array("q")  # ... at this instant, or UNKNOWN where a segment is missing in the ring
         self.held: list[tuple[int, int, int]] = []  # (start, end, stamp) of what came before bytes in front of it
         self.forgotten = 0  # Marks up to this offset are gone
+        self.closed_ns = 0  # When its FIN came
         self.swapped = False  # Whether something was lost or came out of order
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
@@ -210,8 +213,8 @@ class Flow:
     def add(self, start: int, end: int, stamp: int) -> None:
         """A segment, one of a flow in which not everything came in its order."""
         through = self.through
-        self.swapped |= start != through
         if start > through:
+            self.swapped = True
             heappush(self.held, (start, end, stamp))
         elif end > through:
             while self.held and self.held[0][0] <= end:
@@ -258,6 +261,9 @@ class Flows:
         """Segments, in the order in which they came."""
         for at in np.flatnonzero(came.syn).tolist():
             self._greet(int(came.key[at]), (int(came.sequence[at]) + 1) & 0xFFFFFFFF, int(came.stamp_ns[at]))
+        for at in np.flatnonzero(came.fin).tolist():
+            if (ending := self._flows.get(int(came.key[at]))) is not None:
+                ending.closed_ns = int(came.stamp_ns[at])
         key = came.key
         kept = (came.length > 0) & ~came.syn & (self._through[key] != UNKNOWN) & (self._first[key] != UNKNOWN)
         kept &= came.stamp_ns >= self._began_ns[key]

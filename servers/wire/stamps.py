@@ -32,9 +32,10 @@ SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control mes
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
-TCP_INFO_BYTES = 232
+TCP_INFO_BYTES = 240
 TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
+RCV_WND_AT = 232  # since Linux 6.2
 TRIES = 200
 RETRY_S = 0.002
 COLLECTED_EVERY_NS = 1_000_000
@@ -72,7 +73,7 @@ class StampSource:
     needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @classmethod
-    def open(cls, servers: Sequence[Address]) -> Self | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
         """Ready to stamp what arrives from these from now on; None where this machine has no such stamps."""
         return cls()
 
@@ -114,7 +115,7 @@ class SocketStamps(StampSource):
         self._held = held
 
     @classmethod
-    def open(cls, servers: Sequence[Address]) -> Self | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
         """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
         (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
         without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""
@@ -167,7 +168,7 @@ class RingStamps(StampSource):
         self._missed, self._off = 0, Counter[int]()
 
     @classmethod
-    def open(cls, servers: Sequence[Address]) -> Self | None:
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:
         rings: list[Ring] = []
         try:
             from servers.wire.ring import Flows, Ring
@@ -214,15 +215,16 @@ class RingStamps(StampSource):
         flow.forget(received.begins)
         found = flow.arrivals(received.offsets(ends))
         if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
-            pairs = zip(found, stamps, strict=True)
-            self._off.update(abs(ring - read).bit_length() for ring, read in pairs if ring >= 0)
+            # A FIN that is read with the last bytes lends them its stamp.
+            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(found, stamps, strict=True))
+            self._off.update(each.bit_length() for each, ring in zip(off, found, strict=True) if ring >= 0)
         instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
         if not missing:
             return instants, self
         self._missed += len(missing)
         others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
-        for at, instant in zip(missing, others, strict=True):
-            instants[at] = instant
+        for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
+            instants[at] = min(instant, *instants[at + 1 : at + 2])
         return instants, by
 
     def counts(self) -> dict[str, Any]:
@@ -288,6 +290,15 @@ def losses(sock: socket.socket) -> tuple[int, int]:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES).ljust(TCP_INFO_BYTES, b"\0")
         return _U32.unpack_from(info, TOTAL_RETRANS_AT)[0], _U32.unpack_from(info, RCV_OOOPACK_AT)[0]
     return 0, 0
+
+
+def window(sock: socket.socket) -> int | None:
+    """Bytes that the peer may still send before we read, as it was last told; None where the kernel does not say."""
+    with suppress(OSError):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        if len(info) > RCV_WND_AT:
+            return int(_U32.unpack_from(info, RCV_WND_AT)[0])
+    return None
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:

@@ -18,9 +18,10 @@ from typing import Any, Literal
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
-from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses
+from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses, window
 
 RESPONSE_LIMIT_BYTES = 64 << 20
+SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
@@ -49,6 +50,8 @@ class Exchange:
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
     free: Connection | None = None  # The connection after the end, where another request may use it
+    windows: int = 0  # Reads that may have been late, before which the receive window was looked at ...
+    shut: int = 0  # ... and found shut, or nearly
     losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
@@ -89,7 +92,9 @@ class Exchange:
         return [self.seals[bisect_left(self.seals, (place,))][1] for place in places]
 
     def fail(self, kind: WireError, detail: str) -> None:
-        """End this exchange now, keeping what came."""
+        """End this exchange now, unless it has ended, keeping what came."""
+        if self.connection is None:
+            return
         self.error_kind, self.error_detail = kind, detail
         self._finish()
 
@@ -108,9 +113,18 @@ class Exchange:
             self.sent_end_ns = monotonic_ns()
             self._poller.loop.remove_writer(connection.sock)
 
+    def drain(self) -> None:
+        """Take what has come, before this is ended for a reason of ours."""
+        if self.connection is not None:
+            self._on_readable()
+
     def _on_readable(self) -> None:
         connection = self.connection
         assert connection is not None
+        late = self._poller.late
+        if late and (left := window(connection.sock)) is not None:
+            self.windows += 1
+            self.shut += left < SHUT_BYTES
         try:
             data, control, _, _ = connection.sock.recvmsg(READ_BYTES, CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -122,6 +136,8 @@ class Exchange:
         if not data:
             self._closed("the server closed the connection")
             return
+        if late:
+            self._poller.most = max(self._poller.most, len(data))
         if connection.tls is not None:
             data = self._unseal(connection, data)
             if not data:

@@ -34,7 +34,7 @@ class Sundial(StampSource):
     there: ClassVar = True
 
     @classmethod
-    def open(cls, servers: Sequence[Address]) -> Self | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
         return cls() if cls.there else None
 
     def watch(self, sock: socket.socket) -> None:

@@ -121,7 +121,7 @@ def test_the_busiest_worker_counts(tmp_path: Path) -> None:
 def test_late_reads_are_bounded_from_above_within_a_fifth(late_ns: int) -> None:
     """A read's lateness, counted by the sender's buckets, comes back as at most 19 % more, and never as less."""
     health = Health()
-    health.add([late_ns], 0, 0, 0, 0)
+    health.add([late_ns], 0, 0, 0, 0, 0)
     counts = Counter({int(bucket): count for bucket, count in health.sample()["late_counts"].items()})
     found_s = late_percentile_s(counts, 0.99)
     assert found_s is not None

@@ -87,6 +87,12 @@ def test_what_is_behind_a_hole_was_not_there_before_it_was_filled() -> None:
     assert flow.swapped
 
 
+def test_what_is_sent_again_for_nothing_changes_nothing() -> None:
+    """A repeated segment neither moves an instant nor makes the order of the stamps doubtful."""
+    flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1000, 10, 2), Sent(1010, 5, 3)])
+    assert (flow.arrivals([10, 15]), flow.swapped) == ([1, 3], False)
+
+
 def test_a_segment_that_the_ring_dropped_leaves_the_others_known() -> None:
     """What the socket delivered and the ring does not hold is unknown, and nothing else is."""
     flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1020, 10, 3)])

@@ -172,6 +172,13 @@ def ring_off_s(counts: Counter[int], share: float) -> float | None:
     return None if bits is None else rounded(math.exp2(bits) * 1e-9)
 
 
+def _ring_off(samples: Sequence[Telemetry]) -> Counter[int]:
+    off = Counter[int]()
+    for sample in samples:
+        off.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
+    return off
+
+
 def _bucket(counts: Counter[int], share: float) -> int | None:
     wanted, seen = share * counts.total(), 0
     for bucket in sorted(counts):
@@ -190,9 +197,7 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    off = Counter[int]()
-    for sample in samples:
-        off.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
+    off = _ring_off(samples)
     off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
@@ -395,6 +400,8 @@ class StampComparison:
     asked_per_s: float
     """What its clock wanted."""
     server_late_p99_s: float
+    ring_off_s: tuple[float | None, float | None] = (None, None)
+    """How far ring and socket stamps of a read are apart, at p50 and p99; None where they were not compared."""
 
     @property
     def exact(self) -> bool:
@@ -443,6 +450,7 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
         events_per_s=_rate(line.sent_ns for line in lines),
         asked_per_s=_rate(line.due_ns for line in lines),
         server_late_p99_s=_sizes(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
+        ring_off_s=(ring_off_s(off := _ring_off(run.telemetry), 0.50), ring_off_s(off, 0.99)),
     )
 
 
@@ -469,6 +477,11 @@ def stamps_notes(seen: StampComparison) -> list[str]:
             f"{duration(seen.merged_s_max)}, and marked in the run",
             f"  {beyond} by more than the {duration(seen.lag_s)} the client may have been away",
         ]
+    p50_s, p99_s = seen.ring_off_s
+    if p50_s is not None and p99_s is not None:
+        found.append(
+            f"  checked against the socket's stamp of each read: within {duration(p50_s)}, p99 {duration(p99_s)}"
+        )
     if seen.coalesced_share > COALESCED_SHARE:
         found.append(f"  {share(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
     if not seen.server_kept_up:

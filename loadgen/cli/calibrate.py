@@ -38,6 +38,12 @@ ITL_S_MIN = 0.002
 ITL_S_MAX = 0.2
 """How close together and how far apart `search` puts tokens."""
 
+NO_RING = """\
+No packet ring: tokens that are read together share a stamp. It needs Linux and CAP_NET_RAW, for example
+  sudo loadgen ...                                      root has it
+  docker run --user 0 ...                               Docker grants it to root
+  sudo setcap cap_net_raw+ep "$(readlink -f PYTHON)"    for all who run this Python (.venv/bin/python)"""
+
 
 def calibrate(
     server: Annotated[str, Option(help=f"Whose protocol: {any_of(simulated_kinds())}.")] = "vllm",
@@ -69,6 +75,8 @@ def calibrate(
         best = measure(point)
         pair = [best] if best.stamps == "user" else [best, measure(replace(point, stamps="user"))]
         fastest, limited_by = search(best, point, measure, lambda: time.monotonic() < until_s)
+    if best.stamps != "ring":
+        say(NO_RING)
     say(exact_up_to(fastest, limited_by))
     found = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -20,7 +20,6 @@ server's own lateness is in neither side. Both clocks are CLOCK_REALTIME, ours b
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ import numpy as np
 from analysis.frame import Floats, Frame, Integers
 from analysis.objectives import Distribution
 from analysis.report.format import UNKNOWN, duration, share
-from analysis.stats import percentile, rounded
+from analysis.stats import late_percentile_s, percentile, ring_off_s, rounded
 from analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
@@ -42,8 +41,6 @@ WATCH_S = 0.05
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step, while slewing
 itself is converted away."""
-BUCKETS_PER_OCTAVE = 4
-"""Of lateness (engine.health)."""
 SAMPLE_S_MIN = 0.5
 """A shorter health sample says nothing about how busy a second was."""
 COALESCING_LATE_S = 0.001
@@ -134,8 +131,7 @@ def reasons(
     # Where each token has a stamp of its own, a client that is away blurs nothing, and where it looked at the windows
     # before late reads, these say whether the server was held back.
     blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
-    if blurs and found.windows:
-        blurs.add("late_p99_s")
+    blurs |= {"late_p99_s"} if blurs and found.windows else set()
     derived = {
         "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
@@ -160,32 +156,12 @@ def text(figure: str, value: float | None) -> str:
     return share(value) if figure.endswith("_share") else f"{value:,.0f}"
 
 
-def late_percentile_s(counts: Counter[int], share: float) -> float | None:
-    """Upper end of the lateness bucket that holds the `share`-quantile: at most 19 % more than the truth."""
-    bucket = _bucket(counts, share)
-    return None if bucket is None else rounded(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
-
-
-def ring_off_s(counts: Counter[int], share: float) -> float | None:
-    """Likewise of how far ring and socket stamps are apart: a bucket holds what has so many bits in nanoseconds."""
-    bits = _bucket(counts, share)
-    return None if bits is None else rounded(math.exp2(bits) * 1e-9)
-
-
-def _ring_off(samples: Sequence[Telemetry]) -> Counter[int]:
+def ring_offs(samples: Sequence[Telemetry]) -> Counter[int]:
+    """How many reads had ring and socket stamps so far apart, in bits."""
     off = Counter[int]()
     for sample in samples:
         off.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
     return off
-
-
-def _bucket(counts: Counter[int], share: float) -> int | None:
-    wanted, seen = share * counts.total(), 0
-    for bucket in sorted(counts):
-        seen += counts[bucket]
-        if seen >= wanted:
-            return bucket
-    return None
 
 
 def of_samples(
@@ -197,7 +173,7 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    off = _ring_off(samples)
+    off = ring_offs(samples)
     off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
@@ -450,7 +426,7 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
         events_per_s=_rate(line.sent_ns for line in lines),
         asked_per_s=_rate(line.due_ns for line in lines),
         server_late_p99_s=_sizes(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
-        ring_off_s=(ring_off_s(off := _ring_off(run.telemetry), 0.50), ring_off_s(off, 0.99)),
+        ring_off_s=(ring_off_s(off := ring_offs(run.telemetry), 0.50), ring_off_s(off, 0.99)),
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from analysis.client import LIMITS, late_percentile_s
+from analysis.client import LIMITS
+from analysis.stats import late_percentile_s
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record
 from loadgen.runfile import Telemetry

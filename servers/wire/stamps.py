@@ -53,7 +53,8 @@ class Received(Protocol):
     user: array[int]
     kernel: bytearray
     watched: Any  # What `watch` gave of its connection
-    begins: int  # Where it begins in all that came on the connection, TLS included
+    begins: int  # Where it begins in all that came on the connection, TLS included ...
+    read_ends: list[int]  # ... and where each read ended there; empty without TLS, where `offsets` says it
 
     def offsets(self, places: Sequence[int]) -> list[int]:
         """Where these places are in all that came on the connection."""
@@ -215,16 +216,17 @@ class RingStamps(StampSource):
         flow.forget(received.begins)
         found = flow.arrivals(received.offsets(ends))
         if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
+            ours = flow.arrivals(received.read_ends) if received.read_ends else found
             # A FIN that is read with the last bytes lends them its stamp.
-            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(found, stamps, strict=True))
-            self._off.update(each.bit_length() for each, ring in zip(off, found, strict=True) if ring >= 0)
+            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(ours, stamps, strict=True))
+            self._off.update(each.bit_length() for each, ring in zip(off, ours, strict=True) if ring >= 0)
         instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
         if not missing:
             return instants, self
         self._missed += len(missing)
         others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
         for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
-            instants[at] = min(instant, *instants[at + 1 : at + 2])
+            instants[at] = min([instant, *instants[at + 1 : at + 2]])
         return instants, by
 
     def counts(self) -> dict[str, Any]:

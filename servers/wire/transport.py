@@ -46,6 +46,7 @@ class Exchange:
     seals: list[tuple[int, int]] = field(default_factory=list)
     watched: Any = None
     begins: int = 0
+    read_ends: list[int] = field(default_factory=list)
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
@@ -176,6 +177,8 @@ class Exchange:
             pass
         except ssl.SSLError as error:
             self.fail("protocol", f"TLS: {error.reason or error}")
+        if parts:
+            self.read_ends.append(connection.received)
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:

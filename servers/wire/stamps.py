@@ -271,7 +271,7 @@ def lacking(wanted: str, name: str) -> str:
 def common(names: Iterable[str]) -> str:
     """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
     known = [*SOURCES]
-    return known[max((known.index(name) if name in known else -1 for name in names), default=-1)]
+    return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]
 
 
 def kernel_stamps(received: Received) -> list[int] | None:

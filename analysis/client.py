@@ -20,7 +20,6 @@ server's own lateness is in neither side. Both clocks are CLOCK_REALTIME, ours b
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ import numpy as np
 from analysis.frame import Floats, Frame, Integers
 from analysis.objectives import Distribution
 from analysis.report.format import UNKNOWN, duration, share
-from analysis.stats import percentile, rounded
+from analysis.stats import late_percentile_s, percentile, ring_off_s, rounded
 from analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
@@ -42,8 +41,6 @@ WATCH_S = 0.05
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step, while slewing
 itself is converted away."""
-BUCKETS_PER_OCTAVE = 4
-"""Of lateness (engine.health)."""
 SAMPLE_S_MIN = 0.5
 """A shorter health sample says nothing about how busy a second was."""
 COALESCING_LATE_S = 0.001
@@ -87,6 +84,7 @@ LIMITS = (
     Ceiling(
         "out_of_order_share", "segments out of order, per read", 0.01, "the network lost or swapped parts of answers"
     ),
+    Ceiling("ring_off_p99_s", "packet ring against socket stamps, p99", 1e-4, "one of the two is wrong"),
     Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
     Ceiling("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
     # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
@@ -110,6 +108,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found.first_token_merged = int(frame.first_token_merged[measured].sum())
     found.reopened = int(frame.reopened[measured].sum())
     found.worker_lost = _ended(frame, "worker_lost")
+    found.lacking = str(run.header.client.get("stamps_lacking", ""))
     found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
     if (own := own_error(found)) is not None:
         for name, bar in error_bars(frame, own).items():
@@ -129,6 +128,10 @@ def reasons(
     # or something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame.
     late = (found.late_p99_s or 0) > COALESCING_LATE_S
     was_away = late or (found.stall_max_s or 0) > WATCH_S
+    # Where each token has a stamp of its own, a client that is away blurs nothing, and where it looked at the windows
+    # before late reads, these say whether the server was held back.
+    blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
+    blurs |= {"late_p99_s"} if blurs and found.windows else set()
     derived = {
         "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
@@ -138,7 +141,8 @@ def reasons(
     return [
         f"{limit.title} {text(limit.figure, value)}, limit {text(limit.figure, limit.most)}: {limit.meaning}"
         for limit in LIMITS
-        if (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None
+        if limit.figure not in blurs
+        and (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None
         and value > limit.most
     ]
 
@@ -152,14 +156,12 @@ def text(figure: str, value: float | None) -> str:
     return share(value) if figure.endswith("_share") else f"{value:,.0f}"
 
 
-def late_percentile_s(counts: Counter[int], share: float) -> float | None:
-    """Upper end of the lateness bucket that holds the `share`-quantile: at most 19 % more than the truth."""
-    wanted, seen = share * counts.total(), 0
-    for bucket in sorted(counts):
-        seen += counts[bucket]
-        if seen >= wanted:
-            return rounded(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
-    return None
+def ring_offs(samples: Sequence[Telemetry]) -> Counter[int]:
+    """How many reads had ring and socket stamps so far apart, in bits."""
+    off = Counter[int]()
+    for sample in samples:
+        off.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
+    return off
 
 
 def of_samples(
@@ -171,6 +173,7 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
+    off = ring_offs(samples)
     off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
@@ -184,8 +187,15 @@ def of_samples(
         clock_step_s=None if off_s is None else rounded(max(0.0, off_s - SLEW_MAX * max(1.0, last_s))),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
         full_reads=_known(samples, "full_reads", sum),
+        windows=_known(samples, "windows", sum),
+        sweep_max_s=_ratio(_known(samples, "sweep_ns_max", max), 1e9),
         retransmit_share=_ratio(_known(samples, "retransmits", sum), len(sends_late_s)),
         out_of_order_share=_ratio(_known(samples, "out_of_order", sum), _known(samples, "reads", sum)),
+        ring_drops=_known(samples, "ring_drops", sum),
+        ring_missed=_known(samples, "ring_missed", sum),
+        ring_off_p50_s=ring_off_s(off, 0.50),
+        ring_off_p99_s=ring_off_s(off, 0.99),
+        ring_off_max_s=ring_off_s(off, 1.0),
         stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
@@ -201,11 +211,11 @@ def _ended(frame: Frame, kind: str) -> int:
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
-    """The run's source only if every answer was stamped by it: one without is one whose error is unknown."""
+    """The run's source only if every answer was stamped by it, else the least of those that were used."""
     used = {source.stamps for source in frame.sources if source.measured and source.stamps}
     if not used or used == {run.header.stamps.name}:
         return run.header.stamps
-    return stamp_facts(used.pop() if len(used) == 1 else "user")
+    return stamp_facts(*used)
 
 
 def own_error(found: ClientHealth) -> StampError | None:
@@ -214,7 +224,8 @@ def own_error(found: ClientHealth) -> StampError | None:
     stall_s = found.stall_max_s
     if found.source.error_s is not None:
         stamp_s = found.source.error_s + (found.clock_step_s or 0.0)
-        return StampError(stamp_s, 2 * stamp_s, None if stall_s is None else stall_s + WATCH_S)
+        away_s = 0.0 if not found.source.by_read else None if stall_s is None else stall_s + WATCH_S
+        return StampError(stamp_s, 2 * stamp_s, away_s)
     return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
 
 
@@ -231,7 +242,8 @@ class StampError:
     stamp_s: float
     pair_s: float
     away_s: float | None
-    """The longest that the client may have been away; 0 where that is in `stamp_s`, None where nobody looked."""
+    """The longest that the client may have been away; 0 where that is in `stamp_s` or makes no token share a stamp,
+    None where nobody looked."""
 
 
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
@@ -283,6 +295,8 @@ def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integ
     most_ns = np.inf if away_s is None else away_s * 1e9
     off_first_ns = np.zeros(len(frame))
     stamps_off, gaps_off = np.zeros((2, 64 * STEPS_PER_OCTAVE), np.int64)
+    if most_ns == 0:
+        return off_first_ns, stamps_off, gaps_off
     sampled, counts = frame.sampled, frame.chunk_counts
     headed = frame.first_byte_ns < frame.first_ns
     before_ns = np.where(headed, frame.first_byte_ns, frame.sent_ns)
@@ -362,6 +376,8 @@ class StampComparison:
     asked_per_s: float
     """What its clock wanted."""
     server_late_p99_s: float
+    ring_off_s: tuple[float | None, float | None] = (None, None)
+    """How far ring and socket stamps of a read are apart, at p50 and p99; None where they were not compared."""
 
     @property
     def exact(self) -> bool:
@@ -396,7 +412,7 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
     merged_ns = [error for record, error in zip(records, ttft_ns, strict=True) if record.first_token_merged]
     lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
     return StampComparison(
-        stamps=names.pop() if len(names := {record.stamps for record in records}) == 1 else "user",
+        stamps=stamp_facts(*(record.stamps for record in records)).name,
         requests=len(pairs),
         not_compared=len(run.records) - len(pairs),
         ttft_s=_sizes(ttft_ns),
@@ -410,6 +426,7 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
         events_per_s=_rate(line.sent_ns for line in lines),
         asked_per_s=_rate(line.due_ns for line in lines),
         server_late_p99_s=_sizes(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
+        ring_off_s=(ring_off_s(off := ring_offs(run.telemetry), 0.50), ring_off_s(off, 0.99)),
     )
 
 
@@ -436,6 +453,11 @@ def stamps_notes(seen: StampComparison) -> list[str]:
             f"{duration(seen.merged_s_max)}, and marked in the run",
             f"  {beyond} by more than the {duration(seen.lag_s)} the client may have been away",
         ]
+    p50_s, p99_s = seen.ring_off_s
+    if p50_s is not None and p99_s is not None:
+        found.append(
+            f"  checked against the socket's stamp of each read: within {duration(p50_s)}, p99 {duration(p99_s)}"
+        )
     if seen.coalesced_share > COALESCED_SHARE:
         found.append(f"  {share(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
     if not seen.server_kept_up:

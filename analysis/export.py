@@ -76,7 +76,9 @@ REQUESTS = (
     Column("finish_reason", "string", "In the server's words."),
     Column("error_kind", "string", "Why it is not complete."),
     Column("error_detail", "string", "The same in words, the server's own where it said something."),
-    Column("stamps", "string", "Who stamped its tokens: `kernel` or `user`."),
+    Column(
+        "stamps", "string", "Who stamped its tokens: `ring` (the kernel, each packet), `socket` (each read) or `user`."
+    ),
     Column("late_ns_max", "int64", "Largest delay between the kernel's stamp and this program's reading, nanoseconds."),
     Column("reads", "int64", "Reads that its answer took."),
     Column("coalesced_reads", "int64", "Reads that held more than one event."),

@@ -11,6 +11,7 @@ scipy.special is imported where it is needed: it takes 0.4 s, and the summary of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -37,6 +38,8 @@ GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
+BUCKETS_PER_OCTAVE = 4
+"""Of lateness (engine.health)."""
 
 
 def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
@@ -362,3 +365,24 @@ def _rate_per_s(gaps_s: Floats) -> float | None:
 def _cv(gaps_s: Floats) -> float | None:
     """Needs two gaps, and requests that did not all come at once."""
     return rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
+
+
+def late_percentile_s(counts: Counter[int], share: float) -> float | None:
+    """Upper end of the lateness bucket that holds the `share`-quantile: at most 19 % more than the truth."""
+    bucket = _bucket(counts, share)
+    return None if bucket is None else rounded(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
+
+
+def ring_off_s(counts: Counter[int], share: float) -> float | None:
+    """Likewise of how far ring and socket stamps are apart: a bucket holds what has so many bits in nanoseconds."""
+    bits = _bucket(counts, share)
+    return None if bits is None else rounded(math.exp2(bits) * 1e-9)
+
+
+def _bucket(counts: Counter[int], share: float) -> int | None:
+    wanted, seen = share * counts.total(), 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= wanted:
+            return bucket
+    return None

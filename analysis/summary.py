@@ -273,6 +273,8 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """Where receive stamps come from."""
     source: StampFacts = StampFacts()
     """The same, as the source says it of itself."""
+    lacking: str = ""
+    """What a better source would have taken, where the best there is was asked for."""
     late_p50_s: float | None = None
     """From a receive stamp to the instant at which the client had read the bytes; None without exact stamps."""
     late_p99_s: float | None = None
@@ -287,11 +289,24 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     cpu_share: float | None = None
     """Of one core, by the busiest worker in its busiest second."""
     full_reads: int | None = None
-    """Reads that filled the whole receive window."""
+    """Reads that found the receive window full."""
+    windows: int | None = None
+    """Late reads before which it was looked at (TCP_INFO)."""
+    sweep_max_s: float | None = None
+    """How far apart reads were at most, on purpose; 0 where everything was read at once."""
     retransmit_share: float | None = None
     """TCP segments sent again, per request."""
     out_of_order_share: float | None = None
     """TCP segments received out of order, per read."""
+    ring_drops: int | None = None
+    """Segments that found no room in the packet ring."""
+    ring_missed: int | None = None
+    """Instants that are the socket's because the packet ring did not have them."""
+    ring_off_p50_s: float | None = None
+    """The instrument's check of itself: how far the packet ring's stamp of the last byte of a read is from the socket's
+    own. Upper ends of powers of two."""
+    ring_off_p99_s: float | None = None
+    ring_off_max_s: float | None = None
     stall_max_s: float | None = None
     """The longest that a worker's loop stood still."""
     first_token_merged: int = 0

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--itl", type=seconds, default=0.02)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--stamps", default="kernel", choices=("kernel", "user"))
+    parser.add_argument("--stamps", default="auto")
     asked = parser.parse_args(arguments)
     point = Point(asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps)
     with tempfile.TemporaryDirectory() as folder:

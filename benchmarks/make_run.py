@@ -87,7 +87,7 @@ def _record(number: int, due_ns: int, chunk_ns: list[int], tokens: list[int], lu
         "first_byte_ns": chunk_ns[0],
         "http_status": 200,
         "prompt_tokens": PROMPT_TOKENS,
-        "stamps": "kernel",
+        "stamps": "socket",
         "late_ns_max": 400_000,
     }
     if luck < 0.002:
@@ -142,7 +142,7 @@ def _header(n: int, chunks: int, seed: int) -> Header:
         start_ns=SECOND_NS,
         plan=plan,
         server={"name": "vllm", "version": "0", "model": "made up", "simulated": True, "limits": {}},
-        client={"stamps": "kernel", "prompts": "made up"},
+        client={"stamps": "socket", "prompts": "made up"},
     )
 
 

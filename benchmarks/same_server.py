@@ -177,7 +177,7 @@ def _record(place: int, due_ns: int, job: Job, instants: list[int]) -> Record:
         output_tokens_asked=job.output_tokens,
         output_tokens=job.output_tokens,
         counted_by="server",
-        stamps="kernel",
+        stamps="auto",
     )
 
 

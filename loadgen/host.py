@@ -93,7 +93,7 @@ class Point:
     itl_s: float
     output_tokens: int
     workers: int
-    stamps: str = "kernel"
+    stamps: str = "auto"
 
 
 class Calibration(msgspec.Struct, kw_only=True, frozen=True):
@@ -106,7 +106,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     load: Point
     """What the errors are of."""
     errors: dict[str, dict[str, Any]]
-    """An analysis.client.StampComparison by kind of stamps, `kernel` or `user`."""
+    """An analysis.client.StampComparison by kind of stamps, `ring`, `socket` or `user`."""
     events_per_s: float
     """The largest rate seen at which TTFT was exact (analysis.client.EXACT_S); 0 for none."""
     limited_by: str

@@ -29,7 +29,7 @@ from loadgen.errors import PlanError
 from servers.access import certificates, header_lines, redacted, server_url
 from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
-from servers.wire.stamps import SOURCES
+from servers.wire.stamps import AUTO, SOURCES
 from workloads import arrivals, lengths, pictures, workload
 from workloads.datasets import user_fields
 from workloads.prompts import tokenizer_file
@@ -104,7 +104,7 @@ def _processes() -> str:
 
 
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
-StampsName = Annotated[str, _one_of(lambda: SOURCES)]
+StampsName = Annotated[str, _one_of(lambda: (AUTO, *SOURCES))]
 EndpointName = Annotated[str, _one_of(_endpoints)]
 URL = Annotated[str, AfterValidator(server_url)]
 FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
@@ -192,8 +192,9 @@ class Plan(BaseModel):
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
     window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Measurement")] = None
     """What the figures are of; else chosen."""
-    stamps: Annotated[StampsName, RunOption("Measurement", "start")] = "kernel"
-    """kernel, or user: what the figures would be without the kernel's receive stamps."""
+    stamps: Annotated[StampsName, RunOption("Measurement", "start")] = AUTO
+    """Where arrival instants come from: ring, the kernel's stamp of each packet; socket, that of each read; user, this
+    process's clock, as late as it is; or auto, the best that works here."""
     metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""

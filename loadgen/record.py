@@ -79,7 +79,7 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
     """`wire`: token ids or one-token events. `chunks`: events of unknown length, so perhaps more tokens."""
     stamps: str = ""
-    """Name of the source of its arrival instants (servers.wire.stamps): `kernel`, `user`."""
+    """Name of the source of its arrival instants (servers.wire.stamps): `ring`, `socket`, `user`."""
     late_ns_max: Count = 0
     """Largest delay between the kernel's receive stamp and the instant this process had read the bytes."""
     reads: Count = 0

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
+STAMPS_RENAMED = {"kernel": "socket"}
+"""Sources of stamps as older runs have them, and as they are called today."""
 
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
@@ -64,10 +66,12 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Whether tokens that were read together share a stamp."""
 
 
-def stamp_facts(name: str) -> StampFacts:
-    """What the source of this name says of itself; of one that is not known here, the least."""
-    from servers.wire.stamps import PLAIN, SOURCES
+def stamp_facts(*names: str) -> StampFacts:
+    """What the least of these sources says of itself; of one that is not known here, the least."""
+    from servers.wire.stamps import PLAIN, SOURCES, common
 
+    name = names[0] if len(set(names)) == 1 else common(names)
+    name = STAMPS_RENAMED.get(name, name)
     source = SOURCES.get(name, PLAIN)
     title = source.title if name in SOURCES else f"{name} timestamps"
     return StampFacts(name=name, title=title, exact=source.exact, error_s=source.error_s, by_read=source.by_read)
@@ -99,17 +103,17 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
-    """stamps (the source's name), prompts (how their length was made exact), open_files; forced, where a version that
-    misleads was measured all the same: why it does; of a run over several machines also machines: name, workers, host,
-    offset_ns, uncertainty_ns and exchanges of each."""
+    """stamps (the source's name), stamps_lacking (what a better one would have taken), prompts (how their length was
+    made exact), open_files; forced, where a version that misleads was measured all the same: why it does; of a run over
+    several machines also machines: name, workers, host, offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 
     def __post_init__(self) -> None:
         if not self.load.kind:
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
-        if not self.stamps.name:
-            self.stamps = stamp_facts(str(self.client.get("stamps", "user")))
+        if not self.stamps.name or self.stamps.name in STAMPS_RENAMED:
+            self.stamps = stamp_facts(self.stamps.name or str(self.client.get("stamps", "user")))
 
     @property
     def server_title(self) -> str:
@@ -258,6 +262,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
         if isinstance(item, Record):
             if item.id not in seen:
                 seen.add(item.id)
+                item.stamps = STAMPS_RENAMED.get(item.stamps, item.stamps)
                 take(item)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
@@ -368,8 +373,11 @@ def gather(
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
     """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
+    from servers.wire.stamps import lacking
+
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
+    header.client["stamps_lacking"] = lacking(str(header.plan.get("stamps")), stamps)
     append(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"])
 
 

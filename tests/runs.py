@@ -64,7 +64,7 @@ def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **cha
         "plan": plan,
         "server": facts | ({"speed": 5.0} if simulated else {}),
         "host": {"hostname": "bench-1", "os": "Linux", "kernel": "6.1", "python": "3.11.9", "cpu": "EPYC", "cores": 2},
-        "client": {"stamps": "kernel", "prompts": "server's own /tokenize"},
+        "client": {"stamps": "socket", "prompts": "server's own /tokenize"},
     }
     return Header(**(values | changes))
 
@@ -90,7 +90,7 @@ def complete(
         "output_tokens_asked": sum(counts),
         "output_tokens": sum(counts),
         "counted_by": "server",
-        "stamps": "kernel",
+        "stamps": "socket",
         "late_ns_max": 400_000,
         "reads": len(chunk_ns) + 1,
     }

@@ -109,6 +109,11 @@ def client_said(summary: Summary) -> str:
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
     said = f"{word}; {client.source.title}, {_error_bars(client)}"
+    if client.ring_missed or client.ring_drops:
+        lost = f"the packet ring lost {client.ring_drops:,} segments"
+        said += f"; {lost}, and {client.ring_missed:,} instants are the socket's"
+    if client.lacking:
+        said += f"; {client.lacking}"
     if found := client.calibration:
         rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
         said += f"; calibrated {found.made_at[:10]}: TTFT ±{duration(found.ttft_p99_s, 2)} at p99{rate}"

@@ -38,6 +38,12 @@ ITL_S_MIN = 0.002
 ITL_S_MAX = 0.2
 """How close together and how far apart `search` puts tokens."""
 
+NO_RING = """\
+No packet ring: tokens that are read together share a stamp. It needs Linux and CAP_NET_RAW, for example
+  sudo loadgen ...                                      root has it
+  docker run --user 0 ...                               Docker grants it to root
+  sudo setcap cap_net_raw+ep "$(readlink -f PYTHON)"    for all who run this Python (.venv/bin/python)"""
+
 
 def calibrate(
     server: Annotated[str, Option(help=f"Whose protocol: {any_of(simulated_kinds())}.")] = "vllm",
@@ -52,9 +58,9 @@ def calibrate(
 ) -> None:
     """Measure this machine's error bar, against the simulated server's own log of when it sent what.
 
-    One burst with the kernel's receive stamps, one with user-space stamps, then bursts with tokens closer together (or
-    further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is found is
-    remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
+    One burst with the best receive stamps there are, one with user-space stamps, then bursts with tokens closer
+    together (or further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is
+    found is remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
     """
     from analysis.client import exact_up_to, stamps_heading
 
@@ -66,9 +72,11 @@ def calibrate(
     say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)
-        kernel = measure(point)
-        pair = [kernel] if kernel.stamps == "user" else [kernel, measure(replace(point, stamps="user"))]
-        fastest, limited_by = search(kernel, point, measure, lambda: time.monotonic() < until_s)
+        best = measure(point)
+        pair = [best] if best.stamps == "user" else [best, measure(replace(point, stamps="user"))]
+        fastest, limited_by = search(best, point, measure, lambda: time.monotonic() < until_s)
+    if best.stamps != "ring":
+        say(NO_RING)
     say(exact_up_to(fastest, limited_by))
     found = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),

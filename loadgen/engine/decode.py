@@ -17,7 +17,7 @@ from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError, decompressed
 from servers.wire.sse import split
-from servers.wire.stamps import PLAIN, SocketStamps, StampSource
+from servers.wire.stamps import SocketStamps, StampSource
 from servers.wire.transport import Exchange
 from workloads.request import Request
 
@@ -48,10 +48,7 @@ def record_of(
     )
     if not exchange.sizes:
         return record
-    arrivals = stamps.instants(exchange, exchange.sizes, clocks.to_monotonic)
-    if arrivals is None:
-        stamps, arrivals = PLAIN, exchange.user.tolist()
-    record.stamps = stamps.name
+    arrivals, by = stamps.instants(exchange, exchange.sizes, clocks.to_monotonic)
     late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
     record.late_ns_max = max(late)
     record.first_byte_ns = arrivals[0] - start_ns
@@ -72,7 +69,9 @@ def record_of(
         if stamps.by_read:
             instants = [arrivals[read] for read in reads]
         else:  # every event has a stamp of its own, however many came in one read
-            reads, instants = places, stamps.instants(exchange, places, clocks.to_monotonic) or []
+            (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
+            record.first_byte_ns = first_ns - start_ns
+            reads = reads if by.by_read else places
         _fill(record, answer, reads, instants, start_ns)
         if not payloads and rest.strip() and not answer.error_kind:
             answer.error_kind = "protocol"
@@ -84,7 +83,9 @@ def record_of(
         record.error_detail = error_text(exchange.framing.status, hide(decompressed(body, coding, ERROR_LIMIT_BYTES)))
     if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
         record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
-    health.add(late, record.coalesced_reads, _full_reads(exchange.sizes, first_token_read), *exchange.losses)
+    record.stamps = by.name
+    full = exchange.shut or _full_reads(exchange.sizes, first_token_read)
+    health.add(late, record.coalesced_reads, full, exchange.windows, *exchange.losses)
     return record
 
 

@@ -23,7 +23,7 @@ from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
 from servers.wire.connection import Connection, Pool
-from servers.wire.stamps import StampSource
+from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads.sessions import TRANSCRIPT_LIMIT
 
@@ -102,6 +102,7 @@ class Driver:
         if not self._started:
             return  # `run` comes back here once there is an instant 0
         for exchange in list(self._in_flight):
+            exchange.drain()
             exchange.fail("cancelled", "cut off by an interrupt")
         for task in self._opening:
             task.cancel()
@@ -276,6 +277,7 @@ class Driver:
             if ticks % TICKS_PER_LOOK == 0:
                 limit_ns = now_ns - int(self._timeout_s * 1e9)
                 for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
+                    exchange.drain()
                     exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
                 self._recorder.watch(self._in_flight)
                 if self._feed.more:
@@ -293,8 +295,15 @@ class Recorder:
     """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""
 
     def __init__(
-        self, dialect: Dialect, sink: RunWriter | Held, worker: int, counts: Counts, stamps: StampSource
+        self,
+        dialect: Dialect,
+        sink: RunWriter | Held,
+        worker: int,
+        counts: Counts,
+        stamps: StampSource,
+        sweep_ns: Callable[[], int] = int,
     ) -> None:
+        """`sweep_ns` says how far apart reads were at most since it was last asked."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -303,6 +312,7 @@ class Recorder:
         self._sink = sink
         self._worker = worker
         self._stamps = stamps
+        self._sweep_ns = sweep_ns
         self._clocks = ClockPairs()
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
@@ -324,18 +334,23 @@ class Recorder:
         """Read the clocks, write the client's health, and flush."""
         self._clocks.take()
         values = self.health.sample() | self._stamps.counts()
+        values["sweep_ns_max"] = self._sweep_ns()
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
 
     def watch(self, in_flight: Collection[Exchange]) -> None:
-        """Bring the counts of unfinished requests up to date."""
+        """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
+        self._stamps.collect()
         arriving = [len(exchange.sizes) for exchange in in_flight if exchange.sizes]
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving)
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
+        if exchange is not None and not self._stamps.ready(exchange):
+            asyncio.get_running_loop().call_later(RETRY_S, self._record_one)
+            return
         if exchange is None:
             record = unsent(slot.request, kind, detail)
         else:

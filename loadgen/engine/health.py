@@ -14,9 +14,9 @@ BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
 """Upper ends of the lateness buckets: 1 us, then four per octave up to about 100 s."""
 
-ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order")
-"""What adds up: reads, those that held more than one event, those that found the receive window full; segments that we
-sent again, and that came out of order."""
+ADDED = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
+"""What adds up: reads, those that held more than one event, those that found the receive window full, those before
+which it was looked at; segments that we sent again, and that came out of order."""
 
 
 class Health:

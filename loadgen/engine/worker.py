@@ -44,6 +44,10 @@ from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SWEEPS = {"sweep_s": 0.2, "busy": 0.4}
+SWEEPS_WAITED_FOR = {"sweep_s": 0.02, "busy": 0.8}
+"""How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
+request due, as in closed loops and sessions."""
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
@@ -115,11 +119,10 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
-    for (
-        number
-    ) in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides what they mean
+    for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
-    stamps = open_source(task.stamps)
+    stamps = open_source(task.stamps, [(task.target.family, task.target.address)])
+    stamps.renounce()
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))
@@ -132,11 +135,13 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))
     started: asyncio.Future[int] = loop.create_future()
-    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
+    waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
+    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS))
+    clock, exchange = SystemClock(loop), partial(Exchange, poller)
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
         pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns)
         most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 

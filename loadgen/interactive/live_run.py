@@ -44,7 +44,7 @@ from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
 from servers.kinds.events import one_line
 from servers.wire.connection import Target, target_of
-from servers.wire.stamps import StampSource
+from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
 from workloads.arrivals import INTERACTIVE
@@ -293,6 +293,8 @@ class LiveRun:
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
         """A request that was sent and has ended."""
         self.in_flight.discard(exchange)
+        while not self._stamps.ready(exchange):
+            gevent.sleep(RETRY_S)
         record = record_of(exchange, request, dialect, self._clocks, self.start_ns, self._health, self._stamps)
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)

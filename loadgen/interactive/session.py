@@ -181,7 +181,8 @@ class LocustSession:
             self.target, self.failed = None, error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
-        self.stamps = open_source(plan.stamps)
+        self.stamps = open_source(plan.stamps, [(self.target.address.family, self.target.address.address)])
+        self.stamps.renounce()
         self._stack.callback(self.stamps.close)
         if environment.web_ui:
             _extend(environment.web_ui, self)

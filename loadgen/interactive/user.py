@@ -151,6 +151,8 @@ class UserConnection:
     """One user's connection, and to the Exchanges on it, one after another, their Poller and its event loop at
     once, in gevent's hub."""
 
+    late, most = False, 0
+
     def __init__(self, target: LiveTarget, stamps: StampSource) -> None:
         self.loop = self
         self._watchers: dict[tuple[int, int], Any] = {}
@@ -223,7 +225,8 @@ def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection
         sock.settimeout(timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.connect(target.address)
-        connection = Connection(cast("socket.socket", sock), monotonic_ns())
+        watched = stamps.watch(cast("socket.socket", sock))
+        connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)
         if target.tls is not None:
             connection.begin_tls(target)
         while connection.shaking:
@@ -232,7 +235,6 @@ def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection
             if connection.shaking:
                 connection.heard(sock.recv(READ_BYTES))
         sock.setblocking(False)
-        stamps.watch(cast("socket.socket", sock))
     except BaseException:
         sock.close()
         raise

@@ -56,6 +56,8 @@ class Connection:
 
     sock: socket.socket
     opened_ns: int
+    watched: Any = None  # What the source of stamps gave of it
+    received: int = 0  # Bytes that were read from it and are of no exchange that is under way
     losses: tuple[int, int] = (0, 0)  # What servers.wire.stamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None
     shaking: bool = False  # Whether a TLS handshake is under way
@@ -80,6 +82,7 @@ class Connection:
         """The next bytes of the handshake that came."""
         if not received:
             raise ConnectionResetError("the server closed the connection during the TLS handshake")
+        self.received += len(received)
         self.incoming.write(received)
 
     def seal(self, request: bytes) -> bytes:
@@ -118,14 +121,13 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)
-            connection = Connection(sock, monotonic_ns())
+            connection = Connection(sock, monotonic_ns(), stamps.watch(sock))
             connection.begin_tls(target)
             while connection.shaking:
                 if sealed := connection.shake():
                     await loop.sock_sendall(sock, sealed)
                 if connection.shaking:
                     connection.heard(await loop.sock_recv(sock, READ_BYTES))
-        stamps.watch(sock)
     except BaseException:
         sock.close()
         raise

@@ -1,6 +1,7 @@
 """When to read, when to send: an epoll and a timer of our own inside the event loop.
 
     uvloop ── watches one descriptor ──> epoll ── watches all sockets ──> callbacks
+                    └─ not for a while, when reading takes much of a core and stamps do not depend on it (sweeps)
 
 Not the loop's `add_reader`: when a connection is reset right behind its last bytes, libuv stops watching it after one
 callback (uv__poll_io, POLLERR), so the reset would never be seen. It is also cheaper: one turn of the loop serves all
@@ -18,17 +19,34 @@ import time
 from collections.abc import Callable
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
+SWEEP_S_LEAST = 0.005
+SWEPT_BYTES = 8_192  # In one read. Small segments take six times their room: 50 KiB of a buffer of 128 KiB
+IDLE_SHARE = 0.1  # Of a core, below which sweeps are closer again
+LOOK_NS = 50_000_000
+LATE_NS = 10_000_000
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 
 
 class Poller:
-    """Readiness to read, level-triggered."""
+    """Readiness to read, level-triggered. Sockets are served at once, or in sweeps: `sweep_s` apart at most, farther
+    while reading takes much of a core, closer again when it does not or a socket held much."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    late = False  # Whether what is served in this turn may have waited, so that the window is to be looked at
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, sweep_s: float = 0.0, busy: float = 0.4) -> None:
+        """`busy` is the share of a core beyond which reading is to take less."""
         self.loop = loop
+        self.most = 0  # Bytes of the largest read since the last look
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
+        self._sweep_s, self._busy = sweep_s, busy
+        self._apart_s = 0.0
+        self._widest_s = 0.0
+        self._served = 0  # In this sweep
+        self._ended_ns = self._looked_ns = time.monotonic_ns()
+        self._cpu_ns = time.process_time_ns()
+        self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
@@ -43,17 +61,52 @@ class Poller:
 
     def close(self) -> None:
         """Watch nothing any more."""
+        if self._resume is not None:
+            self._resume.cancel()
         if not self._epoll.closed:
             self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
         self._callbacks.clear()
 
+    def widest_ns(self) -> int:
+        """How far apart sweeps were at most since the last time this was asked; 0: everything was served at once."""
+        widest, self._widest_s = self._widest_s, self._apart_s
+        return round(widest * 1e9)
+
     def _run(self) -> None:
         callbacks = self._callbacks
-        for descriptor, _ in self._epoll.poll(0, EVENTS_PER_TURN):
+        began_ns = time.monotonic_ns()
+        self.late = began_ns - self._ended_ns > LATE_NS
+        ready = self._epoll.poll(0, EVENTS_PER_TURN)
+        for descriptor, _ in ready:
             callback = callbacks.get(descriptor)
             if callback is not None:  # removed by a callback before it in this very turn
                 callback()
+        self._served += len(ready)
+        if len(ready) < EVENTS_PER_TURN or self._served >= len(callbacks):  # else the same sweep goes on, as late
+            self._served = 0
+            self._ended_ns = time.monotonic_ns()
+            if self._sweep_s:
+                self._pause()
+
+    def _pause(self) -> None:
+        """The sweep is over: when is the next?"""
+        wall_ns = self._ended_ns - self._looked_ns
+        if wall_ns >= LOOK_NS:
+            share = (time.process_time_ns() - self._cpu_ns) / wall_ns
+            self._looked_ns, self._cpu_ns = self._ended_ns, time.process_time_ns()
+            if self.most > SWEPT_BYTES or share < IDLE_SHARE:
+                self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
+            elif share > self._busy:
+                self._apart_s = min(max(2 * self._apart_s, SWEEP_S_LEAST), self._sweep_s)
+            self.most = 0
+            self._widest_s = max(self._widest_s, self._apart_s)
+        if self._apart_s:
+            self.loop.remove_reader(self._epoll.fileno())
+            self._resume = self.loop.call_later(self._apart_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self.loop.add_reader(self._epoll.fileno(), self._run)
 
 
 class Timer:

@@ -1,12 +1,12 @@
 """Where arrival instants come from (a StampSource), and what the kernel knows of a connection's losses.
 
-    open_source(name)      before the first connection; the plain one where the machine has none of that name
+    open_source(name)      before the first connection; the next best where the machine has none of that name
     source.watch(sock)     each connection as it is opened
     source.instants(...)   after the end of an exchange, for places in its bytes
     source.counts()        once a second, what there is to say of it in the Run
 
 Nobody else asks which source it is: it says its name, whether it is exact, and what its stamps are off by. Records and
-headers keep that. Another source, such as a packet ring, is one class and its line in SOURCES.
+headers keep that. Another source is one class and its line in SOURCES.
 
 Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
 asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
@@ -19,21 +19,30 @@ import socket
 import struct
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from time import sleep
-from typing import ClassVar, Protocol, Self
+from time import monotonic_ns, sleep, time_ns
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+if TYPE_CHECKING:
+    from servers.wire.ring import Address, Flow, Flows, Ring
 
 SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control message that comes back
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
-TCP_INFO_BYTES = 232
+TCP_INFO_BYTES = 240
 TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
+RCV_WND_AT = 232  # since Linux 6.2
 TRIES = 200
+RETRY_S = 0.002
+COLLECTED_EVERY_NS = 1_000_000
+SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 _U32 = struct.Struct("I")
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
+Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
 
 
 class Received(Protocol):
@@ -43,6 +52,13 @@ class Received(Protocol):
     sizes: array[int]
     user: array[int]
     kernel: bytearray
+    watched: Any  # What `watch` gave of its connection
+    begins: int  # Where it begins in all that came on the connection, TLS included ...
+    read_ends: list[int]  # ... and where each read ended there; empty without TLS, where `offsets` says it
+
+    def offsets(self, places: Sequence[int]) -> list[int]:
+        """Where these places are in all that came on the connection."""
+        ...
 
 
 class StampSource:
@@ -55,21 +71,32 @@ class StampSource:
     error_s: ClassVar[float | None] = None
     """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
     by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
+    needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @classmethod
-    def open(cls) -> Self | None:
-        """Ready to stamp what arrives from now on; None where this machine has no such stamps."""
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
+        """Ready to stamp what arrives from these from now on; None where this machine has no such stamps."""
         return cls()
 
-    def watch(self, sock: socket.socket) -> None:
-        """A connection has been opened."""
+    def watch(self, sock: socket.socket) -> Any:
+        """A connection has been opened, and nothing was read from it yet. What is given back belongs to it."""
 
-    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:  # noqa: ARG002
-        """CLOCK_MONOTONIC ns at which the byte before each of these places in the received bytes had arrived. None
-        where something came without a stamp. `received.sizes` itself as `ends` asks of every read."""
-        return _of_reads(received, ends, received.user.tolist())
+    def ready(self, received: Received) -> bool:  # noqa: ARG002
+        """Whether all is known that will be. Otherwise ask again in RETRY_S."""
+        return True
 
-    def counts(self) -> dict[str, int]:
+    def collect(self) -> None:
+        """Several times a second: take what has come."""
+
+    def renounce(self) -> None:
+        """Give up what right this process had to open it: it is to open no other."""
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
+        """When the byte before each of these places in the received bytes had arrived, and the source that says so:
+        a lesser one where something came without a stamp of this one. `received.sizes` itself asks of every read."""
+        return _of_reads(received, ends, received.user.tolist()), self
+
+    def counts(self) -> dict[str, Any]:
         """What a second of health telemetry says of it, such as stamps that were lost; by word of the run file."""
         return {}
 
@@ -80,7 +107,7 @@ class StampSource:
 class SocketStamps(StampSource):
     """The kernel's own stamp of the last byte that each read returned (SO_TIMESTAMPING)."""
 
-    name = "kernel"
+    name = "socket"
     title = "kernel timestamps"
     exact = True
     error_s = 20e-6  # 99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously
@@ -89,7 +116,7 @@ class SocketStamps(StampSource):
         self._held = held
 
     @classmethod
-    def open(cls) -> Self | None:
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
         """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
         (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
         without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""
@@ -110,33 +137,151 @@ class SocketStamps(StampSource):
         with suppress(OSError):  # some sandboxes have no stamps to give
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
 
-    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> list[int] | None:
-        timespecs = array("q")
-        timespecs.frombytes(received.kernel)
-        seconds, nanoseconds = timespecs[::2], timespecs[1::2]
-        if not all(seconds):
-            return None
-        stamps = to_monotonic([s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)])
-        return _of_reads(received, ends, stamps)
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
+        stamps = kernel_stamps(received)
+        if stamps is None:
+            return PLAIN.instants(received, ends, to_monotonic)
+        return _of_reads(received, ends, to_monotonic(stamps)), self
 
     def close(self) -> None:
         if self._held is not None:
             self._held.close()
 
 
+class RingStamps(StampSource):
+    """The kernel's stamp of each packet, in memory that it shares with us (servers.wire.ring). Reads may be late, and
+    no token shares a stamp with another unless the server sent both in one packet. Each read is held against the
+    socket's stamp, which also stands in for what the ring has not."""
+
+    name = "ring"
+    title = "kernel timestamps of each packet"
+    exact = True
+    error_s = 20e-6
+    by_read = False
+    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
+
+    def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
+        self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
+        self._collected_ns = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._missed, self._off = 0, Counter[int]()
+
+    @classmethod
+    def open(cls, servers: Sequence[Address] = ()) -> Self | None:
+        rings: list[Ring] = []
+        try:
+            from servers.wire.ring import Flows, Ring
+
+            for family in dict(servers):
+                addresses = [address[:2] for each, address in servers if each == family]
+                rings += [Ring(family, addresses)]
+        except (ImportError, AttributeError, OSError):  # not Linux, or not permitted
+            for ring in rings:
+                ring.close()
+            return None
+        return cls(rings, [Flows(len(ring.addresses)) for ring in rings], SocketStamps.open(servers) or PLAIN)
+
+    def watch(self, sock: socket.socket) -> Flow | None:
+        self._instead.watch(sock)
+        peer = sock.getpeername()[:2]
+        for ring, flows in zip(self._rings, self._sorted_by, strict=True):
+            if ring.family == sock.family and peer in ring.addresses:
+                self.collect()
+                return flows.watch(ring.addresses.index(peer) << 16 | sock.getsockname()[1], time_ns())
+        return None
+
+    def ready(self, received: Received) -> bool:
+        flow: Flow | None = received.watched
+        if flow is None or not received.sizes:
+            return True
+        wanted = received.offsets(received.sizes[-1:])[0]
+        if flow.through < wanted:
+            self.collect()
+        return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
+
+    def collect(self) -> None:
+        now_ns = monotonic_ns()
+        if now_ns - self._collected_ns >= COLLECTED_EVERY_NS:
+            self._collected_ns = now_ns
+            for ring, flows in zip(self._rings, self._sorted_by, strict=True):
+                if (came := ring.read()) is not None:
+                    flows.add(came)
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
+        flow: Flow | None = received.watched
+        if flow is None:
+            return self._instead.instants(received, ends, to_monotonic)
+        flow.forget(received.begins)
+        found = flow.arrivals(received.offsets(ends))
+        if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
+            ours = flow.arrivals(received.read_ends) if received.read_ends else found
+            # A FIN that is read with the last bytes lends them its stamp.
+            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(ours, stamps, strict=True))
+            self._off.update(each.bit_length() for each, ring in zip(off, ours, strict=True) if ring >= 0)
+        instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
+        if not missing:
+            return instants, self
+        self._missed += len(missing)
+        others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
+        for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
+            instants[at] = min([instant, *instants[at + 1 : at + 2]])
+        return instants, by
+
+    def counts(self) -> dict[str, Any]:
+        self.collect()
+        found = {
+            "ring_drops": sum(ring.drops() for ring in self._rings),
+            "ring_missed": self._missed,
+            "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
+        }
+        self._reset()
+        return found
+
+    def renounce(self) -> None:
+        from servers.wire.ring import renounce
+
+        renounce()
+
+    def close(self) -> None:
+        self._instead.close()
+        for ring in self._rings:
+            ring.close()
+
+
 PLAIN = StampSource()  # What is left where a better source has nothing to say
-SOURCES: dict[str, type[StampSource]] = {"kernel": SocketStamps, "user": StampSource}  # By name, the best first
+SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}
+"""By name, the best first."""
+AUTO = "auto"  # In plans: the best that this machine has
 
 
-def open_source(name: str) -> StampSource:
-    """The source of this name (a key of SOURCES), or the plain one where this machine does not have it."""
-    return SOURCES[name].open() or PLAIN
+def open_source(name: str, servers: Sequence[Address]) -> StampSource:
+    """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
+    better = 0 if name == AUTO else [*SOURCES].index(name)
+    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers))), PLAIN)
+
+
+def lacking(wanted: str, name: str) -> str:
+    """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
+    best = next(iter(SOURCES)) if wanted == AUTO else wanted
+    return SOURCES[best].needs if best in SOURCES and best != name else ""
 
 
 def common(names: Iterable[str]) -> str:
-    """The source that all of a run's stamps are of: the one that all processes have, else the plain one."""
-    used = set(names)
-    return used.pop() if len(used) == 1 else PLAIN.name
+    """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
+    known = [*SOURCES]
+    return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]
+
+
+def kernel_stamps(received: Received) -> list[int] | None:
+    """CLOCK_REALTIME ns of each read by the kernel; None where one has none."""
+    timespecs = array("q")
+    timespecs.frombytes(received.kernel)
+    seconds, nanoseconds = timespecs[::2], timespecs[1::2]
+    if not all(seconds):
+        return None
+    return [s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)]
 
 
 def losses(sock: socket.socket) -> tuple[int, int]:
@@ -147,6 +292,15 @@ def losses(sock: socket.socket) -> tuple[int, int]:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES).ljust(TCP_INFO_BYTES, b"\0")
         return _U32.unpack_from(info, TOTAL_RETRANS_AT)[0], _U32.unpack_from(info, RCV_OOOPACK_AT)[0]
     return 0, 0
+
+
+def window(sock: socket.socket) -> int | None:
+    """Bytes that the peer may still send before we read, as it was last told; None where the kernel does not say."""
+    with suppress(OSError):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        if len(info) > RCV_WND_AT:
+            return int(_U32.unpack_from(info, RCV_WND_AT)[0])
+    return None
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:

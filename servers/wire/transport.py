@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import ssl
 from array import array
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns
-from typing import Literal
+from typing import Any, Literal
 
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
-from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses
+from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses, window
 
 RESPONSE_LIMIT_BYTES = 64 << 20
+SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
@@ -29,7 +31,8 @@ _NO_STAMP = bytes(TIMESPEC_BYTES)
 class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
-    (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i."""
+    (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
+    With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
     _on_end: Callable[[Exchange], None]
@@ -40,10 +43,16 @@ class Exchange:
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
     kernel: bytearray = field(default_factory=bytearray)
+    seals: list[tuple[int, int]] = field(default_factory=list)
+    watched: Any = None
+    begins: int = 0
+    read_ends: list[int] = field(default_factory=list)
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
     free: Connection | None = None  # The connection after the end, where another request may use it
+    windows: int = 0  # Reads that may have been late, before which the receive window was looked at ...
+    shut: int = 0  # ... and found shut, or nearly
     losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
@@ -52,6 +61,7 @@ class Exchange:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
         self.connection = connection
         self._sealed = sealed
+        self.watched, self.begins = connection.watched, connection.received
 
     def send(self) -> None:
         """Send the request; the rest waits for room in the socket's buffer when it does not fit at once."""
@@ -76,8 +86,16 @@ class Exchange:
         if self.connection is not None and not self.error_kind:
             self._poller.add(self.connection.sock, self._on_readable)
 
+    def offsets(self, places: Sequence[int]) -> list[int]:
+        """Where these places of `raw` are in all that came on the connection (servers.wire.stamps.Received)."""
+        if not self.seals:
+            return [self.begins + place for place in places]
+        return [self.seals[bisect_left(self.seals, (place,))][1] for place in places]
+
     def fail(self, kind: WireError, detail: str) -> None:
-        """End this exchange now, keeping what came."""
+        """End this exchange now, unless it has ended, keeping what came."""
+        if self.connection is None:
+            return
         self.error_kind, self.error_detail = kind, detail
         self._finish()
 
@@ -96,9 +114,18 @@ class Exchange:
             self.sent_end_ns = monotonic_ns()
             self._poller.loop.remove_writer(connection.sock)
 
+    def drain(self) -> None:
+        """Take what has come, before this is ended for a reason of ours."""
+        if self.connection is not None:
+            self._on_readable()
+
     def _on_readable(self) -> None:
         connection = self.connection
         assert connection is not None
+        late = self._poller.late
+        if late and (left := window(connection.sock)) is not None:
+            self.windows += 1
+            self.shut += left < SHUT_BYTES
         try:
             data, control, _, _ = connection.sock.recvmsg(READ_BYTES, CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -110,6 +137,8 @@ class Exchange:
         if not data:
             self._closed("the server closed the connection")
             return
+        if late:
+            self._poller.most = max(self._poller.most, len(data))
         if connection.tls is not None:
             data = self._unseal(connection, data)
             if not data:
@@ -137,14 +166,19 @@ class Exchange:
         """Plain bytes out of TLS records. A closed session shows as the end of the connection that follows it."""
         assert connection.tls is not None
         connection.incoming.write(data)
-        parts = []
+        connection.received += len(data)
+        parts, size = [], len(self.raw)
         try:
-            while part := connection.tls.read(READ_BYTES):
+            while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
                 parts.append(part)
+                size += len(part)
+                self.seals.append((size, connection.received - connection.incoming.pending))
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
         except ssl.SSLError as error:
             self.fail("protocol", f"TLS: {error.reason or error}")
+        if parts:
+            self.read_ends.append(connection.received)
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:
@@ -160,6 +194,8 @@ class Exchange:
         if connection is None:
             return
         self.given_up_ns = monotonic_ns()
+        if connection.tls is None:
+            connection.received += len(self.raw)
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:

@@ -32,20 +32,20 @@ def test_later_runs_quote_what_was_found(tmp_path: Path) -> None:
     """A row for each kind of stamps, exact or not; a run on the same machine has it in its header and in its words."""
     done = calibrate(tmp_path, "--quick")
     assert (done.returncode, done.stderr) == (0, "")
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("kernel ", "user "))]
-    assert [row[0] for row in rows] == ["kernel", "user"]
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("ring ", "user "))]
+    assert [row[0] for row in rows] == ["ring", "user"]
     assert all(len(row) == 11 for row in rows)
     with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
         common = ["--server", "tgi", "--url", simulated.url, "--n", "3", "--output-tokens", "4", "--no-report"]
         _, out, _ = burst(tmp_path, *common, XDG_CACHE_HOME=str(tmp_path))
     kept = runfile.read(tmp_path / "run").header.client["calibration"]
     assert kept["load"] == {
-        **{"server": "vllm", "n": 20, "itl_s": 0.005, "output_tokens": 8, "workers": 1, "stamps": "kernel"}
+        **{"server": "vllm", "n": 20, "itl_s": 0.005, "output_tokens": 8, "workers": 1, "stamps": "auto"}
     }
     assert f"calibrated {kept['made_at'][:10]}: TTFT ±" in " ".join(out.split())
     quoted = summary_of(tmp_path)["client"]["calibration"]
     assert isinstance(quoted, dict)
-    assert quoted["ttft_p99_s"] == kept["errors"]["kernel"]["ttft_s"]["p99"] > 0
+    assert quoted["ttft_p99_s"] == kept["errors"]["ring"]["ttft_s"]["p99"] > 0
 
 
 def test_json_prints_what_is_remembered(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_json_prints_what_is_remembered(tmp_path: Path) -> None:
     done = calibrate(tmp_path, "--quick", "--json")
     found = json.loads(done.stdout)
     assert list(json.loads((tmp_path / "llm-loadgen/calibration.json").read_text()).values()) == [found]
-    assert found["errors"]["kernel"]["ttft_s"]["p50"] < found["errors"]["user"]["ttft_s"]["p50"]
-    assert found["errors"]["kernel"]["requests"] == 20
+    assert found["errors"]["ring"]["ttft_s"]["p50"] < found["errors"]["user"]["ttft_s"]["p50"]
+    assert found["errors"]["ring"]["requests"] == 20
 
 
 def test_a_memory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
@@ -84,4 +84,4 @@ def test_the_accuracy_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeyp
     main(SMALL)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "20 of 20 requests compared; 160 tokens, 160 events logged"
-    assert sum(line.startswith(("kernel ", "read lateness", "server lateness")) for line in lines) == 3
+    assert sum(line.startswith(("ring ", "read lateness", "server lateness")) for line in lines) == 3

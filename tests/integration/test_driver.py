@@ -92,7 +92,7 @@ async def test_a_complete_request_is_recorded_whole(tmp_path: Path) -> None:
     assert (record.prompt_tokens_asked, record.prompt_tokens) == (5, 5)
     assert (record.output_tokens_asked, record.output_tokens, record.counted_by) == (3, 3, "server")
     assert record.finish_reason == "length"
-    assert record.stamps == "kernel"
+    assert record.stamps == "socket"
     instants = [record.connected_ns, 0, record.sent_ns, record.first_byte_ns, *record.chunk_ns]
     assert instants == sorted(instants, key=lambda instant: instant or 0)
     assert record.chunk_ns[0] < record.chunk_ns[1] < record.chunk_ns[2] == record.end_ns

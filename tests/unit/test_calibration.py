@@ -42,7 +42,7 @@ def run_with(folder: Path, records: Sequence[Record], **health: int) -> Run:
 def found(**changes: Any) -> Calibration:
     """A calibration as the command makes it."""
     spread = {"p50": 1e-6, "p99": 5e-6, "max": 2e-5}
-    errors = {stamps: {"ttft_s": spread, "tpot_s": spread, "icl_s": spread} for stamps in ("kernel", "user")}
+    errors = {stamps: {"ttft_s": spread, "tpot_s": spread, "icl_s": spread} for stamps in ("socket", "user")}
     values = {"made_at": "2026-11-21T09:00:00+00:00", "version": "0.1.0", "load": POINT, "errors": errors}
     return Calibration(**(values | {"events_per_s": 50_000.0, "limited_by": "server"} | changes))
 
@@ -247,11 +247,11 @@ def test_a_run_quotes_the_calibration_of_its_stamps() -> None:
     """The header's calibration becomes the figure of the stamps used; what is none becomes nothing."""
     header = msgspec.to_builtins(found())
     header["errors"]["user"]["ttft_s"]["p99"] = 0.4
-    del header["errors"]["kernel"]["tpot_s"]
+    del header["errors"]["socket"]["tpot_s"]
     expected = {"made_at": "2026-11-21T09:00:00+00:00", "version": "0.1.0", "events_per_s": 50_000.0}
-    for stamps, ttft_p99_s in (("kernel", 5e-6), ("user", 0.4)):
+    for stamps, ttft_p99_s in (("socket", 5e-6), ("user", 0.4)):
         assert compared.quoted(header, stamps) == QuotedCalibration(**expected, ttft_p99_s=ttft_p99_s)
-    assert [compared.quoted(other, "kernel") for other in (None, 5, {}, {"errors": {}}, header | {"errors": {}})] == (
+    assert [compared.quoted(other, "socket") for other in (None, 5, {}, {"errors": {}}, header | {"errors": {}})] == (
         [None] * 5
     )
 

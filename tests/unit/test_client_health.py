@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from analysis.client import LIMITS, late_percentile_s
+from analysis.client import LIMITS
+from analysis.stats import late_percentile_s
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, healthy, run_of, summarise
+from tests.runs import burst, complete, dropped, failed, healthy, run_of, said, summarise
 
 
 def client_of(
@@ -28,7 +30,7 @@ def client_of(
 def test_a_client_that_kept_up_is_ok(tmp_path: Path) -> None:
     """Every figure within its limit: verdict ok, no reason, and the error bar is that of a kernel stamp."""
     client = client_of(tmp_path)
-    assert (client["verdict"], client["reasons"], client["stamps"]) == ("ok", [], "kernel")
+    assert (client["verdict"], client["reasons"], client["stamps"]) == ("ok", [], "socket")
     assert client["error_bar_s"] == 20e-6
 
 
@@ -46,6 +48,7 @@ CASES = {
     "full_reads": (burst(20, 4), healthy(full_reads=1)),
     "retransmit_share": (burst(20, 4), healthy(retransmits=1)),
     "out_of_order_share": (burst(20, 4), healthy(out_of_order=100)),
+    "ring_off_p99_s": (burst(20, 4), healthy(ring_off_counts={"10": 90, "20": 10})),
     "clock_step_s": (burst(20, 4), healthy(clock_disagreement_ns=30 * MS)),
     "worker_lost": ([*burst(20, 4), failed(50, "worker_lost", "its worker process ended")], healthy()),
     "dropped": ([*burst(20, 4), dropped(50)], healthy()),
@@ -119,7 +122,7 @@ def test_the_busiest_worker_counts(tmp_path: Path) -> None:
 def test_late_reads_are_bounded_from_above_within_a_fifth(late_ns: int) -> None:
     """A read's lateness, counted by the sender's buckets, comes back as at most 19 % more, and never as less."""
     health = Health()
-    health.add([late_ns], 0, 0, 0, 0)
+    health.add([late_ns], 0, 0, 0, 0, 0)
     counts = Counter({int(bucket): count for bucket, count in health.sample()["late_counts"].items()})
     found_s = late_percentile_s(counts, 0.99)
     assert found_s is not None
@@ -139,3 +142,45 @@ def test_merged_first_tokens_and_reopened_connections_are_counted(tmp_path: Path
     records = [complete(1, [500 * MS], first_token_merged=True), complete(2, [500 * MS], reopened=2)]
     client = client_of(tmp_path, records)
     assert (client["first_token_merged"], client["reopened"]) == (1, 2)
+
+
+def ring(**values: Any) -> list[Telemetry]:
+    """Health samples of a worker with a packet ring."""
+    return healthy(ring_drops=0, ring_missed=0, **values)
+
+
+def test_a_stall_blurs_nothing_where_each_packet_has_its_stamp(tmp_path: Path) -> None:
+    """Tokens that were read together after a stall have stamps of their own: the bars are those of a stamp, and neither
+    the stall nor the late reads of several tokens are a reason."""
+    stalled = {"stall_ns_max": 180 * MS, "late_counts": {"64": 1000}}
+    tokens = [500 * MS, 600 * MS, 600 * MS, 700 * MS]
+    records = [complete(each, tokens, coalesced_reads=1) for each in range(20)]
+    by_socket = client_of(tmp_path / "socket", records, healthy(**{**stalled, "stall_ns_max": 300 * MS}))
+    assert any("Longest stall".lower() in reason for reason in by_socket["reasons"])
+    run = run_of(
+        tmp_path / "ring",
+        [replace(each, stamps="ring") for each in records],
+        telemetry=ring(**stalled),
+        client={"stamps": "ring"},
+    )
+    client = summarise(run)["client"]
+    assert (client["verdict"], client["stamps"], client["error_bar_itl_s"]) == ("ok", "ring", 40e-6)
+
+
+def test_the_ring_is_held_against_the_socket(tmp_path: Path) -> None:
+    """Every run says how far the two stamps of a read are apart, and what the ring lost."""
+    samples = healthy(1, ring_drops=3, ring_missed=2, ring_off_counts={"0": 90, "10": 9, "11": 1})
+    client = client_of(tmp_path, telemetry=samples)
+    apart = [client[f"ring_off_{name}_s"] for name in ("p50", "p99", "max")]
+    assert apart == [pytest.approx(1e-9), pytest.approx(1.024e-6), pytest.approx(2.048e-6)]
+    assert (client["ring_drops"], client["ring_missed"]) == (3, 2)
+    assert said(summarise(run_of(tmp_path / "again", burst(20, 4), telemetry=samples)), "client").endswith(
+        "the packet ring lost 3 segments, and 2 instants are the socket's."
+    )
+
+
+def test_one_answer_without_the_ring_makes_the_run_the_sockets(tmp_path: Path) -> None:
+    """The run is as good as the least of the sources that stamped its answers."""
+    records = [replace(each, stamps="socket" if each.id == 3 else "ring") for each in burst(20, 4)]
+    run = run_of(tmp_path / "run", records, telemetry=ring(), client={"stamps": "ring"})
+    assert summarise(run)["client"]["stamps"] == "socket"

@@ -95,6 +95,8 @@ class FakeConnection:
 class FakeExchange:
     """Ends by the clock; what it carries is an error, so that nothing need be decoded."""
 
+    windows = shut = 0
+
     def __init__(self, net: FakeNet, on_end: Callable[[Any], None]) -> None:
         self.net, self._on_end = net, on_end
         self.connection: Any = None
@@ -118,6 +120,9 @@ class FakeExchange:
 
     def listen(self) -> None:
         """Ends by itself."""
+
+    def drain(self) -> None:
+        """Nothing has come before the end."""
 
     def fail(self, kind: str, detail: str) -> None:
         self.error_kind, self.error_detail = kind, detail

@@ -104,11 +104,11 @@ def test_a_calibration_of_this_machine_is_quoted(tmp_path: Path) -> None:
     found = {
         "made_at": "2026-11-20T09:00:00+00:00",
         "version": "0.1.0",
-        "errors": {"kernel": {"ttft_s": spread}},
+        "errors": {"socket": {"ttft_s": spread}},
         "events_per_s": 50_123.0,
     }
     for folder, rate, ending in (("a", 50_123.0, ", 50,123 events/s."), ("b", 0.0, ".")):
-        client = {"stamps": "kernel", "calibration": found | {"events_per_s": rate}}
+        client = {"stamps": "socket", "calibration": found | {"events_per_s": rate}}
         sentence = said(summary_of(tmp_path / folder, burst(12, 4), client=client), "client")
         assert sentence.endswith(f"error ±20 µs; calibrated 2026-11-20: TTFT ±5.0 µs at p99{ending}")
 

@@ -41,7 +41,7 @@ def sent(first_ms: float, last_ms: float, worker: int) -> list[Record]:
 
 
 def summary_of(folder: Path, records: Sequence[Record], telemetry: Sequence[Telemetry] = ()) -> dict[str, Any]:
-    client = {"stamps": "kernel", "machines": [told("bench-1", 0, 5), told("bench-2", 1, 20)]}
+    client = {"stamps": "socket", "machines": [told("bench-1", 0, 5), told("bench-2", 1, 20)]}
     return summarise(run_of(folder, records, telemetry=[*healthy(), *telemetry], client=client))
 
 

@@ -19,7 +19,7 @@ from loadgen.runfile import stamp_facts
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, healthy, run_of, said, summarise, truncated
 
-ALONE_S = stamp_facts("kernel").error_s or 0.0
+ALONE_S = stamp_facts("socket").error_s or 0.0
 """What a kernel stamp is off by that stands for one token alone."""
 OWN = StampError(ALONE_S, 2 * ALONE_S, None)
 ROUNDED_UP = 2 ** (1 / STEPS_PER_OCTAVE)

@@ -1,0 +1,163 @@
+"""The packet ring on real loopback: what it keeps, what it knows of late reads, and how it is done without."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import trustme
+
+from analysis.client import compare_with_log, read_log
+from loadgen.engine.clock import ClockPairs
+from loadgen.runfile import read
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.process import spawn
+from servers.wire import ring
+from servers.wire.connection import connect, target_of
+from servers.wire.http1 import post
+from servers.wire.poller import Poller
+from servers.wire.stamps import RETRY_S, RingStamps, open_source
+from servers.wire.transport import Exchange
+from tests.command import start, summary_of
+from tests.loopback import chunked, playing
+
+SAID = b"spoken words that nobody may keep"
+REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
+SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
+PLAYED_S = 0.2
+"""Long after the server has sent it all."""
+WITHOUT = "from servers.wire.stamps import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
+WITHOUT += "held.renounce(); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
+
+
+async def read_late(host: str, authority: trustme.CA | None = None) -> tuple[Exchange, RingStamps]:
+    """One request, of whose answer nothing is read before all of it has come."""
+    server_tls = client_tls = None
+    if authority is not None:
+        server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+        authority.issue_cert(host).configure_cert(server_tls)
+        authority.configure_trust(client_tls)
+    ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+    async with playing(SCRIPT, host=host, tls=server_tls) as server:
+        target = target_of(server.url, client_tls)
+        stamps = RingStamps.open([(target.family, target.address)])
+        assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
+        connection = await connect(target, 5, stamps)
+        made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
+        made.prepare(connection, connection.seal(REQUEST))
+        made.send()
+        await asyncio.sleep(PLAYED_S)
+        made.listen()
+        result = await asyncio.wait_for(ended, 10)
+        while not stamps.ready(made):
+            await asyncio.sleep(RETRY_S)
+        if result.free is not None:
+            result.free.close()
+    return result, stamps
+
+
+def ran(folder: Path, url: str, *options: str, command: str = "burst") -> str:
+    """A run in `folder`; what it prints."""
+    process = start(folder, "--server", "tgi", "--url", url, *options, command=command)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in (0, 5), err
+    return " ".join(out.split())
+
+
+def instants(made: Exchange, stamps: RingStamps, ends: Sequence[int]) -> list[int]:
+    found, by = stamps.instants(made, ends, ClockPairs().to_monotonic)
+    assert by is stamps
+    return found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("secure", [False, True])
+async def test_what_is_read_at_once_has_the_stamps_of_its_packets(host: str, secure: bool) -> None:
+    """Five pieces in one read, on IPv4 and IPv6, plain and as TLS records: each arrived after the one before it and
+    before it was read. The socket's stamp of the read agrees with the last one."""
+    made, stamps = await read_late(host, trustme.CA() if secure else None)
+    ends = [*accumulate(map(len, SCRIPT))]
+    assert len(made.sizes) < len(ends)
+    found = instants(made, stamps, ends)
+    assert made.sent_ns is not None
+    assert [made.sent_ns, *sorted(set(found)), made.user[-1]] == sorted([made.sent_ns, *found, made.user[-1]])
+    assert len(set(found)) == len(ends)
+    instants(made, stamps, made.sizes)
+    told = stamps.counts()
+    assert (told["ring_drops"], told["ring_missed"]) == (0, 0)
+    assert sum(told["ring_off_counts"].values()) == len(made.sizes)
+    assert max(map(int, told["ring_off_counts"])) < (found[-1] - found[-2]).bit_length()
+    stamps.close()
+
+
+async def test_the_ring_holds_no_payload() -> None:
+    """Nothing of what was said, in either direction, is anywhere in the memory that is shared with the kernel."""
+    made, stamps = await read_late("127.0.0.1")
+    memory = stamps._rings[0].words.tobytes()
+    assert SAID in made.raw
+    assert SAID[:4] not in memory
+    assert b"HTTP" not in memory
+    assert sum(word != 0 for word in memory) > 100  # headers are there
+    stamps.close()
+
+
+def test_the_right_to_open_rings_is_given_up() -> None:
+    """After that a process opens no other, and the one that is open goes on."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("socket 0", "")
+
+
+def test_kept_connections_go_on_in_the_same_stream(tmp_path: Path) -> None:
+    """In a closed loop one connection serves many requests: the stamps of all agree with the server's log."""
+    log = tmp_path / "sim.jsonl"
+    with spawn(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.01, log=log)) as url:
+        ran(tmp_path, url, "--arrivals", "closed:3", "--n", "30", "--output-tokens", "8", command="run")
+    seen = compare_with_log(read(tmp_path / "run"), read_log(log))
+    assert (seen.stamps, seen.requests, seen.merged) == ("ring", 30, 0)
+    assert max(seen.ttft_s.p50, seen.tpot_s.p50) < 1e-3
+    client = summary_of(tmp_path)["client"]
+    assert (client["ring_drops"], client["ring_missed"]) == (0, 0)
+
+
+def test_a_stretch_that_the_ring_dropped_has_the_sockets_stamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring that loses some of what comes: those tokens have the socket's stamps, the run says so and how many."""
+    whole = ring.Flows.add
+
+    def lossy(flows: ring.Flows, came: ring.Segments) -> None:
+        kept = (came.length == 0) | (came.sequence % 7 != 0)
+        whole(flows, ring.Segments(*(column[kept] for column in came)))
+
+    monkeypatch.setattr(ring.Flows, "add", lossy)
+    with spawn(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.005)) as url:
+        printed = ran(tmp_path, url, "--n", "20", "--output-tokens", "20")
+    records = read(tmp_path / "run").records
+    assert "socket" in {record.stamps for record in records} <= {"ring", "socket"}
+    assert all(record.state == "complete" and record.chunk_ns == sorted(record.chunk_ns) for record in records)
+    assert summary_of(tmp_path)["client"]["ring_missed"] > 0
+    assert "instants are the socket's" in printed
+
+
+def test_without_permission_a_run_says_once_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket stamps it, and one line says what a stamp for each packet needs; not to one that did not ask."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(ring, "Ring", refused)
+    instead = open_source("auto", [(2, ("127.0.0.1", 1))])
+    assert instead.name == "socket"
+    instead.close()
+    with spawn(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.002)) as url:
+        for folder, options in (("asked", []), ("not", ["--stamps", "socket"])):
+            (tmp_path / folder).mkdir()
+            printed = ran(tmp_path / folder, url, "--n", "5", "--output-tokens", "4", *options)
+            assert read(tmp_path / folder / "run").header.stamps.name == "socket"
+            assert printed.count("CAP_NET_RAW") == (folder == "asked")

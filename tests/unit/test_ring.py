@@ -1,0 +1,130 @@
+"""The packet ring's pure part: blocks of headers in, arrivals out."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+
+from servers.wire.ring import UNKNOWN, Flow, Flows, program
+from tests.packets import PORT, SERVER, SERVER_6, SYN, Sent, came
+
+WRAPPING = 0xFFFFFFF0
+
+
+def flow_of(*blocks: list[Sent], opened_ns: int = 10) -> Flow:
+    """One connection that was watched before what these blocks hold."""
+    flows = Flows()
+    flow = flows.watch(PORT, opened_ns)
+    for each in blocks:
+        flows.add(came(each))
+    return flow
+
+
+def greeting(sequence: int = 999, stamp_ns: int = 1) -> Sent:
+    """The server's SYN-ACK: the first byte of its stream is the one after `sequence`."""
+    return Sent(sequence, 0, stamp_ns, flags=SYN | 0x10)
+
+
+@pytest.mark.parametrize(("family", "server"), [(socket.AF_INET, SERVER), (socket.AF_INET6, SERVER_6)])
+@pytest.mark.parametrize("extra", [{}, {"padding": 6}, {"big": True}])
+def test_a_block_gives_columns(family: int, server: tuple[str, int], extra: dict[str, int]) -> None:
+    """Port, sequence number, length of what was said and stamp of each segment, whatever the frame adds."""
+    sent = [Sent(7, 100, 3_000_000_004, port=50_000, source=server, **extra), Sent(107, 1, 5, source=server)]
+    found = came(sent, [Sent(108, 2, 6, source=server)], family=family, servers=[server])
+    assert found.key.tolist() == [50_000, PORT, PORT]
+    assert found.sequence.tolist() == [7, 107, 108]
+    assert found.length.tolist() == [100, 1, 2]
+    assert found.stamp_ns.tolist() == [3_000_000_004, 5, 6]
+    assert not found.syn.any()
+
+
+def test_packets_of_several_sizes_are_walked() -> None:
+    """Options of IP make the strides of a block differ, and shift where TCP begins."""
+    found = came([], [Sent(1, 10), Sent(11, 20, ip_options=5), Sent(31, 30)], [Sent(61, 5, ip_options=1)])
+    assert (found.sequence.tolist(), found.length.tolist()) == ([1, 11, 31, 61], [10, 20, 30, 5])
+
+
+def test_several_addresses_are_told_apart() -> None:
+    """Two servers may send to one port of ours."""
+    other = ("10.1.2.4", 8000)
+    found = came([Sent(1, 1), Sent(2, 1, source=other)], servers=[SERVER, other])
+    assert found.key.tolist() == [PORT, PORT + 65_536]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_filter_keeps_no_more_than_the_ports_numbers_and_flags(family: int) -> None:
+    """Its last instruction returns the IP header's length and 14 bytes; its other end returns none."""
+    server = SERVER if family == socket.AF_INET else SERVER_6
+    code = np.frombuffer(program(family, [server, server]), np.dtype("u2,u1,u1,u4"))
+    assert code[-4:].tolist() == [(0x06, 0, 0, 0), (0x87, 0, 0, 0), (0x04, 0, 0, 14), (0x16, 0, 0, 0)]
+    for at, (_, true, false, _) in enumerate(code.tolist()):
+        assert at + max(true, false) + 1 <= len(code)
+
+
+def test_an_arrival_is_that_of_the_segment_that_brought_the_byte() -> None:
+    """By offsets from the SYN-ACK's sequence number, over several reads of the ring."""
+    flow = flow_of([greeting(), Sent(1000, 10, 100)], [Sent(1010, 5, 200), Sent(1015, 5, 300)])
+    assert flow.arrivals([1, 10, 11, 15, 16, 20, 21]) == [100, 100, 200, 200, 300, 300, UNKNOWN]
+    assert not flow.swapped
+
+
+def test_sequence_numbers_wrap() -> None:
+    """After 2^32 they begin at 0 again."""
+    flow = flow_of(
+        [greeting(WRAPPING)], [Sent(WRAPPING + 1, 10, 1), Sent((WRAPPING + 11) % 2**32, 10, 2), Sent(5, 9, 3)]
+    )
+    assert flow.arrivals([10, 20, 29]) == [1, 2, 3]
+
+
+def test_what_is_behind_a_hole_was_not_there_before_it_was_filled() -> None:
+    """A loss holds back the bytes behind it; a segment that comes twice counts when it came first."""
+    flow = flow_of(
+        [greeting(), Sent(1000, 10, 1), Sent(1020, 10, 2), Sent(1030, 10, 3)], [Sent(1010, 10, 9), Sent(1010, 10, 12)]
+    )
+    assert flow.arrivals([10, 11, 20, 30, 40]) == [1, 9, 9, 9, 9]
+    assert flow.swapped
+
+
+def test_what_is_sent_again_for_nothing_changes_nothing() -> None:
+    """A repeated segment neither moves an instant nor makes the order of the stamps doubtful."""
+    flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1000, 10, 2), Sent(1010, 5, 3)])
+    assert (flow.arrivals([10, 15]), flow.swapped) == ([1, 3], False)
+
+
+def test_a_segment_that_the_ring_dropped_leaves_the_others_known() -> None:
+    """What the socket delivered and the ring does not hold is unknown, and nothing else is."""
+    flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1020, 10, 3)])
+    assert flow.arrivals([10, 15, 20, 21, 30, 31]) == [1, UNKNOWN, UNKNOWN, 3, 3, UNKNOWN]
+
+
+def test_a_connection_goes_on_after_an_answer() -> None:
+    """On a kept connection offsets count on, and what was asked for is forgotten."""
+    flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1010, 10, 2)])
+    flow.forget(10)
+    assert flow.arrivals([10, 11, 20]) == [UNKNOWN, 2, 2]
+    flow.forget(20)
+    assert (flow.through, flow.arrivals([20])) == (20, [UNKNOWN])
+
+
+def test_a_port_that_is_used_again_is_another_connection() -> None:
+    """Each has the segments after its own SYN-ACK, whether that was read before it was watched or after."""
+    flows = Flows()
+    first = flows.watch(PORT, opened_ns=10)
+    flows.add(came([greeting(), Sent(1000, 10, 20), greeting(4999, 30)]))
+    second = flows.watch(PORT, opened_ns=40)
+    flows.add(came([Sent(1010, 5, 29), Sent(5000, 10, 50)]))
+    third = flows.watch(PORT, opened_ns=70)
+    flows.add(came([Sent(5010, 5, 55), greeting(99, 60), Sent(100, 10, 80)]))
+    assert [each.arrivals([10]) for each in (first, second, third)] == [[20], [50], [80]]
+    assert [each.through for each in (first, second, third)] == [10, 10, 10]
+
+
+def test_other_connections_are_not_kept() -> None:
+    """Those of other processes, and those whose SYN-ACK was not seen."""
+    flows = Flows()
+    flow = flows.watch(PORT, opened_ns=10)
+    flows.add(came([Sent(1000, 10, 20), Sent(1, 1, 1, port=PORT + 1)]))
+    assert (flow.greeted, flow.through) == (False, 0)
+    assert flow.arrivals([1]) == [UNKNOWN]

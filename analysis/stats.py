@@ -5,6 +5,13 @@ Percentiles interpolate linearly between order statistics (type 7 of Hyndman and
 packages", 1996; numpy's default). Their intervals are order statistics too (David and Nagaraja, "Order Statistics",
 2003, section 7.1): the number of samples below the true p-quantile is binomial(n, p) whatever the distribution is.
 
+How exactly the rates of a window are known shows in how they vary within it. It is cut into equal batches, each longer
+than a request's residence time, and the rate of each is one value: what lingers within a batch moves that one alone
+(batch means: Law and Carson, "A sequential procedure for determining the length of a steady-state simulation", 1979).
+Their mean is the figure. Its interval is that of the studentised bootstrap (Efron and Tibshirani, "An Introduction to
+the Bootstrap", 1993, section 12.5), seeded, so that a run always gives the same. A burst is one piece of work and has
+no such batches: only repeats show how another would differ.
+
 scipy.special is imported where it is needed: it takes 0.4 s, and the summary of a burst needs none of it.
 """
 
@@ -17,7 +24,7 @@ from functools import cache
 
 import numpy as np
 
-from analysis.frame import NS_PER_S, Booleans, Floats, Integers, sum_by_row
+from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from analysis.objectives import AdjustedDistribution, Distribution
 from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
 from workloads.arrivals import LoadFacts
@@ -36,6 +43,15 @@ RESOLUTION_MAX = 0.1
 """Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
 GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
+BATCHES_MOST, BATCHES_LEAST = 30, 10
+STAYS_PER_BATCH = 2
+"""A batch lasts at least so many times as long as a request stays in the median, or neighbours share requests."""
+REPLICATES = 4000
+SEED = 19_930_601
+NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how another would differ only repeats show"
+NO_PLATEAU = "the window is no plateau, so that its parts are not alike"
+SHORT = f"the window is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} stays of a request"
+ALIKE = "all parts of the window are alike"
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
 BUCKETS_PER_OCTAVE = 4
@@ -386,3 +402,64 @@ def _bucket(counts: Counter[int], share: float) -> int | None:
         if seen >= wanted:
             return bucket
     return None
+
+
+# Rates of a window.
+
+
+def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
+    """Of each rate of the window; and why there are none, or None where there are."""
+    span = frame.span_ns
+    if frame.window is None or span is None:
+        return {}, NO_BATCHES
+    if frame.window.chosen == "auto" and not frame.window.plateau:
+        return {}, NO_PLATEAU
+    ended = frame.sampled
+    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
+    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
+    if number < BATCHES_LEAST:
+        return {}, SHORT
+    requests, tokens, prompts = _amounts(frame, number)
+    rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
+    rates["input_tokens_per_s"] = prompts
+    found = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
+    return found, None if found else ALIKE
+
+
+def rate_interval(rates: Floats) -> tuple[float, float] | None:
+    """Of the mean of the rates of equal batches, in their unit; None where they cannot show how they vary. Bootstrap t:
+    the quantiles of (mean* - mean) / error* over samples drawn with replacement stand for those of Student's t, so that
+    lopsided rates get a lopsided interval."""
+    count, mean = len(rates), float(rates.mean())
+    error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    if error == 0 or math.isnan(error):  # NaN where nobody said how long a prompt was
+        return None
+    drawn = rates[np.random.default_rng(SEED).integers(0, count, (REPLICATES, count))]
+    errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
+    known = errors > 0
+    turned = (drawn.mean(axis=1) - mean)[known] / errors[known]
+    turns = np.quantile(turned, ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2))
+    low, high = (mean - float(turn) * error for turn in turns)
+    return rounded(max(0.0, low)), rounded(high)
+
+
+def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:
+    """Per second of each batch: requests that ended, tokens that arrived, prompt tokens of those that began; each as
+    in the figure of analysis.metrics."""
+    ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.begun_ns)
+    requests = _counted(frame, number, frame.end_ns[ended], np.ones(int(ended.sum())))
+    prompts = _counted(frame, number, frame.begun_ns[begun], frame.prompt_tokens[begun])
+    each = np.where(frame.sent, frame.output_tokens, 0.0) / np.maximum(frame.arrived_tokens, 1)
+    tokens, counts = np.zeros(number), frame.chunk_counts
+    for rows, chunks in frame.blocks():
+        amounts = np.repeat(each[rows], counts[rows]) * frame.chunk_tokens[chunks]
+        tokens += _counted(frame, number, frame.chunk_ns[chunks], amounts)
+    return requests, tokens, prompts
+
+
+def _counted(frame: Frame, number: int, instants: Floats, amounts: Floats) -> Floats:
+    begins, ends = frame.span_ns or (0.0, 1.0)
+    inside = (instants >= begins) & (instants <= ends)
+    places = np.minimum(number - 1, (instants[inside] - begins) / (ends - begins) * number).astype(np.int64)
+    summed = np.bincount(places, amounts[inside], minlength=number)
+    return np.asarray(summed * (number / (ends - begins) * NS_PER_S), dtype=np.float64)

@@ -19,7 +19,7 @@ from analysis import client, stats, summary
 from analysis.frame import Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, memory
-from analysis.window import frame_of_run, rate_intervals
+from analysis.window import frame_of_run
 from loadgen.runfile import Run
 
 EXAMPLES_PER_KIND = 3
@@ -192,7 +192,7 @@ def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:
 def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
     """Each end of the window is off by an error bar: that of an answer's end for a whole run, else that of the tokens
     at the window's ends."""
-    span, (ci95, ci95_none) = frame.span_ns, rate_intervals(frame)
+    span, (ci95, ci95_none) = frame.span_ns, stats.rate_intervals(frame)
     bar_s = health.error_bar_e2e_s if frame.window is None else health.error_bar_s
     error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
     rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]

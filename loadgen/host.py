@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import platform
 import resource
 import shutil
+import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from servers.errors import NOT_READABLE
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
+CAP_NET_RAW, CAPABILITY_VERSION_3 = 13, 0x20080522  # <linux/capability.h>
 SAME_MACHINE = ("hostname", "kernel", "cpu", "python")
 """Facts of the host that make it another machine, as far as stamps go."""
 
@@ -37,6 +41,21 @@ def facts() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
+
+
+def renounce_packets() -> None:
+    """Give up, for good, the capability to open packet sockets; rings that are open go on (capset(2))."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
+    if libc.capget(header, held):
+        return
+    sets = [*struct.unpack("6I", held.raw)]
+    sets[:3] = [each & ~(1 << CAP_NET_RAW) for each in sets[:3]]
+    if libc.capset(header, struct.pack("6I", *sets)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def is_loopback(name: str) -> bool:

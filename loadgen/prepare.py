@@ -26,6 +26,7 @@ from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
 from workloads import arrivals, lengths, pictures, workload
 from workloads.prompts import load_tokenizer
+from workloads.sessions import MultiTurn
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     if plan.extra_body or plan.may_end:
         also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
     if not dialect.streams:
-        if isinstance(asked, workload.MultiTurn):
+        if isinstance(asked, MultiTurn):
             raise PlanError(
                 f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat."
             )

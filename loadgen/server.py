@@ -15,6 +15,7 @@ from loadgen.plan import Plan
 from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
 from servers.kinds import KINDS
 from workloads import lengths, workload
+from workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
     from servers.kinds.base import ServerFacts
@@ -93,7 +94,7 @@ def longest_prompt_of(plan: Plan) -> int:
     """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
     asked, answered = longest_of(plan.input_tokens), longest_of(plan.output_tokens)
     named = workload.parse(plan.workload)
-    if not isinstance(named, workload.MultiTurn):
+    if not isinstance(named, MultiTurn):
         return asked
     turns = named.turns
     return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import starmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from workloads import datasets
 from workloads.request import Request
+from workloads.syntax import duration_ns, options, path_and_options, show_duration, whole
 
+if TYPE_CHECKING:
+    from workloads.workload import Prompts
+
+TURNS_LIMIT = 1_000
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024
 """Characters; a conversation that has grown past it ends instead of asking on."""
 
@@ -76,3 +84,52 @@ class Conversation:
         return Request(
             self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.also
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MultiTurn:
+    """Sessions of several turns: `turns` synthetic ones, without end, or those of the file at `path`, once."""
+
+    turns: int | None
+    path: Path | None
+    think_ns: int = 0
+
+    def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
+        """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
+        first_id = 0
+        for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
+            yield Conversation(first_id, turns, self.think_ns, prompts.chat, also=prompts.spec.also)
+            first_id += len(turns)
+
+    def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
+        """Questions of the lengths asked for; a turn's whole prompt is longer by all that was said before."""
+
+        def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
+            question = prompts.prompt(number, input_tokens)
+            assert isinstance(question, str)  # an answer comes as text, so that ids would not do
+            return Turn(question, input_tokens, output_tokens)
+
+        return zip(*[starmap(turn, prompts.lengths())] * (self.turns or 1), strict=False)
+
+    def _recorded(self, path: Path, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
+        answer_tokens = prompts.answer_tokens()
+        for dialogue in datasets.sharegpt(path):
+            yield tuple(
+                Turn(sample.prompt, 0 if place else prompts.known(sample.prompt), answer_tokens(sample))
+                for place, sample in enumerate(dialogue)
+            )
+
+    def __str__(self) -> str:
+        which = f"turns={self.turns}" if self.path is None else str(self.path)
+        return f"multi-turn:{which}" + (f",think={show_duration(self.think_ns)}" if self.think_ns else "")
+
+
+def multi_turn(rest: str) -> MultiTurn:
+    """What follows `multi-turn:` in a workload. Raises WorkloadError."""
+    if rest.startswith("turns="):
+        found, path = options(rest.split(","), ("turns", "think")), None
+    else:
+        name, found = path_and_options(rest, ("think",))
+        path = Path(name)
+    turns = whole(found["turns"], "turns", 1, TURNS_LIMIT) if "turns" in found else None
+    return MultiTurn(turns, path, duration_ns(found.get("think", "0s"), "think", zero=True))

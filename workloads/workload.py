@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count, islice, starmap
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from workloads import datasets
+from workloads import datasets, sessions
 from workloads.arrivals import Trace
 from workloads.datasets import TRACE_BLOCK_TOKENS, Entry, Sample
 from workloads.lengths import UNNAMED, Fixed, Lengths
@@ -32,10 +32,9 @@ from workloads.prompts import (
 )
 from workloads.request import Request, merged
 from workloads.ruler import ANOTHER_MODEL, APPROXIMATE, Counter, ruler_of
-from workloads.sessions import Conversation, Turn
-from workloads.syntax import TOKENS_LIMIT, WorkloadError, duration_ns, options, path_and_options, show_duration, whole
+from workloads.sessions import Conversation, MultiTurn
+from workloads.syntax import TOKENS_LIMIT, WorkloadError, options, path_and_options, whole
 
-TURNS_LIMIT = 1_000
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
 """Where nobody says how many requests there will be, ids number so many; later ones may begin as earlier ones did."""
@@ -101,44 +100,6 @@ class Dataset:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class MultiTurn:
-    """Sessions of several turns: `turns` synthetic ones, without end, or those of the file at `path`, once."""
-
-    turns: int | None
-    path: Path | None
-    think_ns: int = 0
-
-    def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
-        first_id = 0
-        for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
-            yield Conversation(first_id, turns, self.think_ns, prompts.chat, also=prompts.spec.also)
-            first_id += len(turns)
-
-    def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        """Questions of the lengths asked for; a turn's whole prompt is longer by all that was said before."""
-
-        def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
-            question = prompts.prompt(number, input_tokens)
-            assert isinstance(question, str)  # an answer comes as text, so that ids would not do
-            return Turn(question, input_tokens, output_tokens)
-
-        return zip(*[starmap(turn, prompts.lengths())] * (self.turns or 1), strict=False)
-
-    def _recorded(self, path: Path, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        answer_tokens = prompts.answer_tokens()
-        for dialogue in datasets.sharegpt(path):
-            yield tuple(
-                Turn(sample.prompt, 0 if place else prompts.known(sample.prompt), answer_tokens(sample))
-                for place, sample in enumerate(dialogue)
-            )
-
-    def __str__(self) -> str:
-        which = f"turns={self.turns}" if self.path is None else str(self.path)
-        return f"multi-turn:{which}" + (f",think={show_duration(self.think_ns)}" if self.think_ns else "")
 
 
 Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
@@ -352,16 +313,6 @@ def _shared_prefix(rest: str) -> SharedPrefix:
     return SharedPrefix(groups, whole(found["tokens"], "tokens", 1, TOKENS_LIMIT))
 
 
-def _multi_turn(rest: str) -> MultiTurn:
-    if rest.startswith("turns="):
-        found, path = options(rest.split(","), ("turns", "think")), None
-    else:
-        name, found = path_and_options(rest, ("think",))
-        path = Path(name)
-    turns = whole(found["turns"], "turns", 1, TURNS_LIMIT) if "turns" in found else None
-    return MultiTurn(turns, path, duration_ns(found.get("think", "0s"), "think", zero=True))
-
-
 def _dataset(kind: str) -> Callable[[str], Dataset]:
     return lambda rest: Dataset(kind, Path(path_and_options(rest, ())[0]))
 
@@ -377,6 +328,6 @@ KINDS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "sharegpt": (_dataset("sharegpt"), "sharegpt:FILE"),
     "alpaca": (_dataset("alpaca"), "alpaca:FILE"),
     "jsonl": (_dataset("jsonl"), "jsonl:FILE"),
-    "multi-turn": (_multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
+    "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }
 """What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""

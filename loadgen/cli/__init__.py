@@ -26,7 +26,7 @@ COMMANDS = {
     "compare": "loadgen.cli.compare",
     "export": "loadgen.cli.report",
     "calibrate": "loadgen.cli.calibrate",
-    "sim": "loadgen.cli.sim",
+    "sim": "loadgen.cli.servers",
     "ui": "loadgen.cli.ui",
     "worker": "loadgen.cli.run",
     "servers": "loadgen.cli.servers",

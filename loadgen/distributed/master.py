@@ -23,10 +23,11 @@ from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
 from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
+from loadgen.gather import Outcome, gather
 from loadgen.plan import Plan
 from loadgen.prepare import OnProgress
 from loadgen.record import Record, shifted
-from loadgen.runfile import Footer, Header, Outcome, Telemetry, append, gather, open_run
+from loadgen.runfile import Footer, Header, Telemetry, append, open_run
 from loadgen.server import Say
 from servers.errors import NOT_READABLE
 from servers.wire.stamps import common

@@ -18,8 +18,8 @@ from loadgen.engine.coordinator import Interrupts, Worker
 from loadgen.engine.health import COUNTED, total
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
+from loadgen.gather import Outcome
 from loadgen.plan import Plan
-from loadgen.runfile import Outcome
 from loadgen.server import Say
 
 LISTEN_S = 0.05

@@ -19,7 +19,8 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import INTERRUPTS, WorkerTask, work
-from loadgen.runfile import Footer, Header, Outcome, gather, open_run
+from loadgen.gather import Outcome, gather
+from loadgen.runfile import Footer, Header, open_run
 from servers.wire.stamps import common
 
 START_LEAD_NS = 100_000_000

@@ -55,8 +55,7 @@ def record_of(
     body, spans = _body(exchange, record)
     first_token_read, coding = len(exchange.sizes), exchange.framing.coding
     if exchange.framing.status == 200 and coding:
-        record.state, record.error_kind = "failed", "protocol"
-        record.error_detail = COMPRESSED.format(coding)
+        record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(coding)
     elif exchange.framing.status == 200:
         whole = [body] if exchange.framing.ended and body else []
         payloads, ends, rest = split(body) if dialect.streams else (whole, [len(each) for each in whole], b"")
@@ -74,10 +73,10 @@ def record_of(
             reads = reads if by.by_read else places
         _fill(record, answer, reads, instants, start_ns)
         if not payloads and rest.strip() and not answer.error_kind:
-            answer.error_kind = "protocol"
-            answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
-        exact = dialect.fixed_output and request.ignore_eos
-        record.state, record.error_kind, record.error_detail = _verdict(record, answer, exact=exact)
+            detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
+            answer.error_kind, answer.error_detail = "protocol", detail
+        verdict = _verdict(record, answer, exact=dialect.fixed_output and request.ignore_eos)
+        record.state, record.error_kind, record.error_detail = verdict
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
         record.error_detail = error_text(exchange.framing.status, hide(decompressed(body, coding, ERROR_LIMIT_BYTES)))

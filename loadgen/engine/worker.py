@@ -27,6 +27,7 @@ from typing import Any
 import uvloop
 from msgspec import structs
 
+from loadgen import host
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.driver import Driver, Held, Recorder
 from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
@@ -122,7 +123,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
     for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
     stamps = open_source(task.stamps, [(task.target.family, task.target.address)])
-    stamps.renounce()
+    host.renounce_packets()
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))

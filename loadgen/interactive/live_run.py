@@ -35,9 +35,10 @@ from loadgen.engine.decode import record_of
 from loadgen.engine.health import ADDED, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
+from loadgen.gather import whole_lines
 from loadgen.plan import Plan
 from loadgen.record import Record, unsent
-from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts, whole_lines
+from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts

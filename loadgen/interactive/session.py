@@ -182,7 +182,7 @@ class LocustSession:
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
         self.stamps = open_source(plan.stamps, [(self.target.address.family, self.target.address.address)])
-        self.stamps.renounce()
+        host.renounce_packets()
         self._stack.callback(self.stamps.close)
         if environment.web_ui:
             _extend(environment.web_ui, self)

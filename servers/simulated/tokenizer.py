@@ -8,6 +8,7 @@ a text cut at the end of a token keeps the tokens it had, on which prompts of an
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -26,6 +27,13 @@ _FIRST_BYTE = len(SPECIALS)
 _UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
 _LONGEST = 1 + max(map(len, _WORDS))  # characters of a piece, with the blank before it
+# A message on lines of its own, as `chat_text` writes it. The servers put BOS before a chat.
+_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ':\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% elif message['content'] %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+)
 
 
 def encode(text: str) -> list[int]:
@@ -123,3 +131,60 @@ def _texts() -> tuple[str, ...]:
     known = dict.fromkeys(chain(short, (f" {word}" for word in _WORDS)))
     new = (text for text in invented if text not in known)
     return (*known, *islice(new, VOCABULARY_SIZE - _FIRST_BYTE - 256 - len(known)))
+
+
+def write_model(folder: Path, longest: int) -> None:
+    """The folder that other load testers take for the simulated servers' model, in the shape that `transformers` and
+    `tokenizers` read, without weights; `longest` is the context. Raises OSError."""
+    unknown, begin, end = SPECIALS
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCABULARY_SIZE,
+        "max_position_embeddings": longest,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        # Some tools read a shape before they ask for weights; nobody multiplies with it.
+        **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "torch_dtype": "bfloat16"},
+    }
+    names = {"bos_token": begin, "eos_token": end, "unk_token": unknown}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+        **names,
+        "chat_template": _CHAT,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (("tokenizer_config.json", tokenizer_config), ("config.json", config)):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    (folder / "tokenizer.json").write_text(_tokenizer_file(), "utf-8")
+
+
+def _tokenizer_file() -> str:
+    """Longest pieces first, as WordPiece does it, over bytes that have a visible character each, as in GPT-2."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    shown = _visible_bytes()
+    texts = ["".join(shown[byte] for byte in piece) for piece in pieces()]
+    texts[: len(SPECIALS)] = SPECIALS
+    vocabulary = {text: token for token, text in enumerate(texts)}
+    model = models.WordPiece(vocabulary, unk_token=SPECIALS[0], continuing_subword_prefix="")
+    model.max_input_chars_per_word = 1 << 20
+    made = Tokenizer(model)
+    units = pre_tokenizers.Split(Regex(" ?[A-Za-z]+|[\\s\\S]"), "isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([units, letters])
+    made.decoder = decoders.ByteLevel()
+    begin = SPECIALS[BOS_ID]
+    made.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, BOS_ID)])
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    return made.to_str(pretty=False)
+
+
+def _visible_bytes() -> dict[int, str]:
+    """GPT-2's character of each byte: itself where it can be seen, else one from U+0100 on, in order."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [byte for byte in range(256) if byte not in seen]
+    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + place) for place, byte in enumerate(rest)}

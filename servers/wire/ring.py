@@ -20,15 +20,27 @@ import socket
 import struct
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from time import monotonic_ns, time_ns
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-Address = tuple[int, tuple[Any, ...]]
-"""Family and socket address of a server."""
+from servers.wire.stamps import (
+    PLAIN,
+    Address,
+    Instants,
+    Received,
+    RingStamps,
+    SocketStamps,
+    StampSource,
+    ToMonotonic,
+    kernel_stamps,
+)
+
 Words = NDArray[np.uint32]
 
 BLOCK_BYTES, BLOCKS = 8_192, 4_096
@@ -38,6 +50,8 @@ RETIRE_MS = 1
 ADDRESSES_MOST = 60
 """What jumps of a filter reach over."""
 UNKNOWN = -1
+COLLECTED_EVERY_NS = 1_000_000
+SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 
 _ETHERTYPE_ALL, _ETHERTYPE_IPV4, _ETHERTYPE_IPV6, _ETHERTYPE_AT = 3, 0x0800, 0x86DD, 0xFFFFF000
 _SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TIMESTAMP, _IGNORE_OUTGOING = 263, 5, 6, 10, 17, 23
@@ -53,7 +67,6 @@ _MESSAGE, _ROUTE, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("8BI"), str
 """linux/rtnetlink.h: struct nlmsghdr, rtmsg, rtattr."""
 _TCP, _FRAGMENT, _KEPT_OF_TCP, _IPV6_BYTES = 6, 0x1FFF, 14, 40
 _FIN, _SYN = 0x01, 0x02
-_CAP_NET_RAW, _CAPABILITY_VERSION_3 = 13, 0x20080522
 
 
 class Segments(NamedTuple):
@@ -385,14 +398,87 @@ def _interface(family: int, address: tuple[Any, ...]) -> int:
     return 0
 
 
-def renounce() -> None:
-    """Give up, for good, the capability to open packet sockets; rings that are open go on (capset(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
-    if libc.capget(header, held):
-        return
-    sets = [*struct.unpack("6I", held.raw)]
-    sets[:3] = [each & ~(1 << _CAP_NET_RAW) for each in sets[:3]]
-    if libc.capset(header, struct.pack("6I", *sets)):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+class OpenRings(RingStamps):
+    """A ring for each family of the server's addresses, and the socket's stamps to hold them against."""
+
+    def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
+        self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
+        self._collected_ns = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._missed, self._off = 0, Counter[int]()
+
+    @classmethod
+    def open(cls, servers: Sequence[Address] = ()) -> Self:
+        rings: list[Ring] = []
+        try:
+            for family in dict(servers):
+                addresses = [address[:2] for each, address in servers if each == family]
+                rings += [Ring(family, addresses)]
+        except OSError:
+            for ring in rings:
+                ring.close()
+            raise
+        return cls(rings, [Flows(len(ring.addresses)) for ring in rings], SocketStamps.open(servers) or PLAIN)
+
+    def watch(self, sock: socket.socket) -> Flow | None:
+        self._instead.watch(sock)
+        peer = sock.getpeername()[:2]
+        for ring, flows in zip(self._rings, self._sorted_by, strict=True):
+            if ring.family == sock.family and peer in ring.addresses:
+                self.collect()
+                return flows.watch(ring.addresses.index(peer) << 16 | sock.getsockname()[1], time_ns())
+        return None
+
+    def ready(self, received: Received) -> bool:
+        flow: Flow | None = received.watched
+        if flow is None or not received.sizes:
+            return True
+        wanted = received.offsets(received.sizes[-1:])[0]
+        if flow.through < wanted:
+            self.collect()
+        return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
+
+    def collect(self) -> None:
+        now_ns = monotonic_ns()
+        if now_ns - self._collected_ns >= COLLECTED_EVERY_NS:
+            self._collected_ns = now_ns
+            for ring, flows in zip(self._rings, self._sorted_by, strict=True):
+                if (came := ring.read()) is not None:
+                    flows.add(came)
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
+        flow: Flow | None = received.watched
+        if flow is None:
+            return self._instead.instants(received, ends, to_monotonic)
+        flow.forget(received.begins)
+        found = flow.arrivals(received.offsets(ends))
+        if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
+            ours = flow.arrivals(received.read_ends) if received.read_ends else found
+            # A FIN that is read with the last bytes lends them its stamp.
+            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(ours, stamps, strict=True))
+            self._off.update(each.bit_length() for each, ring in zip(off, ours, strict=True) if ring >= 0)
+        instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
+        if not missing:
+            return instants, self
+        self._missed += len(missing)
+        others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
+        for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
+            instants[at] = min([instant, *instants[at + 1 : at + 2]])
+        return instants, by
+
+    def counts(self) -> dict[str, Any]:
+        self.collect()
+        found = {
+            "ring_drops": sum(ring.drops() for ring in self._rings),
+            "ring_missed": self._missed,
+            "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
+        }
+        self._reset()
+        return found
+
+    def close(self) -> None:
+        self._instead.close()
+        for ring in self._rings:
+            ring.close()

@@ -19,14 +19,11 @@ import socket
 import struct
 from array import array
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from time import monotonic_ns, sleep, time_ns
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
-
-if TYPE_CHECKING:
-    from servers.wire.ring import Address, Flow, Flows, Ring
+from importlib import import_module
+from time import sleep
+from typing import Any, ClassVar, Protocol
 
 SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control message that comes back
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
@@ -38,9 +35,8 @@ RCV_OOOPACK_AT = 224  # since Linux 5.4
 RCV_WND_AT = 232  # since Linux 6.2
 TRIES = 200
 RETRY_S = 0.002
-COLLECTED_EVERY_NS = 1_000_000
-SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 _U32 = struct.Struct("I")
+Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
 
@@ -74,7 +70,7 @@ class StampSource:
     needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:  # noqa: ARG003
         """Ready to stamp what arrives from these from now on; None where this machine has no such stamps."""
         return cls()
 
@@ -87,9 +83,6 @@ class StampSource:
 
     def collect(self) -> None:
         """Several times a second: take what has come."""
-
-    def renounce(self) -> None:
-        """Give up what right this process had to open it: it is to open no other."""
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """When the byte before each of these places in the received bytes had arrived, and the source that says so:
@@ -116,7 +109,7 @@ class SocketStamps(StampSource):
         self._held = held
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:  # noqa: ARG003
         """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
         (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
         without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""
@@ -160,94 +153,12 @@ class RingStamps(StampSource):
     by_read = False
     needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
 
-    def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
-        self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
-        self._collected_ns = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._missed, self._off = 0, Counter[int]()
-
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> Self | None:
-        rings: list[Ring] = []
-        try:
-            from servers.wire.ring import Flows, Ring
-
-            for family in dict(servers):
-                addresses = [address[:2] for each, address in servers if each == family]
-                rings += [Ring(family, addresses)]
-        except (ImportError, AttributeError, OSError):  # not Linux, or not permitted
-            for ring in rings:
-                ring.close()
-            return None
-        return cls(rings, [Flows(len(ring.addresses)) for ring in rings], SocketStamps.open(servers) or PLAIN)
-
-    def watch(self, sock: socket.socket) -> Flow | None:
-        self._instead.watch(sock)
-        peer = sock.getpeername()[:2]
-        for ring, flows in zip(self._rings, self._sorted_by, strict=True):
-            if ring.family == sock.family and peer in ring.addresses:
-                self.collect()
-                return flows.watch(ring.addresses.index(peer) << 16 | sock.getsockname()[1], time_ns())
+    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:
+        with suppress(ImportError, AttributeError, OSError):  # not Linux, or not permitted
+            opened: StampSource = import_module("servers.wire.ring").OpenRings.open(servers)
+            return opened
         return None
-
-    def ready(self, received: Received) -> bool:
-        flow: Flow | None = received.watched
-        if flow is None or not received.sizes:
-            return True
-        wanted = received.offsets(received.sizes[-1:])[0]
-        if flow.through < wanted:
-            self.collect()
-        return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
-
-    def collect(self) -> None:
-        now_ns = monotonic_ns()
-        if now_ns - self._collected_ns >= COLLECTED_EVERY_NS:
-            self._collected_ns = now_ns
-            for ring, flows in zip(self._rings, self._sorted_by, strict=True):
-                if (came := ring.read()) is not None:
-                    flows.add(came)
-
-    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
-        flow: Flow | None = received.watched
-        if flow is None:
-            return self._instead.instants(received, ends, to_monotonic)
-        flow.forget(received.begins)
-        found = flow.arrivals(received.offsets(ends))
-        if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
-            ours = flow.arrivals(received.read_ends) if received.read_ends else found
-            # A FIN that is read with the last bytes lends them its stamp.
-            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(ours, stamps, strict=True))
-            self._off.update(each.bit_length() for each, ring in zip(off, ours, strict=True) if ring >= 0)
-        instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
-        if not missing:
-            return instants, self
-        self._missed += len(missing)
-        others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
-        for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
-            instants[at] = min([instant, *instants[at + 1 : at + 2]])
-        return instants, by
-
-    def counts(self) -> dict[str, Any]:
-        self.collect()
-        found = {
-            "ring_drops": sum(ring.drops() for ring in self._rings),
-            "ring_missed": self._missed,
-            "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
-        }
-        self._reset()
-        return found
-
-    def renounce(self) -> None:
-        from servers.wire.ring import renounce
-
-        renounce()
-
-    def close(self) -> None:
-        self._instead.close()
-        for ring in self._rings:
-            ring.close()
 
 
 PLAIN = StampSource()  # What is left where a better source has nothing to say

@@ -32,8 +32,9 @@ REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
 SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
-WITHOUT = "from servers.wire.stamps import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
-WITHOUT += "held.renounce(); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
+WITHOUT = "from loadgen.host import renounce_packets\n"
+WITHOUT += "from servers.wire.stamps import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
+WITHOUT += "renounce_packets(); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
 
 
 async def read_late(host: str, authority: trustme.CA | None = None) -> tuple[Exchange, RingStamps]:

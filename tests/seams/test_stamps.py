@@ -15,8 +15,17 @@ from analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
-from servers.wire.ring import Address
-from servers.wire.stamps import PLAIN, SOURCES, Instants, Received, StampSource, ToMonotonic, common, open_source
+from servers.wire.stamps import (
+    PLAIN,
+    SOURCES,
+    Address,
+    Instants,
+    Received,
+    StampSource,
+    ToMonotonic,
+    common,
+    open_source,
+)
 from tests.runs import burst, run_of
 from tests.simulated import running
 

@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from servers.simulated import tokenizer
-from servers.simulated.model import write_model
+from servers.simulated.tokenizer import write_model
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import os
 import ssl
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise, repeat
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -62,15 +62,16 @@ def record_of(
         answer = dialect.decode(payloads)
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
             answer = dialect.decode([*map(hide, payloads)])
-        reads, places = located(ends, spans, exchange.sizes)
-        holding = (read for read, tokens in zip(reads, answer.tokens, strict=True) if tokens)
-        first_token_read = next(holding, first_token_read)
-        if stamps.by_read:
-            instants = [arrivals[read] for read in reads]
-        else:  # every event has a stamp of its own, however many came in one read
+        places, sizes = places_of(ends, spans), exchange.sizes
+        holding = (place for place, tokens in zip(places, answer.tokens, strict=True) if tokens)
+        first_token_read = bisect_left(sizes, next(holding, sizes[-1] + 1))
+        reads, instants = places, []
+        if not stamps.by_read:  # every event has a stamp of its own, however many came in one read
             (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
             record.first_byte_ns = first_ns - start_ns
-            reads = reads if by.by_read else places
+        if by.by_read:
+            reads = [bisect_left(sizes, place) for place in places]
+            instants = instants or [arrivals[read] for read in reads]
         _fill(record, answer, reads, instants, start_ns)
         if not payloads and rest.strip() and not answer.error_kind:
             detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
@@ -141,25 +142,11 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
         record.end_ns = instants[answer.end_event] - start_ns
 
 
-def located(ends: Sequence[int], spans: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For each event's end offset in the body, the index of the read that brought its last byte, and its place in the
-    buffer. `spans` are the body's pieces in the buffer, `sizes[i]` the buffer's length after read i."""
-    reads, places = [], []
-    span = read = before = 0  # `before`: body bytes in the spans already passed
-    start, stop = spans[0] if spans else (0, 0)
-    for end in ends:
-        while end > before + stop - start:
-            before += stop - start
-            span += 1
-            start, stop = spans[span]
-        place = start + end - before
-        if sizes[read] < place:
-            read += 1
-            if sizes[read] < place:
-                read = bisect_left(sizes, place, read)
-        reads.append(read)
-        places.append(place)
-    return reads, places
+def places_of(ends: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer are `spans`."""
+    passed = list(accumulate([stop - start for start, stop in spans]))
+    found = map(bisect_left, repeat(passed), ends)
+    return [spans[span][1] - passed[span] + end for end, span in zip(ends, found, strict=True)]
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:

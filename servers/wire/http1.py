@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
@@ -91,7 +92,7 @@ class Framing:
             return self.spans
         self._scan_chunks(raw)
         line_end = raw.find(b"\r\n", self.position)
-        size = _chunk_size(raw[self.position : line_end]) if line_end >= 0 else 0
+        size = _chunk_size(bytes(raw[self.position : line_end])) if line_end >= 0 else 0
         return [*self.spans, (line_end + 2, min(len(raw), line_end + 2 + size))] if size else self.spans
 
     def _scan_head(self, raw: bytes | bytearray) -> bool:
@@ -139,7 +140,7 @@ class Framing:
                 if len(raw) - position > CHUNK_LINE_LIMIT_BYTES:
                     raise ProtocolError("chunk size line without an end")
                 break
-            size = _chunk_size(raw[position:line_end])
+            size = _chunk_size(bytes(raw[position:line_end]))
             start = line_end + 2
             if size == 0:
                 end = raw.find(b"\r\n\r\n", start - 2)  # behind any trailers
@@ -148,7 +149,7 @@ class Framing:
                 break
             if start + size + 2 > len(raw):
                 break
-            if raw[start + size : start + size + 2] != b"\r\n":
+            if not raw.startswith(b"\r\n", start + size):
                 raise ProtocolError("chunk data longer than its size says")
             spans.append((start, start + size))
             position = start + size + 2
@@ -174,9 +175,10 @@ def _field(head: bytes, name: bytes) -> bytes | None:
     return head[start : end if end >= 0 else None]
 
 
-def _chunk_size(line: bytes | bytearray) -> int:
-    digits = bytes(line.partition(b";")[0]).strip()
+@lru_cache(1024)
+def _chunk_size(line: bytes) -> int:
+    digits = line.partition(b";")[0].strip()
     try:
         return int(digits if digits.isalnum() and b"x" not in digits.lower() else b"", 16)
     except ValueError:
-        raise ProtocolError(f"not a chunk size: {bytes(line[:40])!r}") from None
+        raise ProtocolError(f"not a chunk size: {line[:40]!r}") from None

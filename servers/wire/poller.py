@@ -17,6 +17,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
 SWEEP_S_LEAST = 0.005
@@ -24,8 +25,17 @@ SWEPT_BYTES = 8_192  # In one read. Small segments take six times their room: 50
 IDLE_SHARE = 0.1  # Of a core, below which sweeps are closer again
 LOOK_NS = 50_000_000
 LATE_NS = 10_000_000
+SCHEDULED = Path("/proc/thread-self/schedstat")
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
+
+
+def wanted_ns() -> int:
+    """How long this thread had a core, or waited for one that others had."""
+    try:
+        return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
+    except OSError:
+        return time.process_time_ns()
 
 
 class Poller:
@@ -35,7 +45,7 @@ class Poller:
     late = False  # Whether what is served in this turn may have waited, so that the window is to be looked at
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, sweep_s: float = 0.0, busy: float = 0.4) -> None:
-        """`busy` is the share of a core beyond which reading is to take less."""
+        """`busy` is the share of a core, had or waited for, beyond which reading is to take less."""
         self.loop = loop
         self.most = 0  # Bytes of the largest read since the last look
         self._callbacks: dict[int, Callable[[], None]] = {}
@@ -45,7 +55,7 @@ class Poller:
         self._widest_s = 0.0
         self._served = 0  # In this sweep
         self._ended_ns = self._looked_ns = time.monotonic_ns()
-        self._cpu_ns = time.process_time_ns()
+        self._wanted_ns = wanted_ns()
         self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
@@ -93,8 +103,9 @@ class Poller:
         """The sweep is over: when is the next?"""
         wall_ns = self._ended_ns - self._looked_ns
         if wall_ns >= LOOK_NS:
-            share = (time.process_time_ns() - self._cpu_ns) / wall_ns
-            self._looked_ns, self._cpu_ns = self._ended_ns, time.process_time_ns()
+            before, self._wanted_ns = self._wanted_ns, wanted_ns()
+            share = (self._wanted_ns - before) / wall_ns
+            self._looked_ns = self._ended_ns
             if self.most > SWEPT_BYTES or share < IDLE_SHARE:
                 self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
             elif share > self._busy:

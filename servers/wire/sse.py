@@ -11,7 +11,8 @@ cuts short is not dropped silently but handed back as `rest`.
 from __future__ import annotations
 
 import re
-from itertools import accumulate
+from itertools import accumulate, count
+from operator import add
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -37,8 +38,7 @@ def _split_usual(body: bytes) -> tuple[list[bytes], list[int], bytes] | None:
         return None
     if len(prefix) == 5 and b"\n\ndata: " in body:
         return None
-    ends = accumulate(map(len, payloads), lambda end, size: end + size + len(between), initial=0)
-    next(ends)
+    ends = map(add, accumulate(map(len, payloads)), count(len(between), len(between)))
     return payloads, list(ends), body[closed:]
 
 

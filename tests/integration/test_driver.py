@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from loadgen.engine.clock import SystemClock
-from loadgen.engine.decode import located
+from loadgen.engine.decode import places_of
 from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
@@ -200,6 +200,6 @@ async def test_many_requests_are_all_accounted_for(tmp_path: Path) -> None:
 def test_events_map_to_the_read_that_brought_their_last_byte() -> None:
     """Chunk boundaries, event boundaries and reads need not coincide."""
     # raw:    head 0..10 | chunk data 12..22 | chunk data 26..36;  events end at body offsets 4, 12, 20
-    assert located([4, 12, 20], [(12, 22), (26, 36)], [11, 15, 16, 28, 40]) == ([2, 3, 4], [16, 28, 36])
-    assert located([20], [(12, 22), (26, 36)], [40]) == ([0], [36])
-    assert located([], [], [5]) == ([], [])
+    assert places_of([4, 10, 12, 20], [(12, 22), (26, 36)]) == [16, 22, 28, 36]
+    assert places_of([20], [(12, 22), (26, 36)]) == [36]
+    assert places_of([], []) == []

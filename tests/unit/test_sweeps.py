@@ -62,7 +62,7 @@ def test_reads_are_put_off_while_they_take_much_of_a_core(monkeypatch: pytest.Mo
     """Beyond the share that is allowed sweeps are farther apart, and several pieces come in one read; below the least
     they are closer again, until everything is read at once."""
     share = 1.0
-    monkeypatch.setattr(poller.time, "process_time_ns", lambda: round(share * poller.time.monotonic_ns()))
+    monkeypatch.setattr(poller, "wanted_ns", lambda: round(share * poller.time.monotonic_ns()))
 
     async def held() -> None:
         nonlocal share
@@ -81,7 +81,7 @@ def test_reads_are_put_off_while_they_take_much_of_a_core(monkeypatch: pytest.Mo
 
 def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the process: what waits must never fill a receive buffer."""
-    monkeypatch.setattr(poller.time, "process_time_ns", poller.time.monotonic_ns)
+    monkeypatch.setattr(poller, "wanted_ns", poller.time.monotonic_ns)
 
     async def held() -> None:
         watched = Poller(asyncio.get_running_loop(), sweep_s=0.2)
@@ -93,7 +93,7 @@ def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_without_leave_everything_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stamps depend on reads nothing is put off."""
-    monkeypatch.setattr(poller.time, "process_time_ns", poller.time.monotonic_ns)
+    monkeypatch.setattr(poller, "wanted_ns", poller.time.monotonic_ns)
 
     async def held() -> None:
         watched = Poller(asyncio.get_running_loop())

@@ -255,7 +255,8 @@ def offsets_of(counts: Integers) -> Integers:
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
     """Rows, and their entries in a flat array, in pieces of about ENTRIES_PER_BLOCK entries. What is made on the way of
     a computation then never has the size of the flat array itself."""
-    starts = np.unique(np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK)))
+    starts = np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK))
+    starts = starts[np.diff(starts, prepend=-1) > 0]  # np.unique would import masked arrays: 20 ms
     for first, last in zip(starts, [*starts[1:], len(offsets) - 1], strict=True):
         yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
 

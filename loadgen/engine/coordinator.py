@@ -21,7 +21,7 @@ from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import INTERRUPTS, WorkerTask, work
 from loadgen.gather import Outcome, gather
 from loadgen.runfile import Footer, Header, open_run
-from servers.wire.stamps import common
+from servers.wire.stamps import common, load
 
 START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
@@ -118,6 +118,7 @@ def drive(
     no start. `end` is called as soon as every worker is done."""
     context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     workers: list[Worker] = []
+    load(tasks[0].stamps)
     try:
         for task in tasks:
             (ours, theirs), counts = context.Pipe(), Counts.from_buffer(mmap(-1, sizeof(Counts)))  # on no disk

@@ -7,9 +7,12 @@ else, the body without its transfer coding and which read brought which byte, is
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import accumulate, chain, count
+from operator import add, sub
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
@@ -45,7 +48,7 @@ class Framing:
         None  # Known of a Content-Length body, and of a chunked one that has ended, trailers included
     )
     position: int = 0
-    spans: list[tuple[int, int]] = field(default_factory=list)  # (start, end) in the buffer of each chunk's data
+    bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end in the buffer of each chunk's data
     ended: bool = False
 
     def scan(self, raw: bytes | bytearray) -> bool:
@@ -81,6 +84,11 @@ class Framing:
             and head.startswith(b"http/1.1")
             and b"close" not in (_field(head, b"connection") or b"")
         )
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Of each chunk that has come."""
+        return [*zip(self.bounds[::2], self.bounds[1::2], strict=True)]
 
     def body_spans(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
         """Where the body's bytes are, in order; what came of it when the response never ended."""
@@ -132,8 +140,26 @@ class Framing:
             self.body_end = self.body_start + int(length)
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
+    def _scan_usual(self, raw: bytes | bytearray) -> None:
+        """Chunks without a line end in their data, without a step in Python for each; none where it is otherwise."""
+        parts = bytes(memoryview(raw)[self.position :]).split(b"\r\n")
+        lines, data = parts[0:-1:2], parts[1:-1:2]
+        sizes = [*map(len, data)]
+        try:
+            most = sizes.index(0) if 0 in sizes else len(sizes)
+            if [*map(_chunk_size, lines[:most])] != sizes[:most]:
+                return
+        except ProtocolError:
+            return
+        filled = accumulate(map(add, map(len, lines[:most]), sizes))
+        ends = [*map(add, filled, count(self.position + 2, 4))]
+        if ends:
+            self.bounds.extend(chain.from_iterable(zip(map(sub, ends, sizes), ends, strict=False)))
+            self.position = ends[-1] + 2
+
     def _scan_chunks(self, raw: bytes | bytearray) -> None:
-        position, spans = self.position, self.spans
+        self._scan_usual(raw)
+        position, bounds = self.position, self.bounds
         while True:
             line_end = raw.find(b"\r\n", position)
             if line_end < 0:
@@ -151,7 +177,7 @@ class Framing:
                 break
             if not raw.startswith(b"\r\n", start + size):
                 raise ProtocolError("chunk data longer than its size says")
-            spans.append((start, start + size))
+            bounds.extend((start, start + size))
             position = start + size + 2
         self.position = position
 

@@ -156,7 +156,7 @@ class RingStamps(StampSource):
     @classmethod
     def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:
         with suppress(ImportError, AttributeError, OSError):  # not Linux, or not permitted
-            opened: StampSource = import_module("servers.wire.ring").OpenRings.open(servers)
+            opened: StampSource = import_module(RING).OpenRings.open(servers)
             return opened
         return None
 
@@ -164,7 +164,14 @@ class RingStamps(StampSource):
 PLAIN = StampSource()  # What is left where a better source has nothing to say
 SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}
 """By name, the best first."""
+RING = "servers.wire.ring"  # Imported where it is opened: not every machine can
 AUTO = "auto"  # In plans: the best that this machine has
+
+
+def load(name: str) -> None:
+    """Import what opening this source takes: once, for all processes that are forked later."""
+    with suppress(ImportError, AttributeError):
+        import_module(RING if name in (AUTO, RingStamps.name) else __name__)
 
 
 def open_source(name: str, servers: Sequence[Address]) -> StampSource:

@@ -348,9 +348,6 @@ class Recorder:
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
-        if exchange is not None and not self._stamps.ready(exchange):
-            asyncio.get_running_loop().call_later(RETRY_S, self._record_one)
-            return
         if exchange is None:
             record = unsent(slot.request, kind, detail)
         else:
@@ -372,6 +369,10 @@ class Recorder:
 
     def _record_some(self) -> None:
         for _ in range(1 + len(self.ended) // BACKLOG):
+            exchange = self.ended[0][1]
+            if exchange is not None and not self._stamps.ready(exchange):
+                asyncio.get_running_loop().call_later(RETRY_S, self._record_some)
+                return
             self._record_one()
         if self.ended:
             asyncio.get_running_loop().call_soon(self._record_some)

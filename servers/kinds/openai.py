@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from operator import lt, sub
 from typing import Any
 
 import msgspec
@@ -206,13 +206,14 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
 
 def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int, Usage], tokens: list[int]) -> bool:
     """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
-    if any(choice.token_ids is not None or index not in usages for index, choice in held):
+    places = [index for index, _ in held]
+    if not usages.keys() >= {*places} or [index for index, choice in held if choice.token_ids is not None]:
         return False
-    totals = [usages[index].completion_tokens or 0 for index, _ in held]
-    grown = [total - before for before, total in pairwise([0, *totals])]
-    if any(new < tokens[index] for new, (index, _) in zip(grown, held, strict=True)):
+    totals = [usages[index].completion_tokens or 0 for index in places]
+    grown = [*map(sub, totals, [0, *totals])]
+    if any(map(lt, grown, map(tokens.__getitem__, places))):
         return False  # a total given once, at the end or at the start, and not a running one
-    for new, (index, _) in zip(grown, held, strict=True):
+    for new, index in zip(grown, places, strict=True):
         tokens[index] = new
     return True
 

@@ -455,10 +455,10 @@ class OpenRings(RingStamps):
         flow.forget(received.begins)
         found = flow.arrivals(received.offsets(ends))
         if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
-            ours = flow.arrivals(received.read_ends) if received.read_ends else found
+            ours = np.array(flow.arrivals(received.read_ends) if received.read_ends else found)
             # A FIN that is read with the last bytes lends them its stamp.
-            off = (min(abs(ring - read), abs(flow.closed_ns - read)) for ring, read in zip(ours, stamps, strict=True))
-            self._off.update(each.bit_length() for each, ring in zip(off, ours, strict=True) if ring >= 0)
+            off = np.minimum(abs(ours - stamps), abs(flow.closed_ns - np.array(stamps)))[ours >= 0]
+            self._off.update(np.frexp(off)[1].tolist())  # as int.bit_length
         instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
         if not missing:
             return instants, self

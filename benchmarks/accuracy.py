@@ -1,7 +1,10 @@
 """How exact are our TTFT and TPOT? One burst against the script clock, stamp by stamp against the server's own log.
 
-    python -m benchmarks.accuracy                          # 1000 streams, 64 tokens, 500 ms, then 20 ms apart
-    python -m benchmarks.accuracy --n 2000 --itl 40ms
+    python -m benchmarks.accuracy                                # 1000 streams, 64 tokens, 500 ms, then 20 ms apart
+    python -m benchmarks.accuracy --busy --itl 40ms              # an endless loop of equal priority on every core
+    python -m benchmarks.accuracy --stop 2s --output-tokens 256  # every worker is stopped for 2 s in mid-run
+    python -m benchmarks.accuracy --n 20000 --workers 2 --itl 4s --output-tokens 8     # connections ready after?
+    python -m benchmarks.accuracy --n 2000 --output-tokens 1500  # 100,000 tokens a second for 30 s: drops?
 
 It is one burst of `loadgen calibrate`, which see, with the whole distribution of what went into its row.
 """
@@ -9,9 +12,17 @@ It is one burst of `loadgen calibrate`, which see, with the whole distribution o
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 
@@ -22,6 +33,7 @@ from loadgen.cli.options import seconds
 from loadgen.host import Point
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
+STOPPED_AFTER_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,22 +45,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--itl", type=seconds, default=0.02)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--stamps", default="auto")
+    parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
+    parser.add_argument("--stop", type=seconds, default=0.0, help="stop every worker for so long")
     asked = parser.parse_args(arguments)
     point = Point(asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, others(busy=asked.busy):
+        if asked.stop:
+            Thread(target=stop_workers, args=(Path(folder) / "run", asked.stop), daemon=True).start()
         run, log = drive(point, Path(folder))
         show(runfile.read(run), log)
+
+
+@contextmanager
+def others(*, busy: bool) -> Iterator[None]:
+    """An endless loop on every core, of the same priority as ours."""
+    loops = []
+    for core in os.sched_getaffinity(0) if busy else ():
+        loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        os.sched_setaffinity(loops[-1].pid, {core})
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def stop_workers(run: Path, for_s: float) -> None:
+    """Once the run is on, stop those who write its parts."""
+    while not (run / "run.jsonl").exists():
+        time.sleep(0.01)
+    time.sleep(STOPPED_AFTER_S)
+    writing = set[int]()
+    for file in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if file.readlink().match(f"{run}/part-*.jsonl"):
+                writing.add(int(file.parts[2]))
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for worker in writing:
+            os.kill(worker, number)
+        time.sleep(for_s)
+    print(f"{len(writing)} workers were stopped for {for_s:g} s")
 
 
 def show(run: runfile.Run, log: Path) -> None:
     """What was asked, what came, the errors, and what there was to be late about."""
     sends = read_log(log)
     comparison = compare_with_log(run, sends)
+    client = json.loads((run.path.parent / "summary.json").read_text("utf-8"))["client"]
     tokens = sum(sum(record.chunk_tokens) for record in run.records)
     skew_ns = max(r.sent_end_ns or 0 for r in run.records) - min(r.sent_ns or 0 for r in run.records)
+    opened = [record.connected_ns for record in run.records if record.connected_ns is not None]
     events = sum(len(line.sent_ns) for line in sends.values())
     print(f"{comparison.requests} of {len(run.records)} requests compared; {tokens} tokens, {events} events logged")
+    print(f"connections opened within {(max(opened) - min(opened)) / 1e9:.2f} s")
     print(f"burst skew {skew_ns / 1e6:.2f} ms; of the gaps {comparison.coalesced_share:.2%} within one read")
+    print(f"verdict {client['verdict']}; the ring dropped {client['ring_drops']} segments")
     print("\n".join((stamps_heading(), stamps_row(comparison), *stamps_notes(comparison))))
     print(f"\n{'':24}" + "".join(f"{f'p{p:g}':>10}" for p in PERCENTILES))
     percentiles("read lateness, ms", [record.late_ns_max for record in run.records])

@@ -14,7 +14,7 @@ import pytest
 from loadgen.engine.driver import BACKLOG, Driver, Held, Recorder
 from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
 from loadgen.engine.health import Counts
-from servers.wire.stamps import PLAIN
+from servers.wire.stamps import PLAIN, StampSource
 from tests.dialects import DIALECTS
 from workloads import arrivals
 from workloads.request import Request
@@ -213,4 +213,31 @@ async def test_what_has_ended_does_not_pile_up() -> None:
     while recorder.ended:
         await asyncio.sleep(0)
     assert [record.id for record in held.records] == list(range(12_000))
+    idle.assert_called_once()
+
+
+class LateStamps(StampSource):
+    """Knows of an exchange when it is asked for the third time."""
+
+    asked = 0
+
+    def ready(self, received: object) -> bool:
+        self.asked += 1
+        return self.asked > 2
+
+
+async def test_what_waits_for_its_stamps_is_recorded_once_and_in_order() -> None:
+    """Only the first is asked for, again and again; those behind it come after it, and then there is quiet."""
+    held, stamps = Held(), LateStamps()
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, Counts(), stamps)
+    idle = recorder.on_idle = Mock()
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    exchange = FakeExchange(FakeNet(FakeClock(), 1), Mock())
+    recorder.take(Slot(Request(0, "text", 5, 3), b"", 0), exchange)
+    for number in range(1, 4):
+        recorder.take(Slot(Request(number, "text", 5, 3), b"", 0), None, "cancelled", "")
+    await asyncio.sleep(0.1)
+    assert [record.id for record in held.records] == [0, 1, 2, 3]
+    assert (stamps.asked, failures) == (3, [])
     idle.assert_called_once()

@@ -85,7 +85,7 @@ def stop_workers(run: Path, for_s: float) -> None:
         for worker in writing:
             os.kill(worker, number)
         time.sleep(for_s)
-    print(f"{len(writing)} workers were stopped for {for_s:g} s")
+    print(f"{len(writing)} processes, all that write the run, were stopped for {for_s:g} s")
 
 
 def show(run: runfile.Run, log: Path) -> None:

@@ -3,7 +3,9 @@ packet for a while. What goes in at one comes out at the other.
 
     python delay.py LEFT RIGHT MILLISECONDS [LEFT RIGHT MILLISECONDS ...]     prints a line once the devices are there
 
-The devices are there until this process ends, also in network namespaces to which they were moved meanwhile.
+The devices are there until this process ends, also in network namespaces to which they were moved meanwhile. With a
+file in SPOILED, of what comes in at a LEFT and holds data every 11th packet is lost and every 7th comes HELD_S later, and
+the file gets what went out: per packet the instant (CLOCK_REALTIME, ns) and the length, eight bytes each, and itself.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ import select
 import struct
 import sys
 import time
-from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
 
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 PACKET_BYTES = 1 << 16
 
-Held = deque[tuple[float, bytes]]
+HELD_S = 0.06
+LOST, LATE = 11, 7
 
 
 def device(name: str) -> int:
@@ -31,20 +37,30 @@ def device(name: str) -> int:
     return file
 
 
-def relay(ways: dict[int, tuple[int, float]]) -> None:
+def relay(ways: dict[int, tuple[int, float]], spoiled: set[int], told: BinaryIO | None) -> None:
     """From each file to another, after so many seconds. For ever."""
-    held: dict[int, Held] = {source: deque() for source in ways}
+    held: list[tuple[float, int, int, bytes]] = []
+    turns, with_data = count(), dict.fromkeys(ways, 0)
     while True:
-        now = time.monotonic()
-        for source, packets in held.items():
-            while packets and packets[0][0] <= now:
-                with contextlib.suppress(OSError):  # a device that is down loses packets, as a cable does
-                    os.write(ways[source][0], packets.popleft()[1])
-        next_due = min((packets[0][0] for packets in held.values() if packets), default=now + 1)
+        while held and held[0][0] <= time.monotonic():
+            *_, source, packet = heappop(held)
+            if told is not None:
+                told.write(struct.pack("2q", time.time_ns(), len(packet)) + packet)
+            with contextlib.suppress(OSError):  # a device that is down loses packets, as a cable does
+                os.write(ways[source][0], packet)
+        if told is not None:
+            told.flush()
+        next_due = held[0][0] if held else time.monotonic() + 1
         for source in select.select(list(ways), [], [], max(0.0, next_due - time.monotonic()))[0]:
             with contextlib.suppress(OSError):
                 while packet := os.read(source, PACKET_BYTES):
-                    held[source].append((time.monotonic() + ways[source][1], packet))
+                    due = time.monotonic() + ways[source][1]
+                    if source in spoiled and len(packet) > 100:
+                        with_data[source] += 1
+                        if with_data[source] % LOST == 0:
+                            continue
+                        due += HELD_S * (with_data[source] % LATE == 0)
+                    heappush(held, (due, next(turns), source, packet))
 
 
 def main(arguments: list[str]) -> None:
@@ -55,7 +71,9 @@ def main(arguments: list[str]) -> None:
         ways[ends[0]] = ends[1], float(delay_ms) / 1000
         ways[ends[1]] = ends[0], float(delay_ms) / 1000
     print("ready", flush=True)
-    relay(ways)
+    file = os.environ.get("SPOILED")
+    with Path(file or os.devnull).open("wb") as told:
+        relay(ways, set([*ways][::2]) if file else set(), told if file else None)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,11 @@ NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 class Network:
     """The namespaces, and commands in them."""
 
-    def __init__(self, holder: int, delays_ms: Mapping[str, int]) -> None:
+    def __init__(self, holder: int, delays_ms: Mapping[str, int], spoiled: Path | None = None) -> None:
         user = [] if os.getuid() == 0 else ["--user", "--preserve-credentials"]
         self._inside = ["nsenter", "--target", str(holder), *user, "--mount", "--net", "--"]
         self._delays_ms = delays_ms
+        self._environment = os.environ | ({} if spoiled is None else {"SPOILED": str(spoiled)})
         self._relay: subprocess.Popen[str] | None = None
 
     @contextlib.contextmanager
@@ -73,9 +74,8 @@ class Network:
         for number, machine in enumerate(("master", *self._delays_ms), 1):
             self._wire(machine, number)
         devices = [word for name, delay in self._delays_ms.items() for word in (f"m-{name}", f"w-{name}", str(delay))]
-        relay = subprocess.Popen(
-            [*self._inside, sys.executable, str(ROOT / "tests/delay.py"), *devices], stdout=subprocess.PIPE, text=True
-        )
+        command = [*self._inside, sys.executable, str(ROOT / "tests/delay.py"), *devices]
+        relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._environment)
         self._relay = relay
         assert relay.stdout is not None
         assert relay.stdout.readline() == "ready\n"
@@ -108,12 +108,13 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(delays_ms: Mapping[str, int]) -> Iterator[Network]:
-    """Machines `server`, `master`, and one per name in `delays_ms`, whose link to the master takes so long each way."""
+def network(delays_ms: Mapping[str, int], spoiled: Path | None = None) -> Iterator[Network]:
+    """Machines `server`, `master`, and one per name in `delays_ms`, whose link to the master takes so long each way.
+    With `spoiled` it loses and reorders what the master sends, and that file gets what arrived (tests/delay.py)."""
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     holder = subprocess.Popen(["unshare", *user, "--mount", "--net", "--", "sleep", "600"])
     _wait_for_its_namespaces(holder.pid)
-    net = Network(holder.pid, delays_ms)
+    net = Network(holder.pid, delays_ms, spoiled)
     relay = None
     try:
         relay = net.build()

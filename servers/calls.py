@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from servers.access import OPEN, Access, hide
-from servers.errors import NOT_READABLE, UnauthorizedError, UnreachableError
-from servers.wire.http1 import decompressed
+from servers.errors import NOT_READABLE, UnauthorizedError, UnreachableError, decompressed
 
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20

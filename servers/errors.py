@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,13 @@ class LaunchError(ServerError):
         super().__init__(message, hint)
         self.log_tail = log_tail
         """The last lines of the server's log; empty where there is none."""
+
+
+def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """A body as it was before gzip or deflate, up to a limit; as it is in any other coding, or where it is damaged."""
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        return body
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, limit_bytes)  # of both, by their first bytes
+    except zlib.error:
+        return body

@@ -4,8 +4,8 @@ packet for a while. What goes in at one comes out at the other.
     python delay.py LEFT RIGHT MILLISECONDS [LEFT RIGHT MILLISECONDS ...]     prints a line once the devices are there
 
 The devices are there until this process ends, also in network namespaces to which they were moved meanwhile. With a
-file in SPOILED, of what comes in at a LEFT and holds data every 11th packet is lost and every 7th comes HELD_S later, and
-the file gets what went out: per packet the instant (CLOCK_REALTIME, ns) and the length, eight bytes each, and itself.
+file in SPOILED, of what comes in at a LEFT and holds data every 11th packet is lost and every 7th comes HELD_S later.
+The file gets what went out: per packet the instant (CLOCK_REALTIME, ns) and the length, eight bytes each, and itself.
 """
 
 from __future__ import annotations

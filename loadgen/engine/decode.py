@@ -12,10 +12,11 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
 from loadgen.record import NoneOrKind, Record, State, record_for
 from servers.access import hide
+from servers.errors import decompressed
 from servers.kinds.dialect import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
-from servers.wire.http1 import ProtocolError, decompressed
+from servers.wire.http1 import ProtocolError
 from servers.wire.sse import split
 from servers.wire.stamps import SocketStamps, StampSource
 from servers.wire.transport import Exchange
@@ -65,13 +66,10 @@ def record_of(
         places, sizes = places_of(ends, spans), exchange.sizes
         holding = (place for place, tokens in zip(places, answer.tokens, strict=True) if tokens)
         first_token_read = bisect_left(sizes, next(holding, sizes[-1] + 1))
-        reads, instants = places, []
-        if not stamps.by_read:  # every event has a stamp of its own, however many came in one read
-            (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
-            record.first_byte_ns = first_ns - start_ns
-        if by.by_read:
-            reads = [bisect_left(sizes, place) for place in places]
-            instants = instants or [arrivals[read] for read in reads]
+        (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
+        record.first_byte_ns = first_ns - start_ns
+        # Where reads do not stamp, every event has a stamp of its own, however many came in one read.
+        reads = [bisect_left(sizes, place) for place in places] if by.by_read else places
         _fill(record, answer, reads, instants, start_ns)
         if not payloads and rest.strip() and not answer.error_kind:
             detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"

@@ -342,9 +342,10 @@ class Recorder:
     def watch(self, in_flight: Collection[Exchange]) -> None:
         """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
         self._stamps.collect()
-        arriving = [len(exchange.sizes) for exchange in in_flight if exchange.sizes]
+        arriving = [pieces for exchange in in_flight if (pieces := self._stamps.pieces(exchange))]
+        ended = [self._stamps.pieces(exchange) for _, exchange, *_ in self.ended if exchange is not None]
         self.counts.streaming = len(arriving)
-        self.counts.tokens = self._tokens + sum(arriving)
+        self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]

@@ -61,7 +61,8 @@ COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropp
 class Counts(Structure):
     """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
     not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
-    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token."""
+    flight of which something has arrived. `tokens` takes each piece of an answer that is not recorded yet for one
+    token: a packet where the ring stamps, else a read."""
 
     _fields_ = [(name, c_int64) for name in COUNTED]
 

@@ -46,7 +46,7 @@ from workloads.workload import Prompts
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SWEEPS = {"sweep_s": 0.2, "busy": 0.4}
-SWEEPS_WAITED_FOR = {"sweep_s": 0.02, "busy": 0.8}
+SWEEPS_WAITED_FOR = {"sweep_s": 0.001, "busy": 0.8}
 """How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
 request due, as in closed loops and sessions."""
 CONNECT_LIMIT_S = 30.0

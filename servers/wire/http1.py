@@ -6,7 +6,6 @@ else, the body without its transfer coding and which read brought which byte, is
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -180,16 +179,6 @@ class Framing:
             bounds.extend((start, start + size))
             position = start + size + 2
         self.position = position
-
-
-def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """A body as it was before gzip or deflate, up to a limit; as it is in any other coding, or where it is damaged."""
-    if coding not in ("gzip", "x-gzip", "deflate"):
-        return body
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, limit_bytes)  # of both, by their first bytes
-    except zlib.error:
-        return body
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:

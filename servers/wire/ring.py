@@ -20,6 +20,7 @@ import socket
 import struct
 import sys
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -439,6 +440,12 @@ class OpenRings(RingStamps):
         if flow.through < wanted:
             self.collect()
         return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
+
+    def pieces(self, received: Received) -> int:
+        flow: Flow | None = received.watched
+        if flow is None:
+            return self._instead.pieces(received)
+        return len(flow.ends) - bisect_right(flow.ends, received.begins)
 
     def collect(self) -> None:
         now_ns = monotonic_ns()

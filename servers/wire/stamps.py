@@ -29,7 +29,6 @@ SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control mes
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
-TCP_INFO_BYTES = 240
 TOTAL_RETRANS_AT = 100
 RCV_OOOPACK_AT = 224  # since Linux 5.4
 RCV_WND_AT = 232  # since Linux 6.2
@@ -80,6 +79,10 @@ class StampSource:
     def ready(self, received: Received) -> bool:  # noqa: ARG002
         """Whether all is known that will be. Otherwise ask again in RETRY_S."""
         return True
+
+    def pieces(self, received: Received) -> int:
+        """How many pieces of this answer have come, as far as is known by now."""
+        return len(received.sizes)
 
     def collect(self) -> None:
         """Several times a second: take what has come."""
@@ -203,21 +206,21 @@ def kernel_stamps(received: Received) -> list[int] | None:
 
 
 def losses(sock: socket.socket) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order) on this connection, from struct tcp_info. Offsets are
-    those of <linux/tcp.h>. The server's own retransmissions show only as what they leave: segments out of order. (0, 0)
-    where the kernel does not say."""
-    with suppress(OSError):
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES).ljust(TCP_INFO_BYTES, b"\0")
-        return _U32.unpack_from(info, TOTAL_RETRANS_AT)[0], _U32.unpack_from(info, RCV_OOOPACK_AT)[0]
-    return 0, 0
+    """(segments we sent again, segments that came out of order) on this connection. The server's own retransmissions
+    show only as what they leave: segments out of order. (0, 0) where the kernel does not say."""
+    return _told(sock, TOTAL_RETRANS_AT) or 0, _told(sock, RCV_OOOPACK_AT) or 0
 
 
 def window(sock: socket.socket) -> int | None:
     """Bytes that the peer may still send before we read, as it was last told; None where the kernel does not say."""
+    return _told(sock, RCV_WND_AT)
+
+
+def _told(sock: socket.socket, at: int) -> int | None:
+    """A field of struct tcp_info, whose offsets are those of <linux/tcp.h>."""
     with suppress(OSError):
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-        if len(info) > RCV_WND_AT:
-            return int(_U32.unpack_from(info, RCV_WND_AT)[0])
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 4)
+        return int(_U32.unpack_from(info, at)[0]) if len(info) >= at + 4 else None
     return None
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from servers.wire.ring import UNKNOWN, Flow, Flows, program
+from servers.wire.ring import UNKNOWN, Flow, Flows, OpenRings, program
+from servers.wire.stamps import PLAIN
 from tests.packets import PORT, SERVER, SERVER_6, SYN, Sent, came
 
 WRAPPING = 0xFFFFFFF0
@@ -128,3 +131,13 @@ def test_other_connections_are_not_kept() -> None:
     flows.add(came([Sent(1000, 10, 20), Sent(1, 1, 1, port=PORT + 1)]))
     assert (flow.greeted, flow.through) == (False, 0)
     assert flow.arrivals([1]) == [UNKNOWN]
+
+
+def test_what_has_come_is_known_before_it_is_read() -> None:
+    """Live figures count packets of this answer, not reads: of a kept connection none of the answer before it."""
+    stamps, flow = OpenRings([], [], PLAIN), Flow(0)
+    for start in range(0, 500, 100):
+        flow.add(start, start + 100, start)
+    exchange: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])
+    assert stamps.pieces(exchange) == 3
+    assert stamps.pieces(SimpleNamespace(watched=None, begins=0, sizes=[100])) == 1  # type: ignore[arg-type]

@@ -113,7 +113,8 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     if (own := own_error(found)) is not None:
         for name, bar in error_bars(frame, own).items():
             setattr(found, name, None if bar is None else rounded(bar))
-    found.reasons = reasons(found, latency["ttft_s"].p50, latency["e2e_s"].p50, _ended(frame, "dropped"))
+    medians = latency["ttft_s"].p50, latency["e2e_s"].p50
+    found.reasons = reasons(found, *medians, _ended(frame, "dropped"), waited_for=not run.header.load.open_loop)
     if not samples:
         found.reasons.append("the run holds no health samples: nothing is known about the client")
     found.verdict = "limited" if found.reasons else "ok"
@@ -121,17 +122,16 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
 
 
 def reasons(
-    found: ClientHealth, ttft_p50_s: float | None, e2e_p50_s: float | None, dropped: int | None = None
+    found: ClientHealth, ttft_p50_s: float | None, e2e_p50_s: float | None, dropped: int = 0, *, waited_for: bool = True
 ) -> list[str]:
-    """One line per limit that is exceeded. Figures that are None are not known and exceed nothing."""
-    # Tokens that were read together may have waited for a client that was late or away. Where it was prompt the server,
-    # or something on the way, had put them into one packet: the error bar cannot tell, but the client is not to blame.
+    """One line per limit that a known figure exceeds. `waited_for`: an end makes the next request due."""
+    # Tokens that were read together may have waited for a client that was late or away. Where it was prompt, the server
+    # or something on the way had put them into one packet: the client is not to blame.
     late = (found.late_p99_s or 0) > COALESCING_LATE_S
     was_away = late or (found.stall_max_s or 0) > WATCH_S
-    # Where each token has a stamp of its own, a client that is away blurs nothing, and where it looked at the windows
-    # before late reads, these say whether the server was held back.
+    # Where reads do not stamp, being away blurs nothing, and windows looked at before late reads say who was held back.
     blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
-    blurs |= {"late_p99_s"} if blurs and found.windows else set()
+    blurs |= {"late_p99_s", "" if waited_for else "cpu_share"} if blurs and found.windows else set()
     derived = {
         "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),

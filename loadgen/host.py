@@ -43,8 +43,9 @@ def facts() -> dict[str, object]:
     }
 
 
-def renounce_packets() -> None:
-    """Give up, for good, the capability to open packet sockets; rings that are open go on (capset(2))."""
+def may_see_packets(*, now: bool) -> None:
+    """Take what right this process has to open packet sockets (file capabilities only permit it), or give it up for
+    good; sockets that are open go on (capset(2))."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -52,9 +53,13 @@ def renounce_packets() -> None:
     held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
     if libc.capget(header, held):
         return
-    sets = [*struct.unpack("6I", held.raw)]
-    sets[:3] = [each & ~(1 << CAP_NET_RAW) for each in sets[:3]]
-    if libc.capset(header, struct.pack("6I", *sets)):
+    effective, permitted, inheritable, *others = struct.unpack("6I", held.raw)
+    right = 1 << CAP_NET_RAW
+    if now:
+        effective |= permitted & right
+    else:
+        effective, permitted, inheritable = effective & ~right, permitted & ~right, inheritable & ~right
+    if libc.capset(header, struct.pack("6I", effective, permitted, inheritable, *others)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -45,7 +45,7 @@ from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SWEEPS = {"sweep_s": 0.2, "busy": 0.4}
+SWEEPS = {"sweep_s": 0.4, "busy": 0.3}
 SWEEPS_WAITED_FOR = {"sweep_s": 0.001, "busy": 0.8}
 """How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
 request due, as in closed loops and sessions."""
@@ -122,8 +122,9 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         other.close()  # or nobody would notice the coordinator's death
     for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
+    host.may_see_packets(now=True)
     stamps = open_source(task.stamps, [(task.target.family, task.target.address)])
-    host.renounce_packets()
+    host.may_see_packets(now=False)
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))

@@ -181,8 +181,9 @@ class LocustSession:
             self.target, self.failed = None, error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
+        host.may_see_packets(now=True)
         self.stamps = open_source(plan.stamps, [(self.target.address.family, self.target.address.address)])
-        host.renounce_packets()
+        host.may_see_packets(now=False)
         self._stack.callback(self.stamps.close)
         if environment.web_ui:
             _extend(environment.web_ui, self)

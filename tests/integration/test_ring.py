@@ -32,9 +32,23 @@ REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
 SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
-WITHOUT = "from loadgen.host import renounce_packets\n"
+WITHOUT = "from loadgen.host import may_see_packets\n"
 WITHOUT += "from servers.wire.stamps import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
-WITHOUT += "renounce_packets(); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
+WITHOUT += (
+    "may_see_packets(now=False); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
+)
+PERMITTED = """
+import ctypes, struct
+from loadgen.host import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
+from servers.wire.stamps import open_source
+libc, header, held = ctypes.CDLL(None), struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+libc.capget(header, held)
+effective, *others = struct.unpack("6I", held.raw)
+libc.capset(header, struct.pack("6I", effective & ~(1 << CAP_NET_RAW), *others))
+before = open_source("auto", [(2, ("127.0.0.1", 1))]).name
+may_see_packets(now=True)
+print(before, open_source("auto", [(2, ("127.0.0.1", 1))]).name)
+"""
 
 
 async def read_late(host: str, authority: trustme.CA | None = None) -> tuple[Exchange, RingStamps]:
@@ -106,6 +120,12 @@ async def test_the_ring_holds_no_payload() -> None:
     assert b"HTTP" not in memory
     assert sum(word != 0 for word in memory) > 100  # headers are there
     stamps.close()
+
+
+def test_a_right_that_is_only_permitted_is_taken() -> None:
+    """As the Python of the image has it, whose file permits it to a user who is not root."""
+    done = subprocess.run([sys.executable, "-c", PERMITTED], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("socket ring", "")
 
 
 def test_the_right_to_open_rings_is_given_up() -> None:

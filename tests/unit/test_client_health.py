@@ -167,6 +167,15 @@ def test_a_stall_blurs_nothing_where_each_packet_has_its_stamp(tmp_path: Path) -
     assert (client["verdict"], client["stamps"], client["error_bar_itl_s"]) == ("ok", "ring", 40e-6)
 
 
+@pytest.mark.parametrize("arrivals", ["burst", "closed:4"])
+def test_a_busy_processor_costs_a_burst_nothing_where_packets_are_stamped(tmp_path: Path, arrivals: str) -> None:
+    """The windows say that the server never waited; in a closed loop the next request would have."""
+    records = [replace(each, stamps="ring") for each in burst(20, 4)]
+    busy = ring(cpu_ns=990_000_000, windows=100)
+    run = run_of(tmp_path / "run", records, telemetry=busy, client={"stamps": "ring"}, arrivals=arrivals)
+    assert summarise(run)["client"]["verdict"] == ("ok" if arrivals == "burst" else "limited")
+
+
 def test_the_ring_is_held_against_the_socket(tmp_path: Path) -> None:
     """Every run says how far the two stamps of a read are apart, and what the ring lost."""
     samples = healthy(1, ring_drops=3, ring_missed=2, ring_off_counts={"0": 90, "10": 9, "11": 1})

@@ -172,7 +172,7 @@ def test_a_busy_processor_costs_a_burst_nothing_where_packets_are_stamped(tmp_pa
     """The windows say that the server never waited; in a closed loop the next request would have."""
     records = [replace(each, stamps="ring") for each in burst(20, 4)]
     busy = ring(cpu_ns=990_000_000, windows=100)
-    run = run_of(tmp_path / "run", records, telemetry=busy, client={"stamps": "ring"}, arrivals=arrivals)
+    run = run_of(tmp_path / "run", records, telemetry=busy, client={"stamps": "ring"}, plan={"arrivals": arrivals})
     assert summarise(run)["client"]["verdict"] == ("ok" if arrivals == "burst" else "limited")
 
 

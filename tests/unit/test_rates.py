@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import window
+from analysis import stats
 from analysis.frame import Floats
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
@@ -57,7 +57,7 @@ def poisson(folder: Path, *, seed: int = 1, stay_ms: float = 300) -> dict[str, A
 def test_the_interval_holds_the_truth_as_often_as_it_says(draw: Draw, mean: float, count: int) -> None:
     """95 % of 200 samples of rates, lopsided ones too; fewer than 90 % would be chance less than once in a hundred."""
     random = np.random.default_rng(5)
-    found = [window.rate_interval(draw(random, count)) for _ in range(200)]
+    found = [stats.rate_interval(draw(random, count)) for _ in range(200)]
     assert sum(ends is not None and ends[0] <= mean <= ends[1] for ends in found) >= 180
 
 
@@ -93,7 +93,7 @@ def test_a_window_must_have_parts_to_tell(tmp_path: Path) -> None:
     assert "shorter" in poisson(tmp_path / "short", stay_ms=10_000)["throughput"]["ci95_none"]
     even = asked_at([place * 10 for place in range(1000)], 100)
     assert "no plateau" in summary_of(tmp_path / "ramp", even, "ramp:1..100/10s")["throughput"]["ci95_none"]
-    assert window.rate_interval(np.full(12, 3.0)) is None
+    assert stats.rate_interval(np.full(12, 3.0)) is None
 
 
 def test_nothing_sent_is_no_rate(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	if grep -q '^ID=ubuntu' /etc/os-release 2>/dev/null; then \
 		$(BIN)/python -m playwright install $$([ "$$(id -u)" -ne 0 ] || echo --with-deps) chromium; \
 	else \
-		$(call need,command -v chromium >/dev/null,chromium); \
+		$(call need,command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null,chromium-headless-shell); \
 	fi
 	@touch $@
 

@@ -45,7 +45,6 @@ def test_the_oracle_knows_a_whole_answer() -> None:
     assert not proven("vllm", "completions", raw.replace(b"DONE", b"DO"), closed=False, asked=1)
 
 
-@pytest.mark.alone
 def test_after_kills_everything_is_accounted_for_and_nothing_stays() -> None:
     """Ten kills at random instants: in a process of its own, which is the reaper of every orphan."""
     script = [sys.executable, str(ROOT / "tests/endurance/kills.py"), "suite", "10"]

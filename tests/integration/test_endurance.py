@@ -18,7 +18,7 @@ from tests.command import FAST, ROOT, accounted, burst
 from tests.endurance.full_disk import full_disks
 from tests.endurance.hostile import KEYS, ordeal
 from tests.endurance.long import MIB, endured
-from tests.endurance.spoil import SPOILS, payloads_of, proven, whole
+from tests.endurance.spoil import SPOILS, body, payloads_of, proven, whole
 
 
 @pytest.mark.parametrize(("key", "tls"), [(key, False) for key in KEYS] + [(KEYS[0], True)])
@@ -39,10 +39,13 @@ def test_the_oracle_knows_a_whole_answer() -> None:
 
     events = [b'{"choices":[{"text":"a"}]}', b'{"choices":[],"usage":{"completion_tokens":1}}', b"[DONE]"]
     assert payloads_of(b"data: 1\r\rdata:2\ndata: 3\n\ndata: 4\n") == [b"1", b"2\n3"]
-    raw = whole(Random(1), b"".join(b"data: %b\n\n" % event for event in events))
+    raw = whole(Random(1), body(events))
     assert proven("vllm", "completions", raw, closed=False, asked=1)
     assert not proven("vllm", "completions", raw, closed=False, asked=2)
     assert not proven("vllm", "completions", raw.replace(b"DONE", b"DO"), closed=False, asked=1)
+    first = b'{"choices":[{"text":"a"}],"usage":{"completion_tokens":0}}'
+    late = [whole(Random(1), body([first, b"[DONE]", last])) for last in (events[1], events[0])]
+    assert [proven("lightllm", "completions", raw, closed=False, asked=1) for raw in late] == [True, False]
 
 
 def test_after_kills_everything_is_accounted_for_and_nothing_stays() -> None:

@@ -55,12 +55,16 @@ OPEN = Access()
 
 def secret_in(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     """The secret that an environment variable holds, or "". Mounted ones end in a newline. Raises SecretError, which
-    does not show it."""
+    does not show it, also for one that is too short to be hidden."""
     secret = environ.get(variable, "").strip()
     if not re.fullmatch("[ -~]*", secret):
         what = "line breaks, control characters or letters beyond ASCII"
         raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
-    keep_secret(secret)
+    if secret and not keep_secret(secret, whole=True):
+        raise SecretError(
+            f"{variable}: a key of fewer than {SHORTEST} characters cannot be kept out of runs and reports",
+            "Give the server a longer one; unset the variable if the server asks for none.",
+        )
     return secret
 
 
@@ -69,16 +73,20 @@ def bearer(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def keep_secret(text: str) -> None:
-    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too."""
-    for word in {*([] if " " in text else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}:
-        if len(word) >= SHORTEST and word.lower() != "bearer" and word not in _known:
+def keep_secret(text: str, *, whole: bool = False) -> bool:
+    """From now on `hide` knows each word of it, and the `whole`, as JSON, URLs and HTML write them, in small letters
+    too. False where all is too short to be looked for."""
+    words = {*([text] if whole or " " not in text else []), *(each.strip("\"'") for each in _WORD.findall(text))}
+    words = {word for word in words if len(word) >= SHORTEST and word.lower() != "bearer"}
+    for word in words:
+        if word not in _known:
             spelled = json.dumps(word)[1:-1]
             for each in (word, spelled, spelled.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
                 _known.update((each, each.lower(), each.upper()))
             with suppress(ValueError):  # Basic carries a name and a password
                 carried = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
                 keep_secret(carried.partition(":")[2])
+    return bool(words)
 
 
 def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:

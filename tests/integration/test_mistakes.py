@@ -129,3 +129,22 @@ def test_a_worker_that_waits_says_so_and_leaves_no_child(tmp_path: Path, by: sig
     while Path(f"/proc/{child}").exists() and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize(("ignored", "stays"), [("", False), ("trap '' HUP; ", True)])
+def test_a_worker_ends_with_who_started_it(tmp_path: Path, ignored: str, stays: bool) -> None:
+    """Nobody would end it otherwise; one that was detached, as nohup does, was meant to stay."""
+    script = f'{ignored}"$0" -m loadgen worker --master 127.0.0.1:1 & echo $!; wait'
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | TOKEN
+    command = ["sh", "-c", script, sys.executable]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert parent.stdout.readline().startswith("waiting for the master")
+        parent.kill()
+        until_s = time.monotonic() + (3 if stays else 60)
+        while Path(f"/proc/{worker}").exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert Path(f"/proc/{worker}").exists() == stays
+        if stays:
+            os.kill(worker, signal.SIGTERM)

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from servers.access import (
-    HEADER,
-    SHORTEST,
-    Access,
-    bearer,
-    keep_secret,
-    redacted,
-    secret_in,
-    server_url,
-    tls_context,
-)
+from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
 from servers.kinds import KINDS
 from workloads import lengths, workload
 
@@ -39,7 +29,7 @@ Say = Callable[[str], None]
 
 def access_of(plan: Plan) -> Access:
     """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
-    Raises PlanError where the plan names a variable that is not set."""
+    Raises SecretError, and PlanError where the plan names a variable that is not set."""
     headers = dict(_filled(plan.header))
     key = secret_in(plan.api_key_env)
     if not key and plan.api_key_env != Plan.model_fields["api_key_env"].default:
@@ -65,10 +55,8 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not HEADER.fullmatch(f"{name}: {value}"):
             what = "a variable in it holds several lines, or more than Latin letters"
             raise PlanError(f"--header {name}: {what}", "Set it to the value alone.")
-        known = f"{name}{written}: {value}"
-        if redacted(known) != known and not keep_secret(value):  # by the words of either, or of the variable
-            what = f"a secret of fewer than {SHORTEST} characters cannot be kept out of runs and reports"
-            raise PlanError(f"--header {name}: {what}", "Use a longer one.")
+        if redacted(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
+            keep_secret(value, of=f"--header {name}")
         yield name, value
 
 

@@ -55,16 +55,12 @@ OPEN = Access()
 
 def secret_in(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     """The secret that an environment variable holds, or "". Mounted ones end in a newline. Raises SecretError, which
-    does not show it, also for one that is too short to be hidden."""
+    does not show it."""
     secret = environ.get(variable, "").strip()
     if not re.fullmatch("[ -~]*", secret):
         what = "line breaks, control characters or letters beyond ASCII"
         raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
-    if secret and not keep_secret(secret, whole=True):
-        raise SecretError(
-            f"{variable}: a key of fewer than {SHORTEST} characters cannot be kept out of runs and reports",
-            "Give the server a longer one; unset the variable if the server asks for none.",
-        )
+    keep_secret(secret, of=secret and variable)
     return secret
 
 
@@ -73,11 +69,14 @@ def bearer(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def keep_secret(text: str, *, whole: bool = False) -> bool:
-    """From now on `hide` knows each word of it, and the `whole`, as JSON, URLs and HTML write them, in small letters
-    too. False where all is too short to be looked for."""
-    words = {*([text] if whole or " " not in text else []), *(each.strip("\"'") for each in _WORD.findall(text))}
-    words = {word for word in words if len(word) >= SHORTEST and word.lower() != "bearer"}
+def keep_secret(text: str, *, of: str = "") -> None:
+    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too. Raises
+    SecretError where all `of` this is too short for that."""
+    parts = {*([] if text.count(" ") == 1 else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}
+    words = {word for word in parts if len(word) >= SHORTEST and word.lower() != "bearer"}
+    if of and not words:
+        what = f"a secret of fewer than {SHORTEST} characters cannot be kept out of runs and reports"
+        raise SecretError(f"{of}: {what}", "Give the server a longer one; leave it out if the server asks for none.")
     for word in words:
         if word not in _known:
             spelled = json.dumps(word)[1:-1]
@@ -86,7 +85,6 @@ def keep_secret(text: str, *, whole: bool = False) -> bool:
             with suppress(ValueError):  # Basic carries a name and a password
                 carried = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
                 keep_secret(carried.partition(":")[2])
-    return bool(words)
 
 
 def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:

@@ -69,9 +69,9 @@ class MasterSession:
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
-        detached = os.getsid(0) == os.getpid() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # setsid, nohup
-        if os.getppid() != self._parent and not detached and not self.interrupts.count:
-            self.interrupts.count += 1  # who started this machine's command is gone
+        if os.getppid() != self._parent and not self.interrupts.count:  # who started this machine's command is gone
+            detached = os.getsid(0) == os.getpid() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # setsid, nohup
+            self.interrupts.count += not detached
         if self.gone:
             time.sleep(timeout_s)
             return

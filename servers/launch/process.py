@@ -262,28 +262,24 @@ def write_left(left: LeftServer) -> None:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
-    """Start `command` in a session and process group of its own, both its outputs going to `log`, which nobody else may
-    read: servers print their keys; its process id. `env` is added to this process's environment. Raises OSError when
-    the program or the folder of the log is missing."""
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-    try:
-        if log.is_file():  # and no device
-            os.fchmod(written, 0o600)
-        return os.posix_spawnp(
-            command[0],
-            [*command],
-            os.environ | dict(env),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, written, 1),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGPIPE),
-        )
-    finally:
-        os.close(written)
+    """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id. `env`
+    is added to this process's environment. Raises OSError when the program or the folder of the log is missing."""
+    if log.is_file():  # and no device
+        log.chmod(0o600)
+    write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    return os.posix_spawnp(
+        command[0],
+        [*command],
+        os.environ | dict(env),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), write, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGPIPE),
+    )
 
 
 def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:

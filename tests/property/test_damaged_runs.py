@@ -81,7 +81,11 @@ def damaged(draw: st.DrawFn, base: list[Any] | None = None) -> tuple[bytes, set[
     """A file of lines, of a run where none is given, after some mishaps; the ids of requests that were not touched."""
     lines = [(msgspec.json.encode(each), each) for each in (base or draw(st.sampled_from(BASES)))]
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(lines) - 1)) if draw(st.booleans()) else draw(st.integers(0, min(1, len(lines) - 1)))
+        at = (
+            draw(st.integers(0, len(lines) - 1))
+            if draw(st.booleans())
+            else draw(st.integers(0, min(1, len(lines) - 1)))
+        )
         text, told = lines[at]
         match draw(st.sampled_from(["value", "value", "value", "byte", "cut", "torn", "twice", "swap", "gone"])):
             case "value" if told:

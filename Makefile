@@ -25,10 +25,9 @@ burst: .venv/.installed
 test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
-	$(BIN)/python -m pytest -m "alone and not scale"
+	$(BIN)/python -m pytest -m "alone and not scale" tests/integration
 
 test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks

@@ -180,7 +180,7 @@ def test_the_axis_switches_by_keyboard(fresh: Opened) -> None:
 def test_a_charts_data_can_be_taken_away(opened: Opened) -> None:
     """The CSV of a chart has a header and one line per drawn point."""
     figure = opened.page.locator("figure", has=opened.page.locator("#chart-ttft_s"))
-    figure.locator("summary").click()
+    figure.locator("details").evaluate("(each) => (each.open = true)")
     with opened.page.expect_download() as download:
         figure.get_by_role("button", name="Download as CSV").click()
     path = download.value.path()
@@ -190,9 +190,7 @@ def test_a_charts_data_can_be_taken_away(opened: Opened) -> None:
     assert len(lines) == 1 + opened.page.evaluate("document.querySelector('#chart-ttft_s').data.at(-1).x.length")
 
 
-@pytest.mark.parametrize(
-    "opened", [("plain", width, scheme) for width, scheme in ((360, "dark"), (1600, "light"))], indirect=True
-)
+@pytest.mark.parametrize("opened", [("plain", 360, "dark")], indirect=True)
 def test_every_view_can_be_looked_at(opened: Opened, tmp_path: Path) -> None:
     """A picture of each section, into the folder that REPORT_PICTURES names, or one of the test's own."""
     folder = Path(os.environ.get("REPORT_PICTURES", tmp_path))

@@ -30,7 +30,7 @@ URLS = {
     "http://a b": "a blank",
     "http://a\nb": "a blank",
     "http://h/ü": "not ASCII",
-    "http://h?key=1": "nothing behind it",
+    "http://h?key=1": "holds no user, password or ?key",
     "ftp://h": "must start with http",
 }
 

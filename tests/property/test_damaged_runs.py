@@ -116,7 +116,7 @@ def damaged(draw: st.DrawFn, base: list[Any] | None = None) -> tuple[bytes, set[
 
 @pytest.mark.parametrize("command", ["report", "compare", "export"])
 @given(case=damaged())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_a_damaged_run_is_read_as_far_as_it_is_intact(command: str, case: tuple[bytes, set[int]]) -> None:
     """Each command ends with an exit code of its own and a sentence, never with an exception; every request whose line
     is intact is in the run."""
@@ -169,7 +169,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=" ".join,
 )
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_damaged_folders_of_runs_are_read_or_refused(whole: Path, words: tuple[str, ...], data: st.DataObject) -> None:
     """Several runs, of which some are damaged, and what stands beside them: an exit code of its own and a sentence."""
     with tempfile.TemporaryDirectory() as made:

@@ -25,10 +25,9 @@ burst: .venv/.installed
 test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
-	$(BIN)/python -m pytest -m "alone and not scale"
+	$(BIN)/python -m pytest -m "alone and not scale" tests/integration
 
 test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks
@@ -98,7 +97,7 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	if grep -q '^ID=ubuntu' /etc/os-release 2>/dev/null; then \
 		$(BIN)/python -m playwright install $$([ "$$(id -u)" -ne 0 ] || echo --with-deps) chromium; \
 	else \
-		$(call need,command -v chromium >/dev/null,chromium); \
+		$(call need,command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null,chromium-headless-shell); \
 	fi
 	@touch $@
 

@@ -352,8 +352,12 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
     offsets = offsets_of(counts)
-    chunk_ns = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.float64, offsets[-1])
-    chunk_tokens = np.fromiter(chain.from_iterable(record.chunk_tokens for record in records), np.int64, offsets[-1])
+    entries = chain.from_iterable(record.chunk_ns for record in records)
+    chunk_ns = np.fromiter(entries, np.int64, offsets[-1]).astype(np.float64)  # half the time of floats at once
+    try:  # a third of the time
+        chunk_tokens = np.frombuffer(b"".join([bytes(record.chunk_tokens) for record in records]), np.uint8)
+    except ValueError:  # more than 255 in one
+        chunk_tokens = np.array([*chain.from_iterable(record.chunk_tokens for record in records)], np.uint32)
     end_ns, last_ns, state = column("end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts), column("state", np.str_)
     output_asked = column("output_tokens_asked")
     last_ns = np.where((counts == 0) & (output_asked == 0) & (state == "complete"), end_ns, last_ns)

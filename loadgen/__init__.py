@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as typing has it, which takes ten times as long to import as all of this: Ctrl-C may come
 if TYPE_CHECKING:
     from loadgen.api import Result, compare, read, run, run_async, simulated
     from loadgen.plan import Plan

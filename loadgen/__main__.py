@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
-from types import FrameType
+
+# The module signal takes 6 ms to import, in which Ctrl-C would be a traceback.
+from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def main() -> None:
     """The command line, which Ctrl-C ends with 130 from its first import on."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
-        signal.signal(signal.SIGINT, _interrupted)
+    if getsignal(SIGINT) is default_int_handler:  # not where it is ignored
+        signal(SIGINT, _interrupted)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is wanted, and looking for them takes 20 ms
     from loadgen.cli import main as command
 

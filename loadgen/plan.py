@@ -98,11 +98,7 @@ def _endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
 
-def _processes() -> str:
-    """How each arrival process is written."""
-    return any_of(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
-
-
+_ARRIVALS = any_of(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
 ServerName = Annotated[str, _one_of(lambda: KINDS)]
 StampsName = Annotated[str, _one_of(lambda: (AUTO, *SOURCES))]
 EndpointName = Annotated[str, _one_of(_endpoints)]
@@ -134,7 +130,7 @@ class Plan(BaseModel):
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model name to ask for; the server's first one by default."""
     # Canonical text of workloads.arrivals, as `workload` is of workloads.workload.
-    arrivals: Annotated[str, RunOption("Load", None, f"When requests are due: {_processes()}.")] = "burst"
+    arrivals: Annotated[str, RunOption("Load", None, f"When requests are due: {_ARRIVALS}.")] = "burst"
     # None where the duration or the trace says.
     n: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
     """How many requests; or sessions, where these are asked."""

@@ -217,9 +217,5 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         server={name: getattr(facts, name) for name in type(facts).__slots__}
         | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
         host=host.facts(),
-        client={
-            "prompts": prompts.how,
-            "exact": prompts.exact,
-            **{name: fact for name, fact in told.items() if fact},
-        },
+        client={"prompts": prompts.how, "exact": prompts.exact, **{name: fact for name, fact in told.items() if fact}},
     )

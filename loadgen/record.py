@@ -37,7 +37,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 
 
-class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True):
+class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True, gc=False):
     """The raw facts of one request. Every `_ns` field is an instant in nanoseconds on CLOCK_MONOTONIC, counted from the
     run's `start_ns` (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
     None means it never happened."""

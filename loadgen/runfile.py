@@ -207,14 +207,14 @@ class RunWriter:
         except OSError as error:
             self.error = error
 
-    def close(self, rescue: Path | None = None) -> Path | None:
-        """Flush and close. What the disk refused goes to the file `rescue`, by default one in the temporary folder,
-        whose path is returned."""
+    def close(self) -> Path | None:
+        """Flush and close. What the disk refused goes to a file in the temporary folder, whose path is returned."""
         self.flush()
         os.close(self._file)
         if not self._pending:
             return None
-        rescue = rescue or Path(tempfile.gettempdir()) / f"loadgen-{os.getpid()}-{self.path.name}"
+        name = f"loadgen-{os.getpid()}-{self.path.parent.name[:50]}-{self.path.name}"  # no other run's
+        rescue = Path(tempfile.gettempdir()) / name
         try:
             rescue.write_bytes(self._pending)
         except OSError as error:

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 def access_of(plan: Plan) -> Access:
     """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
-    Raises PlanError where the plan names a variable that is not set."""
+    Raises SecretError, and PlanError where the plan names a variable that is not set."""
     headers = dict(_filled(plan.header))
     key = secret_in(plan.api_key_env)
     if not key and plan.api_key_env != Plan.model_fields["api_key_env"].default:
@@ -57,7 +57,7 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
             what = "a variable in it holds several lines, or more than Latin letters"
             raise PlanError(f"--header {name}: {what}", "Set it to the value alone.")
         if redacted(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
-            keep_secret(value)
+            keep_secret(value, of=f"--header {name}")
         yield name, value
 
 

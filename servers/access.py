@@ -60,7 +60,7 @@ def secret_in(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     if not re.fullmatch("[ -~]*", secret):
         what = "line breaks, control characters or letters beyond ASCII"
         raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
-    keep_secret(secret)
+    keep_secret(secret, of=secret and variable)
     return secret
 
 
@@ -69,10 +69,16 @@ def bearer(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def keep_secret(text: str) -> None:
-    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too."""
-    for word in {*([] if " " in text else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}:
-        if len(word) >= SHORTEST and word.lower() != "bearer" and word not in _known:
+def keep_secret(text: str, *, of: str = "") -> None:
+    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too. Raises
+    SecretError where all `of` this is too short for that."""
+    parts = {*([] if text.count(" ") == 1 else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}
+    words = {word for word in parts if len(word) >= SHORTEST and word.lower() != "bearer"}
+    if of and not words:
+        what = f"a secret of fewer than {SHORTEST} characters cannot be kept out of runs and reports"
+        raise SecretError(f"{of}: {what}", "Give the server a longer one; leave it out if the server asks for none.")
+    for word in words:
+        if word not in _known:
             spelled = json.dumps(word)[1:-1]
             for each in (word, spelled, spelled.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
                 _known.update((each, each.lower(), each.upper()))

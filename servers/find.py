@@ -69,13 +69,7 @@ def resolve(
     return None
 
 
-def probe(
-    url: str,
-    server: str = "",
-    *,
-    model: str | None = None,
-    access: Access = OPEN,
-) -> ServerFacts:
+def probe(url: str, server: str = "", *, model: str | None = None, access: Access = OPEN) -> ServerFacts:
     """Ask the server at `url` who it is. `server` is a key of KINDS; without it any of them will do. `model` is the one
     to ask for, if not its first. Raises UnreachableError, UnauthorizedError, WrongServerError when it is not the server
     named, or none that is known, and ModelError when it lists other models only."""
@@ -151,12 +145,7 @@ def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None],
 
 
 def accepted(
-    dialect: Dialect,
-    facts: ServerFacts,
-    say: Callable[[str], None],
-    *,
-    timeout_s: float,
-    access: Access = OPEN,
+    dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = OPEN
 ) -> Dialect:
     """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
     its kind takes them all. What else the server refuses is left to the run to record."""
@@ -235,11 +224,7 @@ class ServerTokenizer:
 
 @contextmanager
 def tokenizer_of(
-    facts: ServerFacts,
-    dialect: Dialect,
-    *,
-    timeout_s: float | None = None,
-    access: Access = OPEN,
+    facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = OPEN
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which the server counts prompts for this dialect. Where it has to generate to do so, an
     answer may take `timeout_s`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -50,6 +51,7 @@ class MasterSession:
         self._outgoing = Outgoing({}, link.tell)
         self._told_s = 0.0
         self._ended_ns = 0
+        self._parent = os.getppid()
 
     def word(self, kind: type[Word]) -> Word | None:
         """The last word of this kind; None when there was none."""
@@ -67,6 +69,9 @@ class MasterSession:
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
+        if os.getppid() != self._parent and not self.interrupts.count:  # who started this machine's command is gone
+            detached = os.getsid(0) == os.getpid() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # setsid, nohup
+            self.interrupts.count += not detached
         if self.gone:
             time.sleep(timeout_s)
             return

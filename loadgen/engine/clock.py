@@ -24,9 +24,7 @@ class ClockPairs:
     """Paired readings of CLOCK_REALTIME and CLOCK_MONOTONIC, and the conversion they allow."""
 
     def __init__(
-        self,
-        realtime_ns: Callable[[], int] = time.time_ns,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        self, realtime_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._realtime_ns = realtime_ns
         self._monotonic_ns = monotonic_ns

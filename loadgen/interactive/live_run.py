@@ -9,7 +9,6 @@ samples are kept, up to a limit that is stated beside the figure as soon as it i
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -347,7 +346,7 @@ class LiveRun:
         counts = {state: states[state] for state in ("complete", "truncated", "failed", "dropped")}
         footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
         self._part.add(footer)
-        rescued = self._part.close(Path(tempfile.gettempdir()) / f"loadgen-{self.folder.name}.jsonl")
+        rescued = self._part.close()
         if rescued is None:
             for path in read:
                 path.unlink(missing_ok=True)

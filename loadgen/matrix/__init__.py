@@ -373,7 +373,7 @@ def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[
 def read_lines(folder: Path) -> list[Line]:
     """What matrix.jsonl holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
     file, lines = folder / JOURNAL, list[Line]()
-    for text in file.read_bytes().splitlines() if file.exists() else ():
+    for text in file.read_bytes().splitlines() if file.is_file() else ():
         with suppress(*NOT_READABLE):
             line = msgspec.json.decode(text, type=Line)
             msgspec.convert(line, _LINES.get(str(line.get("type")), _LINE))

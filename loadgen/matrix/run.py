@@ -45,7 +45,7 @@ TOKENS_PER_S = 1_000.0
 """Output tokens per second of a server about which nothing is known."""
 PREPARED_S = 2.0
 """A run beside its load: prompts, connections, the run file, its summary."""
-JOBS_MOST = 2_000
+JOBS_MOST = 500
 """Of a larger burst so many are modelled, and the rest taken to go on as fast."""
 LENGTH_UNKNOWN = 256
 """Tokens of an answer whose length is not known without reading a file."""

@@ -250,11 +250,7 @@ def _generic(endpoint: str, left_out: tuple[str, ...] = ()) -> Dialect:
 
     usage = INCLUDE_USAGE if "continuous_usage_stats" in left_out else RUNNING_USAGE
     return dialect(
-        *("openai", endpoint, lambda _: usage),
-        rule=None,
-        left_out=left_out,
-        refused=refused,
-        fixed_output=True,
+        *("openai", endpoint, lambda _: usage), rule=None, left_out=left_out, refused=refused, fixed_output=True
     )
 
 

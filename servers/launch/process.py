@@ -264,6 +264,8 @@ def write_left(left: LeftServer) -> None:
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
     """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id. `env`
     is added to this process's environment. Raises OSError when the program or the folder of the log is missing."""
+    if log.is_file():  # and no device
+        log.chmod(0o600)
     write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     return os.posix_spawnp(
         command[0],

@@ -131,14 +131,15 @@ def _problems(name: str, table: object) -> Iterator[str]:
         if isinstance(value, dict):
             texts = [f"{part}={text}" if isinstance(text, str) else "" for part, text in value.items()]
         if type(value) is not type(getattr(LOCAL, key)) or not all(re.fullmatch(pattern, text) for text in texts):
-            yield f"{name}.{key} cannot be {value!r}: {expected}"
+            shown = re.sub(r":(?!//).*@", f":{HIDDEN}@", repr(without_secrets(value, key)))
+            yield f"{name}.{key} cannot be {shown}: {expected}"
 
 
 _KEYS = {
     "platform": (r"(?s).*", "a text, such as A800"),
     "docker": (
-        r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://[^\s/-]\S*",
-        'the name of a Docker context, or "ssh://user@host", or "" for this machine',
+        r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://(?!.*:.*@)[^\s/-]\S*",
+        'the name of a Docker context, or "ssh://user@host" with your own key and no password, or "" for this machine',
     ),
     "address": (r"[^/\s@?#\[\]]+|\[[\da-fA-F:.]+\]", "a host name or an address, without scheme and port"),
     "gpus": (

@@ -32,9 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fabricate(tmp_path_factory.mktemp("matrix") / "m", failing="lightllm", nasty=NASTY)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def opened(browser: Browser, folder: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
-    """The page in a window of its own; `indirect` says how wide, and in which colour scheme."""
+    """The page in a window that tests share; `indirect` says how wide, and in which colour scheme."""
     width, scheme = getattr(request, "param", (1280, "light"))
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,8 @@ from analysis.report.tables import STATISTICS
 from tests.browser.conftest import NASTY, Opened
 
 PLACE = "[...document.querySelectorAll('*')].indexOf(document.activeElement)"
-plain = pytest.mark.parametrize("opened", [("plain", 1280, "light")], indirect=True)
-plain_fresh = pytest.mark.parametrize("fresh", [("plain", 1280, "light")], indirect=True)
-troubled = pytest.mark.parametrize("opened", [("troubled", 1280, "light")], indirect=True)
+plain = pytest.mark.parametrize("opened", [("plain", 1600, "light")], indirect=True)
+troubled = pytest.mark.parametrize("opened", [("troubled", 1600, "light")], indirect=True)
 everywhere = pytest.mark.parametrize(
     "opened",
     [
@@ -78,7 +79,7 @@ def test_the_headline_says_what_the_summary_says(opened: Opened) -> None:
         assert box["y"] + box["height"] < 900
 
 
-@pytest.mark.parametrize("opened", [("steady", 1280, "light")], indirect=True)
+@pytest.mark.parametrize("opened", [("steady", 1600, "light")], indirect=True)
 def test_what_is_in_no_figure_lies_in_the_shade(opened: Opened) -> None:
     """Over time, warm-up and filling are shaded up to where the window begins, and emptying from where it ends."""
     shapes = opened.page.evaluate("document.querySelector('#chart-course').layout.shapes.map(({x0, x1}) => [x0, x1])")
@@ -121,7 +122,7 @@ def test_the_page_follows_the_readers_colours(fresh: Opened) -> None:
     assert fresh.page.evaluate(paper) == "rgb(255, 255, 255)"
 
 
-@pytest.mark.parametrize("opened", [("troubled", 800, scheme) for scheme in ("light", "dark")], indirect=True)
+@pytest.mark.parametrize("opened", [("troubled", 1600, "light"), ("troubled", 360, "dark")], indirect=True)
 def test_text_stands_out_from_its_paper(opened: Opened) -> None:
     """Contrast of every colour used for text is at least 4.5 to 1 (WCAG 2.2, 1.4.3), in both schemes."""
     contrast = """() => {
@@ -138,7 +139,7 @@ def test_text_stands_out_from_its_paper(opened: Opened) -> None:
     assert min(opened.page.evaluate(contrast)) >= 4.5
 
 
-@plain_fresh
+@pytest.mark.parametrize("fresh", [("plain", 1280, "light", False)], indirect=True)
 def test_the_keyboard_reaches_everything(fresh: Opened) -> None:
     """Tab goes to the skip link first, then to every link, switch, detail and scrolling table, and focus is visible."""
     reached, places = [], []
@@ -164,7 +165,7 @@ def test_the_keyboard_reaches_everything(fresh: Opened) -> None:
     assert {outline for _, _, outline in reached} == {"solid"}
 
 
-@plain_fresh
+@pytest.mark.parametrize("fresh", [("plain", 1280, "light")], indirect=True)
 def test_the_axis_switches_by_keyboard(fresh: Opened) -> None:
     """An arrow key on the switch turns all four latency axes logarithmic, with whole numbers on them."""
     fresh.page.locator("input[value=linear]").focus()
@@ -175,15 +176,30 @@ def test_the_axis_switches_by_keyboard(fresh: Opened) -> None:
     assert labels == ["0.2", "0.5", "1", "2", "5"]
 
 
-@plain_fresh
-def test_a_charts_data_can_be_taken_away(fresh: Opened) -> None:
+@plain
+def test_a_charts_data_can_be_taken_away(opened: Opened) -> None:
     """The CSV of a chart has a header and one line per drawn point."""
-    figure = fresh.page.locator("figure", has=fresh.page.locator("#chart-ttft_s"))
-    figure.locator("summary").click()
-    with fresh.page.expect_download() as download:
+    figure = opened.page.locator("figure", has=opened.page.locator("#chart-ttft_s"))
+    figure.locator("details").evaluate("(each) => (each.open = true)")
+    with opened.page.expect_download() as download:
         figure.get_by_role("button", name="Download as CSV").click()
     path = download.value.path()
     lines = path.read_text("utf-8").splitlines()
     assert download.value.suggested_filename == "ttft_s.csv"
     assert lines[0] == '"run","ttft_s","share"'
-    assert len(lines) == 1 + fresh.page.evaluate("document.querySelector('#chart-ttft_s').data.at(-1).x.length")
+    assert len(lines) == 1 + opened.page.evaluate("document.querySelector('#chart-ttft_s').data.at(-1).x.length")
+
+
+@pytest.mark.parametrize("opened", [("plain", 360, "dark")], indirect=True)
+def test_every_view_can_be_looked_at(opened: Opened, tmp_path: Path) -> None:
+    """A picture of each section, into the folder that REPORT_PICTURES names, or one of the test's own."""
+    folder = Path(os.environ.get("REPORT_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    width = opened.page.viewport_size["width"] if opened.page.viewport_size else 0
+    sections = opened.page.locator("main > section")
+    for index in range(sections.count()):
+        name = sections.nth(index).get_attribute("id")
+        file = folder / f"{name}-{width}.png"
+        sections.nth(index).screenshot(path=file)
+        assert file.stat().st_size > 2000
+    assert sections.count() >= 11

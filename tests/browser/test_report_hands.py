@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from playwright.sync_api import Page
 from tests.browser.conftest import Opened
 
 plain = pytest.mark.parametrize("opened", [("plain", 1280, "light")], indirect=True)
-plain_fresh = pytest.mark.parametrize("fresh", [("plain", 1280, "light")], indirect=True)
+undrawn = pytest.mark.parametrize("fresh", [("plain", 1280, "light", False)], indirect=True)
 RANGES = "(({ xaxis, yaxis }) => [xaxis.range, yaxis.range])(document.querySelector('#chart-timeline')._fullLayout)"
 POINT = """(chart) => {
   const place = document.querySelector(chart);
@@ -38,7 +36,7 @@ def test_pointing_at_a_curve_says_what_it_is(opened: Opened) -> None:
     assert re.fullmatch(r"[\d.]+% within [\d.]+ s", label.text_content() or "")
 
 
-@plain_fresh
+@pytest.mark.parametrize("fresh", [("plain", 1280, "light")], indirect=True)
 def test_the_timeline_zooms_by_key_button_and_pointer(fresh: Opened) -> None:
     """+ halves what is in view, the arrows move it, 0 shows all again; close up single tokens appear."""
     page = fresh.page
@@ -101,7 +99,7 @@ def test_several_runs_share_charts_and_take_turns_in_the_timeline(fresh: Opened)
     )
 
 
-@plain_fresh
+@undrawn
 def test_a_table_sorts_by_its_heads(fresh: Opened) -> None:
     """Enter on a head sorts by the raw values, once more turns it round; thin figures stay last."""
     page = fresh.page
@@ -115,7 +113,7 @@ def test_a_table_sorts_by_its_heads(fresh: Opened) -> None:
         assert [fresh.summary.latencies[name].p50 for name in page.evaluate(shown)] == expected
 
 
-@plain_fresh
+@undrawn
 def test_tables_and_the_command_can_be_copied(fresh: Opened) -> None:
     """A table arrives as tab-separated lines without its intervals, the command as it would be typed."""
     page = fresh.page
@@ -141,23 +139,6 @@ def test_it_prints_on_a_few_white_pages_with_its_charts(fresh: Opened) -> None:
     page.add_style_tag(content=".chart { visibility: hidden }")
     assert strokes(whole) > 4 * strokes(page.pdf(format="A4"))
     assert page.evaluate("document.documentElement.classList.contains('on-paper')") is False
-
-
-@pytest.mark.parametrize(
-    "opened", [("plain", width, scheme) for width, scheme in ((360, "dark"), (1600, "light"))], indirect=True
-)
-def test_every_view_can_be_looked_at(opened: Opened, tmp_path: Path) -> None:
-    """A picture of each section, into the folder that REPORT_PICTURES names, or one of the test's own."""
-    folder = Path(os.environ.get("REPORT_PICTURES", tmp_path))
-    folder.mkdir(parents=True, exist_ok=True)
-    width = opened.page.viewport_size["width"] if opened.page.viewport_size else 0
-    sections = opened.page.locator("main > section")
-    for index in range(sections.count()):
-        name = sections.nth(index).get_attribute("id")
-        file = folder / f"{name}-{width}.png"
-        sections.nth(index).screenshot(path=file)
-        assert file.stat().st_size > 2000
-    assert sections.count() >= 11
 
 
 def point_at(page: Page, chart: str) -> None:

@@ -93,7 +93,8 @@ def begun(folder: Path, kind: str, url: str) -> tuple[subprocess.Popen[str], lis
         (folder / "plan.toml").write_text(MATRIX.format(url=url))
     words = [command, "--headless", "--out", "run", *words] if kind == "ui" else words
     pipe, own = subprocess.PIPE, [sys.executable, "-m", "loadgen", *words]
-    return subprocess.Popen(own, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=environment(folder)), files
+    variables = environment(folder) | {"TMPDIR": tempfile.gettempdir()}
+    return subprocess.Popen(own, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=variables), files
 
 
 def filled(folder: Path, kind: str, draw: random.Random, url: str, log: Path, *, mounted: bool) -> Iterator[str]:
@@ -138,7 +139,7 @@ def kept(folder: Path, received: set[int], err: str) -> Iterator[str]:
             yield f"no run file, and {len(received)} requests were sent"
         return
     for rescued in sorted(Path(tempfile.gettempdir()).glob("loadgen-*-part-*.jsonl")):
-        part = folder / "run" / rescued.name[rescued.name.index("part-") :]
+        part = folder / "run" / rescued.name[rescued.name.rindex("part-") :]
         with part.open("ab") as file:
             file.write(rescued.read_bytes())
         rescued.unlink()

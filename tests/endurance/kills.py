@@ -32,7 +32,7 @@ from tests.command import in_process, start, summary_of
 PR_SET_CHILD_SUBREAPER = 36
 LOCAL = ("worker", "coordinator", "both", "server")
 SEVERAL = ("master", "machine")
-REQUESTS = 60
+REQUESTS, WORKERS = 60, 2
 END_S = 30.0
 SILENCE_S = 25.0
 """After 20 s a master that is silent is gone (loadgen.distributed.locust_process)."""
@@ -111,68 +111,80 @@ def accounts(folder: Path, received: set[int], victim: str) -> Iterator[str]:
         yield f"the run went on, and has {len(ids)} records and {run.footer}"
 
 
+def begun(folder: Path, url: str, shape: list[str], *, several: bool) -> list[subprocess.Popen[str]]:
+    """The command that is to run, or a master and its machine."""
+    words = ["--server", "tgi", "--url", url, "--n", str(REQUESTS), "--output-tokens", "16", "--input-tokens", "8"]
+    words += ["--workers", str(WORKERS), *shape]
+    command = "run" if shape else "burst"
+    if not several:
+        return [start(folder, *words, command=command)]
+    secret = {"LOADGEN_TOKEN": "a token of the tests"}
+    bind = ["--distributed", "--expect-workers", "1", "--bind", "127.0.0.1:0"]
+    master = start(folder, *words, *bind, command=command, **secret)
+    assert master.stdout is not None
+    line = next((line for line in master.stdout if "waiting for" in line), "")
+    assert line, f"the master did not listen: {master.communicate()[1][-400:]}"
+    (folder / "machine").mkdir()
+    address = f"127.0.0.1:{line.rpartition(':')[2].strip()}"
+    return [master, start(folder / "machine", "--master", address, command="worker", **secret)]
+
+
+def complaints(process: subprocess.Popen[str], codes: set[int], *, several: bool) -> Iterator[str]:
+    """Wait for its end, and say what is wrong with it."""
+    if several:  # the other side may wait for a new one, for minutes: whoever sits there ends it
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SILENCE_S)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        yield "it did not end"
+        process.kill()
+        _, err = process.communicate()
+    if "Traceback" in err:
+        yield f"traceback: {err[-600:]}"
+    if process.returncode not in codes:
+        yield f"exit code {process.returncode}: {err[-300:]}"
+
+
 def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[str]]:
-    """One run and one kill: what could be killed, and what was lost."""
-    before, log = names("/dev/shm"), folder / "log.jsonl"
-    several = victim in SEVERAL
+    """One run and one kill: when it hit, if it did, and what was lost."""
+    before, log, several = names("/dev/shm"), folder / "log.jsonl", victim in SEVERAL
+    shape = [] if draw.random() < 0.5 else ["--arrivals", "constant:80"]
+    late = victim == "worker" or draw.random() < 0.7  # or most kills would hit nothing but the start
     config = SimulatedConfig(server="tgi", ttft_s=0.05, itl_s=0.02, log=log)
     with spawn_process(config) as (url, server):
         own = {server, *children(os.getpid())}
-        words = ["--server", "tgi", "--url", url, "--n", str(REQUESTS), "--output-tokens", "16", "--input-tokens", "8"]
-        words += ["--workers", "2"]
-        shape = [] if draw.random() < 0.5 else ["--arrivals", "constant:80"]
-        command = "run" if shape else "burst"
-        processes: list[subprocess.Popen[str]] = []
-        if several:
-            secret = {"LOADGEN_TOKEN": "a token of the tests"}
-            bind = ["--distributed", "--expect-workers", "1", "--bind", "127.0.0.1:0"]
-            processes.append(start(folder, *words, *shape, *bind, command=command, **secret))
-            assert processes[0].stdout is not None
-            line = next((line for line in processes[0].stdout if "waiting for" in line), "")
-            if not line:
-                return "no master", [f"the master did not listen: {processes[0].communicate()[1][-400:]}"]
-            (folder / "machine").mkdir()
-            master = f"127.0.0.1:{line.rpartition(':')[2].strip()}"
-            processes.append(start(folder / "machine", "--master", master, command="worker", **secret))
-        else:
-            processes.append(start(folder, *words, *shape, command=command))
-        time.sleep(draw.uniform(0, 6.0 if several else 2.0))
-        of = processes[victim == "machine"]
+        processes = begun(folder, url, shape, several=several)
+        of, loading = processes[victim == "machine"], processes[-1]
+        while late and loading.poll() is None and len([*descendants(loading.pid)]) < WORKERS:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 6.0 if several and not late else 1.5))
         targets = {"worker": children(of.pid)[:1], "both": [of.pid, *descendants(of.pid)], "server": [server]}
         hit = [pid for pid in targets.get(victim, [of.pid]) if of.poll() is None]
         for pid in hit:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        lost = []
-        for process in processes:
-            if several:  # the other side may wait for a new one, for minutes: whoever sits there ends it
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(SILENCE_S)
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-            try:
-                _, err = process.communicate(timeout=END_S)
-            except subprocess.TimeoutExpired:
-                lost.append("it did not end")
-                process.kill()
-                _, err = process.communicate()
-            if "Traceback" in err:
-                lost.append(f"traceback: {err[-600:]}")
-            if process.returncode not in ({0, 1, 2, 3, 5, 130, -9} if hit else {0, 5}):
-                lost.append(f"exit code {process.returncode}: {err[-300:]}")
+        codes = {0, 1, 2, 3, 5, 130, -9} if hit else {0, 5}
+        lost = [each for process in processes for each in complaints(process, codes, several=several)]
         lost += [f"left running: {each}" for each in ended(own)]
-    lost += accounts(folder, logged(log), victim)
+    received = logged(log)
+    lost += accounts(folder, received, victim)
     lost += [f"left in shared memory: {each}" for each in shared_memory(before)]
     known = {"run", "machine", "log.jsonl", "runs"}
     lost += [f"left: {each}" for each in names(folder) if each not in known and not each.startswith(("loadgen", "."))]
-    return "killed" if hit else "too late", lost
+    return ("with requests sent" if received else "before the first request") if hit else "", lost
 
 
 def kills(seed: str, number: int, victims: tuple[str, ...] = ()) -> tuple[Counter[str], list[str]]:
-    """So many kills: how many hit whom, and what was lost."""
+    """So many kills: whom they hit and when, and what was lost. What had ended by itself was not killed."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or our Ctrl-C is ignored by what a background job starts
     hits, lost = Counter[str](), list[str]()
-    for index in range(number):
+    for index in range(3 * number):
+        if hits.total() == number:
+            break
         draw = random.Random(f"{seed}/{index}")
         victim = victims[index % len(victims)] if victims else (LOCAL * 12 + SEVERAL)[index % 50]
         with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
@@ -180,11 +192,11 @@ def kills(seed: str, number: int, victims: tuple[str, ...] = ()) -> tuple[Counte
             try:
                 folder = Path(scratch, "of")
                 folder.mkdir()
-                what, found = killed(folder, victim, draw)
+                when, found = killed(folder, victim, draw)
             finally:
                 tempfile.tempdir = previous
             found += [f"left in the temporary folder: {each}" for each in names(scratch) - {"of"}]
-        hits[f"{victim} {what}"] += 1
+        hits.update([f"{victim}, {when}"] if when else [])
         lost += [f"{index}, {victim}: {each}" for each in found]
         if found:
             print(*lost[-len(found) :], sep="\n", flush=True)
@@ -194,7 +206,7 @@ def kills(seed: str, number: int, victims: tuple[str, ...] = ()) -> tuple[Counte
 def main(seed: str = "7", number: str = "200") -> None:
     """Kills, survived, lost."""
     hits, lost = kills(seed, int(number))
-    print(*(f"{what:>24}: {times}" for what, times in sorted(hits.items())), sep="\n")
+    print(*(f"{what:>38}: {times}" for what, times in sorted(hits.items())), sep="\n")
     print(
         f"{hits.total()} kills, {hits.total() - len({each.split(',')[0] for each in lost})} survived, {len(lost)} lost"
     )

@@ -380,8 +380,9 @@ def payloads_of(data: bytes) -> list[bytes]:
 
 
 def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) -> bool:
-    """Whether these bytes prove that the answer is whole: 200, each event up to the end marker is JSON and no error,
-    and the server's own total, where there is one, is what was asked (TGI may say less)."""
+    """Whether these bytes prove that the answer is whole: 200, each event is JSON and no error, no text behind the end
+    marker, and the server's own total, where there is one, is what was asked (TGI may say less). A total may stand
+    behind `[DONE]`: some LightLLM versions send it there."""
     status, data = body_of(raw, closed=closed)
     if status != 200:
         return False
@@ -390,7 +391,7 @@ def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) 
     for payload in payloads_of(data):
         if payload == b"[DONE]":
             ended = endpoint != "generate"
-            break
+            continue
         try:
             event = json.loads(payload.decode("utf-8", "replace"), strict=False)
         except (ValueError, RecursionError):
@@ -406,6 +407,9 @@ def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) 
                 break
         else:
             total = (event.get("usage") or {}).get("completion_tokens", total)
-            reason |= any(choice.get("finish_reason") for choice in event.get("choices") or [])
+            choices = event.get("choices") or []
+            if ended and any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices):
+                return False
+            reason |= any(choice.get("finish_reason") for choice in choices)
     ended |= reason and server == "openai"
     return ended and (total in (None, asked) or (server == "tgi" and isinstance(total, int) and total < asked))

@@ -16,8 +16,6 @@ from servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, burst, summary_of
 from tests.simulated import running
 
-pytestmark = pytest.mark.alone
-
 SMALL = ("--n", "20", "--itl", "5ms", "--output-tokens", "8")
 
 

@@ -27,7 +27,7 @@ STREAMS = 10_000
 BREAK_S = 3
 """How long the links to the master stand still; Locust misses a machine after about eight seconds."""
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]  # ten thousand streams, on a machine that may be busy
+pytestmark = pytest.mark.timeout(300)  # ten thousand streams, on a machine that may be busy
 
 Processes = dict[str, subprocess.Popen[str]]
 
@@ -87,7 +87,7 @@ def finish(processes: Processes) -> dict[str, tuple[int, str, str]]:
     return ends
 
 
-@pytest.mark.parametrize("streams", [1_000, pytest.param(STREAMS, marks=pytest.mark.scale)])
+@pytest.mark.parametrize("streams", [1_000, pytest.param(STREAMS, marks=[pytest.mark.alone, pytest.mark.scale])])
 def test_two_machines_send_one_burst(net: Network, tmp_path: Path, streams: int) -> None:
     """Everything is accounted for in one file; offsets are found within their uncertainty, also of a clock that is 3 s
     off; converted instants agree with the server's log; the skew comes with what the clocks leave open."""

@@ -73,7 +73,7 @@ async def drive(
             await asyncio.sleep(0.01)
         driver.interrupt()
     await asyncio.wait_for(running, 30)
-    file.close(part)
+    file.close()
     lines = [msgspec.json.decode(line) for line in part.read_bytes().splitlines()]
     return [msgspec.convert(line, Record) for line in lines if line["type"] == "request"], counts
 
@@ -164,7 +164,7 @@ async def test_a_connection_closed_while_idle_is_opened_again_and_counted(tmp_pa
         while not slot.exchange.connection.gone():
             await asyncio.sleep(0.005)
         await asyncio.wait_for(driver.run(time.monotonic_ns()), 20)
-        part.close(tmp_path / "rescue")
+        part.close()
         record = msgspec.json.decode((tmp_path / "part").read_bytes().splitlines()[0], type=Record)
     assert (record.state, record.reopened) == ("complete", 1)
 

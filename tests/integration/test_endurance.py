@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ import pytest
 from loadgen.cli.output import write_text
 from loadgen.errors import OutputError
 from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
-from tests.command import FAST, ROOT, accounted, burst
+from servers.simulated.process import spawn, spawn_process
+from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.endurance.full_disk import full_disks
 from tests.endurance.hostile import KEYS, ordeal
+from tests.endurance.kills import children, logged
 from tests.endurance.long import MIB, endured
-from tests.endurance.spoil import SPOILS, payloads_of, proven, whole
+from tests.endurance.spoil import SPOILS, body, payloads_of, proven, whole
+from tests.simulated import running
 
 
 @pytest.mark.parametrize(("key", "tls"), [(key, False) for key in KEYS] + [(KEYS[0], True)])
@@ -39,26 +43,69 @@ def test_the_oracle_knows_a_whole_answer() -> None:
 
     events = [b'{"choices":[{"text":"a"}]}', b'{"choices":[],"usage":{"completion_tokens":1}}', b"[DONE]"]
     assert payloads_of(b"data: 1\r\rdata:2\ndata: 3\n\ndata: 4\n") == [b"1", b"2\n3"]
-    raw = whole(Random(1), b"".join(b"data: %b\n\n" % event for event in events))
+    raw = whole(Random(1), body(events))
     assert proven("vllm", "completions", raw, closed=False, asked=1)
     assert not proven("vllm", "completions", raw, closed=False, asked=2)
     assert not proven("vllm", "completions", raw.replace(b"DONE", b"DO"), closed=False, asked=1)
+    first = b'{"choices":[{"text":"a"}],"usage":{"completion_tokens":0}}'
+    late = [whole(Random(1), body([first, b"[DONE]", last])) for last in (events[1], events[0])]
+    assert [proven("lightllm", "completions", raw, closed=False, asked=1) for raw in late] == [True, False]
+
+
+def test_after_kills_everything_is_accounted_for_and_nothing_stays() -> None:
+    """Five kills at random instants: in a process of its own, which is the reaper of every orphan."""
+    script = [sys.executable, str(ROOT / "tests/endurance/kills.py"), "suite", "5"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False, timeout=110)
+    assert (done.returncode, "5 kills, 5 survived" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.alone
-def test_after_kills_everything_is_accounted_for_and_nothing_stays() -> None:
-    """Ten kills at random instants: in a process of its own, which is the reaper of every orphan."""
-    script = [sys.executable, str(ROOT / "tests/endurance/kills.py"), "suite", "10"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False, timeout=110)
-    assert (done.returncode, "10 kills, 10 survived" in done.stdout) == (0, True), done.stdout + done.stderr
+@pytest.mark.parametrize("what", ["worker", "server", "clock"])
+def test_a_pause_loses_nothing_and_is_told(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two seconds amid a run the worker or the server stands still, or the server's clock jumps by an hour: every
+    request is complete. What was late is the client's fault where the worker stood, else the server's latency; what the
+    server takes for the time is in no figure."""
+    config = SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.002, log=tmp_path / "log.jsonl")
+    server = running(config) if what == "clock" else spawn_process(config)
+    with server as there:
+        url, pid = there if isinstance(there, tuple) else (there.url, 0)
+        words = [
+            "--url",
+            url,
+            "--n",
+            "120",
+            "--arrivals",
+            "constant:40",
+            "--output-tokens",
+            "8",
+            "--input-tokens",
+            "16",
+        ]
+        process = start(tmp_path, "--server", "tgi", *words, "--workers", "1", command="run")
+        wait_for(lambda: events_sent(url) > 160, process)
+        now_ns = time.time_ns
+        if what == "clock":
+            monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3_600_000_000_000)
+        else:
+            stopped = pid if what == "server" else children(process.pid)[0]
+            os.kill(stopped, signal.SIGSTOP)
+            time.sleep(2)
+            os.kill(stopped, signal.SIGCONT)
+        _, err = process.communicate(timeout=100)
+    assert accounted(tmp_path, 120) == {"complete": 120}, err
+    (client, latency), log = (summary_of(tmp_path)[each] for each in ("client", "latency")), logged(config.log)
+    assert len(log) == 120
+    assert (client["send_late_p99_s"] > 1, latency["ttft_s"]["max"] > 1) == (what == "worker", what == "server")
+    assert what != "worker" or (client["verdict"], process.returncode) == ("limited", 5)
+    assert client["clock_disagreement_s"] < 1
 
 
 def test_full_disks_are_sentences() -> None:
     """No file may grow any more, at random instants of four commands."""
-    cases, lost = full_disks("suite", 8, ("burst", "run", "report", "csv"), mounts=False)
+    cases, lost = full_disks("suite", 4, ("burst", "run", "report", "csv"), mounts=False)
     assert not lost, "\n".join(lost)
-    assert cases.total() == 8
+    assert cases.total() == 4
 
 
 def test_a_long_run_loses_nothing_and_does_not_grow(tmp_path: Path) -> None:

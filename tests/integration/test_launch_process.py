@@ -188,6 +188,15 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert process.group(pid) == ()
 
 
+def test_only_its_owner_reads_the_log(tmp_path: Path) -> None:
+    """Servers print their keys, and the log is theirs. A file that was there before changes too; a device does not."""
+    (log := tmp_path / "log").touch(0o644)
+    device = Path(os.devnull).stat().st_mode
+    for each in (log, Path(os.devnull)):
+        process.end(process.start([str(program(tmp_path / "short", "#!/bin/sh\necho done\n"))], {}, each))
+    assert (log.stat().st_mode & 0o777, Path(os.devnull).stat().st_mode) == (0o600, device)
+
+
 def test_what_cannot_be_started_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TGI is no Python package, another host is not this machine, an interpreter must exist, vLLM must be installed."""
     with pytest.raises(LaunchError, match="not a Python package"):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("matrix")  # most of them look at one matri
 PLAN = """
 name = "small"
 launch = "simulated"
-servers = ["vllm", "lightllm", "tgi"]
+servers = ["vllm", "tgi"]
 repeats = 2
 starts = 2
 seed = 3
@@ -50,7 +50,7 @@ warmup = 1
 speed = 1.0
 """
 ONE_HOST = PLAN.partition('[[hosts]]\nname = "rtx3090"')[0] + "[[models]]" + PLAN.partition("[[models]]")[2]
-CELLS = 6
+CELLS = 4
 
 
 def matrix(folder: Path, text: str, *arguments: str) -> tuple[int, str, str]:
@@ -117,7 +117,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
 
 
 def test_every_cell_is_measured_and_reported(whole: tuple[Path, int, str]) -> None:
-    """Two runs of each of six cells, in rounds; one report for all; every figure over its two repeats."""
+    """Two runs of each of four cells, in rounds; one report for all; every figure over its two repeats."""
     folder, code, out = whole
     assert code in (0, 5)
     found = found_in(folder)
@@ -129,9 +129,9 @@ def test_every_cell_is_measured_and_reported(whole: tuple[Path, int, str]) -> No
         assert (cell["lengths"]["mean"], cell["lengths"]["differ"]) == (24.0, 0)
         assert len(cell["figures"]["output_tokens_per_s"]["values"]) == 2
     assert "SIMULATED" in out
-    assert "12 runs in 12 starts" in out
+    assert "8 runs in 8 starts" in out
     page = (folder / "run/matrix.html").read_text("utf-8")
-    assert all(text in page for text in ("SIMULATED", "A800", "RTX3090", "vLLM", "LightLLM", "TGI"))
+    assert all(text in page for text in ("SIMULATED", "A800", "RTX3090", "vLLM", "TGI"))
 
 
 def test_a_run_says_which_platform_it_was_on(whole: tuple[Path, int, str]) -> None:
@@ -147,23 +147,23 @@ def test_the_faster_card_is_faster(whole: tuple[Path, int, str]) -> None:
         (cell["server"], cell["host"]): cell["figures"]["output_tokens_per_s"]["mean"]
         for cell in found_in(whole[0])["cells"]
     }
-    for server in ("vllm", "lightllm", "tgi"):
+    for server in ("vllm", "tgi"):
         assert rates[server, "a800"] > rates[server, "rtx3090"]
 
 
 def test_killed_and_resumed_it_is_the_same_matrix(whole: tuple[Path, int, str], tmp_path: Path) -> None:
     """SIGKILL in the middle of a run, then --resume: no finished run is touched or repeated, what the killed one left
     is kept aside, and all is as if nothing had happened, but for the timings."""
-    killed_in_the_middle(tmp_path, runs_before=4)
+    killed_in_the_middle(tmp_path, runs_before=3)
     finished = {
         file: file.read_bytes() for file in (tmp_path / "run").rglob("run.jsonl") if b'"footer"' in file.read_bytes()
     }
-    assert len(finished) == 4
+    assert len(finished) == 3
     code, out, err = matrix(tmp_path, PLAN, "--resume")
     assert code in (0, 5), err
-    assert "4 runs are done" in out
+    assert "3 runs are done" in out
     assert {file: file.read_bytes() for file in finished} == finished
-    assert len(lines_of(tmp_path, "end")) == 12
+    assert len(lines_of(tmp_path, "end")) == 8
     assert len(list((tmp_path / "run/cells").rglob("repeat-*-unfinished-1/run.jsonl"))) == 1
     assert what_was_asked(tmp_path) == what_was_asked(whole[0])
     assert [strip(cell) for cell in found_in(tmp_path)["cells"]] == [
@@ -196,7 +196,7 @@ def test_another_plan_is_not_resumed(whole: tuple[Path, int, str], tmp_path: Pat
 
 def test_interrupted_it_ends_tidily_and_can_be_resumed(tmp_path: Path) -> None:
     """SIGINT in a run: exit code 130, the server is gone, a report of what there is, and the way to go on."""
-    plan = ONE_HOST.replace('["vllm", "lightllm", "tgi"]', '["vllm"]')
+    plan = ONE_HOST.replace('["vllm", "tgi"]', '["vllm"]')
     (tmp_path / "plan.toml").write_text(plan, encoding="utf-8")
     process = start(tmp_path, "plan.toml", command="matrix")
     wait_in_a_run(tmp_path, process, runs_before=1)
@@ -222,7 +222,7 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> N
       {name = "narrow", server = "tgi", options = {max_concurrent_requests = 5}},
       "lightllm",
     ]"""
-    text = ONE_HOST.replace('["vllm", "lightllm", "tgi"]', servers).replace("repeats = 2\nstarts = 2", "repeats = 1")
+    text = ONE_HOST.replace('["vllm", "tgi"]', servers).replace("repeats = 2\nstarts = 2", "repeats = 1")
     code, out, _ = matrix(tmp_path, text)
     assert code == 3
     found = found_in(tmp_path)
@@ -243,7 +243,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     """It prints the order, and about how long it takes; there is no folder afterwards."""
     code, out, _ = matrix(tmp_path, PLAN, "--dry-run")
     assert code == 0
-    assert "12 runs to go: about" in out
+    assert "8 runs to go: about" in out
     assert out.count("tgi (simulated)") == 4
     assert not (tmp_path / "run").exists()
 
@@ -251,7 +251,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
 def test_equal_work_gives_the_others_the_lengths_of_the_first(tmp_path: Path) -> None:
     """TGI's answers end by themselves; the other is asked for lengths drawn from those, and the report says so."""
     text = (
-        ONE_HOST.replace('["vllm", "lightllm", "tgi"]', '["vllm", {name = "tgi", options = {eos_mean_tokens = 8}}]')
+        ONE_HOST.replace('["vllm", "tgi"]', '["vllm", {name = "tgi", options = {eos_mean_tokens = 8}}]')
         .replace("repeats = 2\nstarts = 2", 'repeats = 1\nequal_work = "tgi"')
         .replace("n = 24", "n = 60")
     )

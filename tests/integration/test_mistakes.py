@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ URLS = {
     "http://a b": "a blank",
     "http://a\nb": "a blank",
     "http://h/ü": "not ASCII",
-    "http://h?key=1": "nothing behind it",
+    "http://h#part": "nothing behind it",
     "ftp://h": "must start with http",
 }
 
@@ -97,17 +98,22 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("after_s", [0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5])
-def test_an_interrupt_ends_the_command_at_any_instant(tmp_path: Path, after_s: float) -> None:
-    """Also amid its imports: no traceback. Before it has been read at all, Python ends as by the signal."""
-    with started(
-        tmp_path, "burst", "--server", "tgi", "--n", "500", "--output-tokens", "2000", "--no-report"
-    ) as process:
-        time.sleep(after_s)
-        process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=100)
-    assert process.returncode == EXIT_INTERRUPTED or (process.returncode == -signal.SIGINT and not complaint), complaint
-    assert "Traceback" not in complaint
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+@pytest.mark.parametrize("way", [[sys.executable, "-m", "loadgen"], [str(Path(sys.executable).with_name("loadgen"))]])
+def test_a_signal_ends_the_command_at_any_instant(tmp_path: Path, way: list[str], number: signal.Signals) -> None:
+    """Also amid its imports: no traceback of ours. Before our first line Python ends as by the signal, or in its own
+    words."""
+    draw = random.Random(f"{number.name} {len(way)}")
+    words = [*way, "burst", "--server", "tgi", "--n", "500", "--output-tokens", "2000", "--no-report"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    for after_s in (draw.uniform(0, upto_s) for upto_s in (0.1, 0.3, 1, 1, 1, 2)):
+        with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=-3, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(after_s)
+            process.send_signal(number)
+            _, complaint = process.communicate(timeout=100)
+        by_python = process.returncode != EXIT_INTERRUPTED and str(ROOT / "loadgen") not in complaint
+        assert by_python or "Traceback" not in complaint, (after_s, complaint)
+        assert process.returncode in {EXIT_INTERRUPTED, -number} or by_python, (after_s, process.returncode, complaint)
 
 
 def children(of: int) -> list[int]:
@@ -129,3 +135,22 @@ def test_a_worker_that_waits_says_so_and_leaves_no_child(tmp_path: Path, by: sig
     while Path(f"/proc/{child}").exists() and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize(("ignored", "stays"), [("", False), ("trap '' HUP; ", True)])
+def test_a_worker_ends_with_who_started_it(tmp_path: Path, ignored: str, stays: bool) -> None:
+    """Nobody would end it otherwise; one that was detached, as nohup does, was meant to stay."""
+    script = f'{ignored}"$0" -m loadgen worker --master 127.0.0.1:1 & echo $!; wait'
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | TOKEN
+    command = ["sh", "-c", script, sys.executable]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert parent.stdout.readline().startswith("waiting for the master")
+        parent.kill()
+        until_s = time.monotonic() + (3 if stays else 60)
+        while Path(f"/proc/{worker}").exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert Path(f"/proc/{worker}").exists() == stays
+        if stays:
+            os.kill(worker, signal.SIGTERM)

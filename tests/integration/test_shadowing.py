@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT
+from servers.simulated.config import SimulatedConfig
+from tests.command import FAST, ROOT, start
+from tests.simulated import running
 
 TAKEN = "raise RuntimeError('this is the user\\'s own')\n"
 BURST = ("burst", "--server", "tgi", "--n", "3", "--workers", "2", "--speed", "100", "--lengths", "server")
@@ -19,6 +21,7 @@ plan = Plan(server="vllm", n=3, input_tokens=16, output_tokens=4, speed=100)
 assert run(plan, out="run").summary.requests.complete == 3
 assert compare("run", "run", anyway=True) and read("run").figure
 """
+TOKEN = "a token of the tests"
 WAYS = {
     "module": [sys.executable, "-m", "loadgen", *BURST],
     "command": [str(Path(sys.executable).with_name("loadgen")), *BURST],
@@ -46,6 +49,19 @@ def test_modules_of_our_names_are_not_ours(beside: Path, way: str) -> None:
     done = subprocess.run(WAYS[way], cwd=beside, env=env, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode in {0, 5}, done.stderr
     assert "own" not in done.stderr
+
+
+def test_machines_find_our_own_packages(beside: Path) -> None:
+    """So do a master, a worker machine, and the Locust process of each."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as server:
+        words = ("--server", "tgi", "--url", server.url, "--n", "3", "--output-tokens", "4", "--input-tokens", "16")
+        several = ("--distributed", "--expect-workers", "1", "--bind", "127.0.0.1:0")
+        with start(beside, *words, *several, LOADGEN_TOKEN=TOKEN) as master:
+            assert master.stdout is not None
+            address = next(line for line in master.stdout if "waiting for" in line).split()[-1]
+            with start(beside, "--master", address, command="worker", LOADGEN_TOKEN=TOKEN) as worker:
+                (_, ours), (_, theirs) = worker.communicate(timeout=100), master.communicate(timeout=100)
+    assert (worker.returncode, master.returncode in {0, 5}, "own" in ours + theirs) == (0, True, False), ours + theirs
 
 
 def test_a_module_that_came_first_is_named(beside: Path) -> None:

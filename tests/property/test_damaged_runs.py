@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_USAGE
+from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_SERVER, EXIT_USAGE
 from loadgen.runfile import RunFileError, read
 from tests.command import in_process
+from tests.matrices import fabricate
 from tests.runs import header, healthy
 from tests.telemetry import line
 
@@ -76,11 +77,15 @@ def _places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> tuple[bytes, set[int]]:
-    """A run file after some mishaps, and the ids of requests whose lines were not touched."""
-    lines = [(msgspec.json.encode(each), each) for each in draw(st.sampled_from(BASES))]
+def damaged(draw: st.DrawFn, base: list[Any] | None = None) -> tuple[bytes, set[int]]:
+    """A file of lines, of a run where none is given, after some mishaps; the ids of requests that were not touched."""
+    lines = [(msgspec.json.encode(each), each) for each in (base or draw(st.sampled_from(BASES)))]
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(lines) - 1)) if draw(st.booleans()) else draw(st.integers(0, 1))
+        at = (
+            draw(st.integers(0, len(lines) - 1))
+            if draw(st.booleans())
+            else draw(st.integers(0, min(1, len(lines) - 1)))
+        )
         text, told = lines[at]
         match draw(st.sampled_from(["value", "value", "value", "byte", "cut", "torn", "twice", "swap", "gone"])):
             case "value" if told:
@@ -104,14 +109,14 @@ def damaged(draw: st.DrawFn) -> tuple[bytes, set[int]]:
                 lines[at], lines[-1] = lines[-1], lines[at]
             case "gone" if len(lines) > 1:
                 del lines[at]
-    intact = {told["id"] for _, told in lines if told and told["type"] == "request"}
+    intact = {told["id"] for _, told in lines if told and told.get("type") == "request"}
     end = b"\n" if draw(st.booleans()) else b""
     return b"\n".join(text for text, _ in lines) + end, intact
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "export"])
 @given(case=damaged())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_a_damaged_run_is_read_as_far_as_it_is_intact(command: str, case: tuple[bytes, set[int]]) -> None:
     """Each command ends with an exit code of its own and a sentence, never with an exception; every request whose line
     is intact is in the run."""
@@ -134,3 +139,55 @@ def test_a_damaged_run_is_read_as_far_as_it_is_intact(command: str, case: tuple[
         else:
             assert code in {EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED}, said
             assert intact <= found
+
+
+def lines_of(file: Path) -> list[Any]:
+    content = file.read_bytes()
+    return [*map(msgspec.json.decode, content.splitlines() if file.suffix == ".jsonl" else [content])]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of repeats, and a matrix, as they were written."""
+    folder = tmp_path_factory.mktemp("whole")
+    for number in (1, 2, 3):
+        shutil.copytree(DATA / "burst", folder / "repeats" / f"repeat-{number}")
+    fabricate(
+        folder / "matrix", repeats=1, starts=1, hosts=[{"name": "a800"}], models=["llama-2-7b"], cases=[], references=[]
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "repeats"),
+        ("compare", "repeats", "other", "--anyway"),
+        ("export", "repeats", "--csv", "t"),
+        ("matrix", "matrix"),
+    ],
+    ids=" ".join,
+)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_damaged_folders_of_runs_are_read_or_refused(whole: Path, words: tuple[str, ...], data: st.DataObject) -> None:
+    """Several runs, of which some are damaged, and what stands beside them: an exit code of its own and a sentence."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        kind = words[1]
+        shutil.copytree(whole / kind, folder / kind)
+        shutil.copytree(DATA / "burst-again", folder / "other")
+        files = sorted(each for each in (folder / kind).rglob("*") if each.suffix in {".json", ".jsonl"})
+        for file in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=3, unique=True), "files"):
+            match data.draw(st.sampled_from(["lines", "lines", "empty", "gone", "folder"])):
+                case "lines":
+                    file.write_bytes(data.draw(damaged(base=lines_of(file)))[0])
+                case "empty":
+                    file.write_bytes(b"")
+                case how:
+                    file.unlink()
+                    if how == "folder":
+                        file.mkdir()
+        code, _, said = in_process(folder, *words)
+        assert code in {EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_USAGE, EXIT_SERVER, EXIT_CLIENT_LIMITED}, said
+        assert code != EXIT_USAGE or said.startswith("loadgen: "), said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from base64 import b64encode
+from contextlib import nullcontext
 from urllib.parse import quote
 
 import pytest
@@ -13,7 +14,7 @@ from loadgen.distributed.protocol import token_of
 from loadgen.errors import LoadgenError, PlanError
 from loadgen.plan import Plan
 from loadgen.server import access_of
-from servers.access import bare, hide, keep_secret, redacted, secret_in, without_secrets
+from servers.access import HIDDEN, bare, hide, keep_secret, redacted, secret_in, without_secrets
 from servers.errors import SecretError, ServerError
 from servers.find import base_url
 from servers.launch.spec import LOCAL, LaunchSpec, printed
@@ -65,6 +66,22 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(written: str, m
         said = f"{caught.value} {caught.value.hint}"
         assert KEY[:8] not in said
         assert "X-Key" in said or "LOADGEN_" in said
+
+
+def test_a_key_too_short_to_be_hidden_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be found in ordinary words, or stay in what a server repeats; one of several short words is hidden."""
+    refused = pytest.raises((LoadgenError, SecretError), match="fewer than 6 characters")
+    for key, in_header, sent in (
+        ("k-34q", "", refused),
+        ("", "k-34q", refused),
+        ("k-34qz", "k-34qz", nullcontext()),
+        ("q z q z", "", nullcontext()),
+    ):
+        monkeypatch.setenv("LOADGEN_API_KEY", key)
+        monkeypatch.setenv("OTHER", in_header)
+        with sent:
+            access_of(Plan(server="tgi", n=1, header=("X-Key: $OTHER",) if in_header else ()))
+            assert hide(f"no {key}!") == f"no {HIDDEN}!"
 
 
 def test_a_simulated_server_and_servers_read_keys_alike(

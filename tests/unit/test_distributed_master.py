@@ -149,7 +149,7 @@ def test_machines_have_to_ask_the_same(drawn: Drawn | None, said: str, tmp_path:
     ("bind", "token", "said"),
     [
         ("0.0.0.0", "", "without a token the master listens on this machine only"),
-        ("127.0.0.1:0", "short", "it needs 16 or more"),
+        ("127.0.0.1:0", "too-short", "it needs 16 or more"),
     ],
 )
 def test_strangers_do_not_reach_the_master(

@@ -61,21 +61,24 @@ def test_this_machine_is_always_there(tmp_path: Path) -> None:
         ("a = 1", "a must be a table"),
         ('[a]\ndocker = "tcp://x:2375"', "a.docker cannot be"),
         ('[a]\ndocker = "ssh://-oProxyCommand=x"', "a.docker cannot be"),
+        ('[a]\ndocker = "ssh://me:correct-horse@x"', "with your own key and no password"),
+        ('[a]\naddress = "me:correct-horse@x"', "a.address cannot be"),
         ('[a]\naddress = "http://x"', "a.address cannot be"),
         ('[a]\ngpus = {sglang = "0"}', "a.gpus cannot be"),
         ('[a]\ngpus = {vllm = "0,"}', "a.gpus cannot be"),
         ("[a]\ngpus = {vllm = 0}", "a.gpus cannot be"),
         ('[a]\nmodel_dir = "models"', "a.model_dir cannot be"),
         ('[a]\nmodel_volume = "/srv"', "a.model_volume cannot be"),
-        ('[a]\nenv = {HF_TOKEN = "x"}', "secrets come from the environment"),
+        ('[a]\nenv = {HF_TOKEN = "correct-horse"}', "secrets come from the environment"),
         ("[a", "is not TOML"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, part: str) -> None:
-    """Each wrong key or value has a message of its own."""
+    """Each wrong key or value has a message of its own, which shows no secret."""
     with pytest.raises(HostsError) as caught:
         read_hosts(written(tmp_path, text))
     assert part in str(caught.value)
+    assert "correct" not in str(caught.value)
     assert caught.value.hint
 
 

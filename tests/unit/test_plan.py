@@ -182,13 +182,13 @@ def test_what_is_kept_of_a_header_is_no_secret() -> None:
 
 def test_headers_take_what_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that is not set is named; $$ is a dollar sign; an Authorization of one's own wins over the key."""
-    monkeypatch.setenv("MY_TOKEN", "sk-4")
-    monkeypatch.setenv("LOADGEN_API_KEY", "sk-5")
+    monkeypatch.setenv("MY_TOKEN", "sk-four")
+    monkeypatch.setenv("LOADGEN_API_KEY", "sk-five")
     plan = Plan(server="tgi", n=1, header=("X-Auth: Bearer ${MY_TOKEN}", "X-Price: 3 $$"))
-    headers = {"X-Auth": "Bearer sk-4", "X-Price": "3 $"}
-    assert access_of(plan).headers == headers | {"Authorization": "Bearer sk-5"}
-    plan = Plan(server="tgi", n=1, header=("authorization: Basic YQ==",))
-    assert access_of(plan).headers == {"authorization": "Basic YQ=="}
+    headers = {"X-Auth": "Bearer sk-four", "X-Price": "3 $"}
+    assert access_of(plan).headers == headers | {"Authorization": "Bearer sk-five"}
+    plan = Plan(server="tgi", n=1, header=("authorization: Basic bWU6Y29ycmVjdA==",))
+    assert access_of(plan).headers == {"authorization": "Basic bWU6Y29ycmVjdA=="}
     monkeypatch.delenv("MY_TOKEN")
     for line, said in (("X-Auth: $MY_TOKEN", r"X-Auth: \$MY_TOKEN is not set"), ("X-Price: 3 $", "without a name")):
         with pytest.raises(PlanError, match=said):

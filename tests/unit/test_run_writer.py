@@ -1,8 +1,10 @@
 """The part file: lines are kept until the disk has taken them."""
 
+import tempfile
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from loadgen.record import Record
 from loadgen.runfile import RunWriter
@@ -18,15 +20,20 @@ def test_lines_are_on_disk_after_a_flush(tmp_path: Path) -> None:
         part.add(record)
     part.flush()
     assert (tmp_path / "part").read_bytes() == LINES
-    assert part.close(tmp_path / "rescue") is None
+    assert part.close() is None
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """What the disk refuses stays pending, with the reason, and goes to the rescue file at the end."""
-    part = RunWriter(Path("/dev/full"))
-    for record in RECORDS:
-        part.add(record)
-    part.flush()
-    assert part.error is not None
-    assert part.close(tmp_path / "rescue") == tmp_path / "rescue"
-    assert (tmp_path / "rescue").read_bytes() == LINES
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk refuses stays pending, with the reason, and goes at the end to a file that is no other run's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rescued = set()
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        (folder / "run.jsonl").symlink_to("/dev/full")
+        part = RunWriter(folder / "run.jsonl")
+        for record in RECORDS:
+            part.add(record)
+        part.flush()
+        assert part.error is not None
+        rescued.add(part.close())
+    assert [path.read_bytes() for path in rescued if path and path.parent == tmp_path] == [LINES, LINES]

@@ -33,7 +33,7 @@ TICKS_PER_LOOK = 5
 TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
-BACKLOG = 256
+BACKLOG = 64
 """With so many exchanges waiting to be recorded, and with each as many again, one more is recorded per turn: else a
 closed loop whose answers end faster than the loop turns would hold ever more of them."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")

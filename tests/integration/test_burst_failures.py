@@ -98,7 +98,7 @@ def test_each_fault_gets_its_state_beside_requests_without(server: str, tmp_path
             "--output-tokens",
             "16",
             "--timeout",
-            "3",
+            "5",
         )
     assert code == 1
     accounted(tmp_path, n)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,18 +47,25 @@ def pooling_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_chunks_hold_as_many_tokens_as_vllm_sent(vllm: Engine, endpoint: str) -> None:
-    """Under load several tokens share an event. By the running usage, which a run asks for, each event holds as many as
-    by the ids of its tokens, which these requests ask for besides."""
+    """While the process that answers stands still its engine goes on, and several tokens share an event. By the running
+    usage, which a run asks for, each event holds as many as by the ids of its tokens, which these requests ask for
+    besides."""
     dialect = KINDS["vllm"].dialects[endpoint]
 
     def ask(number: int) -> list[dict[str, Any]]:
-        asked = Request(number, f"Number {number}.", 0, 128, body={"return_token_ids": True})
-        body = dialect.encode(asked, "tiny")
+        request = Request(number, f"Number {number}.", 0, 128, body={"return_token_ids": True})
+        body = dialect.encode(request, "tiny")
         reply = httpx.post(vllm.url + dialect.path, content=body, headers={"Content-Type": "application/json"})
         return [json.loads(data) for data in sse.split(reply.content)[0][:-1]]
 
     with ThreadPoolExecutor(64) as pool:
-        answers = [*pool.map(ask, range(64))]
+        asked = [pool.submit(ask, number) for number in range(64)]
+        while not all(each.done() for each in asked):
+            os.kill(vllm.pid, signal.SIGSTOP)
+            time.sleep(0.2)
+            os.kill(vllm.pid, signal.SIGCONT)
+            time.sleep(0.2)
+        answers = [each.result() for each in asked]
     largest = 0
     for events in answers:
         ids = [choice.pop("token_ids", None) or [] for event in events for choice in event["choices"]]

@@ -13,6 +13,7 @@ from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
+from servers.errors import SecretError
 from servers.kinds import KINDS
 from workloads import lengths, workload
 from workloads.sessions import MultiTurn
@@ -110,12 +111,13 @@ def server_for(
     from servers.find import check_limits, dialect_on, probe, resolve
 
     variable = KINDS[plan.server].url_variable
+    given = os.environ.get(variable)
     try:
-        url = plan.url or server_url(os.environ[variable])
-    except KeyError:
-        url = None
+        url = plan.url or (None if given is None else server_url(given))
+    except SecretError as error:
+        raise SecretError(f"{variable}: {error}", error.hint) from None
     except ValueError as error:
-        raise PlanError(f"{variable} {os.environ[variable]}: {error}", "Mend it, or pass --url.") from None
+        raise PlanError(f"{variable} {given}: {error}", "Mend it, or pass --url.") from None
     answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
     longest = [longest_prompt_of(plan), answered]
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)

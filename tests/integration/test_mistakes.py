@@ -30,6 +30,7 @@ URLS = {
     "http://a b": "a blank",
     "http://a\nb": "a blank",
     "http://h/ü": "not ASCII",
+    "http://h?key=1": "no user, password or ?key",
     "http://h#part": "nothing behind it",
     "ftp://h": "must start with http",
 }

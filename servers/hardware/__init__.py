@@ -328,7 +328,8 @@ def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
         elif name == "link_bandwidth":  # both directions together, as data sheets say
             card = replace(card, link=replace(card.link, bytes_per_s=value / 2))
         else:
-            card = replace(card, **{CHANGES[name][0]: int(value) if name == "sms" else value})
+            figure: Any = {CHANGES[name][0]: int(value) if name == "sms" else value}
+            card = replace(card, **figure)
     return card
 
 

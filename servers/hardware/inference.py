@@ -144,7 +144,7 @@ def step(
     prefill = prefill_attention_s(gpu, prompts / deployment.pipeline, np.maximum(tokens, 1), heads, dim, before)
     attention = np.where(decoding > 0, decode, 0) / framework.kv_share + np.where(prompts > 0, prefill, 0)
     message = rows * model.hidden * 2.0
-    moved = constant("passes") * message / rates(gpu, deployment.weights).bytes_per_s
+    moved = rows * _between_bytes(deployment) / rates(gpu, deployment.weights).bytes_per_s
     faster = np.where(prompts > 0, framework.prefill_share, 1.0)
     beside = [each / faster + (moved + framework.layer_s) / 2 for each in blocks[:2]]
     beside[0] = beside[0] + attention
@@ -161,6 +161,15 @@ def step(
         layers=model.layers * framework.layer_s + 0 * rows,
         step=framework.step_s + framework.sequence_s * sequences * deployment.pipeline,
     )
+
+
+def _between_bytes(deployment: Deployment) -> float:
+    """What a layer reads and writes of each token outside GEMMs and attention, in 16 bits: two norms with residuals,
+    on every GPU; rotary embedding and cache, and the activation of the MLP, split."""
+    model = deployment.model
+    rotary = 2 * (model.heads + model.kv_heads) * model.head_dim
+    activation = model.mlp_matrices * model.intermediate
+    return 2.0 * (constant("norm_passes") * model.hidden + (rotary + activation) / deployment.tensor)
 
 
 def exposed_s(architecture: str, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:

@@ -104,11 +104,13 @@ def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_d
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
     """Causal attention of `tokens` new tokens behind `before` cached ones, in blocks of 128 queries (FlashAttention-2,
     arXiv 2307.08691): whole waves of blocks."""
-    blocks = np.ceil(np.asarray(tokens, float) / 128)
-    per_block_flops = 4 * 128 * (before + (tokens + 128) / 2) * head_dim
-    waves = np.maximum(1.0, batch * heads * blocks / gpu.sms)
+    tokens = np.asarray(tokens, float)
+    rows = np.minimum(tokens, 128)
+    flops = 4 * rows * (before + (tokens + rows) / 2) * head_dim
+    waves = np.maximum(1.0, batch * heads * np.ceil(tokens / 128) / gpu.sms)
     rate = gpu.peaks["bf16"] * gpu.architecture.attention_share / gpu.sms
-    return gpu.architecture.attention_launch_s + waves * (per_block_flops / rate + constant("prefill_turn_s"))
+    turn = constant("prefill_turn_s") * (0.2 + 0.8 * rows / 128)
+    return gpu.architecture.attention_launch_s + waves * (flops / rate + turn)
 
 
 def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "custom") -> Seconds:

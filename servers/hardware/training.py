@@ -11,7 +11,7 @@ Activations are those of arXiv 2205.05198, tables 2 and 3; parameters, gradients
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, gpu_links, number_format
@@ -165,7 +165,7 @@ def mfu(training: Training, seconds: float) -> float:
 def _layer_s(training: Training) -> tuple[float, float, float]:
     """One layer forward on one micro-batch: all of it without communication, its attention core, one all-reduce."""
     model, gpu, tensor = training.model, training.gpu, training.tensor
-    tokens, number = training.sequence * training.micro_batch, training.gpu.stored(number_format(training.number))
+    tokens, number = training.sequence * training.micro_batch, _stored(training)
     rate = rates(gpu, number).bytes_per_s
     queries, cache = model.heads * model.head_dim // tensor, max(1, model.kv_heads // tensor) * model.head_dim
     wide = model.intermediate // tensor
@@ -185,6 +185,12 @@ def _layer_s(training: Training) -> tuple[float, float, float]:
     moving = constant("training_passes") * between / rate
     reduce = float(all_reduce_s(gpu.link_over(tensor), tensor, 2.0 * tokens * model.hidden, "nccl"))
     return gemm + core + moving, core, reduce
+
+
+def _stored(training: Training) -> Format:
+    """With one scale for each tensor, as training has them."""
+    stored = training.gpu.stored(number_format(training.number))
+    return replace(stored, operand_bytes=stored.activation_bytes)
 
 
 def _scores_s(training: Training, number: Format, heads: int) -> float:

@@ -27,7 +27,7 @@ from servers.hardware.inference import Deployment, step
 from servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
 from servers.hardware.limits import deploy
 from servers.hardware.load import Load, expected
-from servers.hardware.training import Training, iteration, memory, mfu
+from servers.hardware.training import Training, iteration, memory
 
 DATA = Path(__file__).parent / "data"
 Rows = list[dict[str, str]]
@@ -306,10 +306,23 @@ def factors() -> list[tuple[str, float, float]]:
     now = replace(now, recomputation="full")
     peaks = {"bf16": new.peaks["bf16"]}
     steps = (
-        ("tensor cores in bf16", lambda at: replace(at, gpu=replace(at.gpu, peaks=peaks, sms=new.sms, clock_hz=new.clock_hz, architecture=new.architecture))),
-        ("memory bandwidth and L2", lambda at: replace(at, gpu=replace(at.gpu, memory_bytes_per_s=new.memory_bytes_per_s, l2_bytes=new.l2_bytes))),
+        (
+            "tensor cores in bf16",
+            lambda at: replace(
+                at, gpu=replace(at.gpu, peaks=peaks, sms=new.sms, clock_hz=new.clock_hz, architecture=new.architecture)
+            ),
+        ),
+        (
+            "memory bandwidth and L2",
+            lambda at: replace(
+                at, gpu=replace(at.gpu, memory_bytes_per_s=new.memory_bytes_per_s, l2_bytes=new.l2_bytes)
+            ),
+        ),
         ("NVLink", lambda at: replace(at, gpu=replace(at.gpu, link=new.link))),
-        ("capacity: no recomputation of the MLP", lambda at: replace(at, recomputation="selective", sequence_parallel=True)),
+        (
+            "capacity: no recomputation of the MLP",
+            lambda at: replace(at, recomputation="selective", sequence_parallel=True),
+        ),
         ("attention without scores in memory", lambda at: replace(at, recomputation="none", flash=True)),
         ("capacity: fewer stages, larger batch", lambda at: replace(at, pipeline=4, data=2, interleave=6, batch=256)),
         ("fp8", lambda at: replace(at, gpu=new, number="fp8")),
@@ -400,7 +413,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     off = {each.case.split()[1]: each for each in ladder_gains()}
     for p2p, (published, most) in GAINS.items():
         gain, kept = off[p2p].predicted, abs(off[p2p].predicted - published) <= most
-        print(f"ladder, 70B, TP 8, P2P {p2p}: x {gain:.3f}, published {published:.3f}  {'kept' if kept else 'NOT KEPT'}")
+        print(
+            f"ladder, 70B, TP 8, P2P {p2p}: x {gain:.3f}, published {published:.3f}  {'kept' if kept else 'NOT KEPT'}"
+        )
     print(f"ladder: {ladder_order()} groups not in the order that was measured")
     return 0 if all(budget.kept() for budget in BUDGETS) else 1
 

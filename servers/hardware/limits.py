@@ -119,8 +119,11 @@ def deploy(  # noqa: PLR0913, PLR0917 - what a deployment is
     return Deployment(card, model(model_name, file), weights, engine, tensor, pipeline, kv_bytes, architecture)
 
 
-def limits(deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION) -> Limits:
-    """All of it. Raises HardwareError where the model does not fit."""
+def limits_of(
+    deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION, replicas: int = 1
+) -> Limits:
+    """All of it; `load` is that of one of `replicas`, figures are those of all together. Raises HardwareError where
+    the model does not fit."""
     best, likely = limit(deployment, load, memory_fraction), expected(deployment, load, memory_fraction)
     kv_tokens = deployment.kv_tokens(memory_fraction)
     spent = parts(deployment, load, memory_fraction)
@@ -130,22 +133,22 @@ def limits(deployment: Deployment, load: Load, memory_fraction: float = MEMORY_F
         gpu=deployment.gpu.name,
         model=deployment.model.name,
         format=deployment.weights.name,
-        gpus=deployment.gpus,
+        gpus=deployment.gpus * replicas,
         framework=deployment.framework.name,
         input_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
-        in_flight=int(load.in_flight),
-        running=int(best.running),
+        in_flight=int(load.in_flight) * replicas,
+        running=int(best.running) * replicas,
         flops_per_byte=peak / deployment.gpu.memory_bytes_per_s,
-        limit=_figures(best, deployment, kv_tokens, bound(deployment, load, memory_fraction)),
-        expected=_figures(likely, deployment, kv_tokens, max(spent, key=lambda name: spent[name])),
+        limit=_figures(best, deployment, kv_tokens, replicas, bound(deployment, load, memory_fraction)),
+        expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
         curve={
-            "in_flight": list(IN_FLIGHT),
+            "in_flight": [replicas * number for number in IN_FLIGHT],
             "ttft_s": curve.ttft_s.tolist(),
             "tpot_s": curve.tpot_s.tolist(),
-            "output_tokens_per_s": curve.output_tokens_per_s.tolist(),
+            "output_tokens_per_s": (replicas * curve.output_tokens_per_s).tolist(),
         },
     )
 
@@ -179,16 +182,16 @@ def verdict(
     return Verdict(float(must["memory"] / step_s), float(must["compute"] / step_s), over, share, sentences)
 
 
-def _figures(times: Times, deployment: Deployment, kv_tokens: int, busiest: str) -> Figures:
+def _figures(times: Times, deployment: Deployment, kv_tokens: int, replicas: int, busiest: str) -> Figures:
     return Figures(
         ttft_s=float(times.ttft_s),
         tpot_s=float(times.tpot_s),
         prefill_s=float(times.prefill_s),
         prompt_prefill_s=float(times.prompt_prefill_s),
         decode_step_s=float(times.decode_step_s),
-        output_tokens_per_s=float(times.output_tokens_per_s),
+        output_tokens_per_s=float(times.output_tokens_per_s) * replicas,
         output_tokens_per_s_per_gpu=float(times.output_tokens_per_s / deployment.gpus),
-        kv_tokens=kv_tokens,
+        kv_tokens=kv_tokens * replicas,
         bound=busiest,
     )
 

@@ -444,7 +444,7 @@ def _number(name: str, row: Mapping[str, Any], column: str, default: float | Non
     if value in (None, "") and default is not None:
         return default
     try:
-        figure = float(value or "nothing")
+        figure = float("nothing" if value is None or value == "" else value)
     except (TypeError, ValueError):
         figure = -1.0
     if figure < 0 or (figure == 0 and default is None):

@@ -36,13 +36,12 @@ class Rates:
     l2_bytes_per_s: float
 
 
-def rates(gpu: Gpu, number_format: Format, physical: bool = False) -> Rates:
-    """The data sheet's, times what kernels reach of it, or, as a bound, times one."""
+def rates(gpu: Gpu, number_format: Format) -> Rates:
+    """The data sheet's, times what kernels reach of it."""
     architecture: Architecture = gpu.architecture
-    computing, reading = (1.0, 1.0) if physical else (architecture.compute_share, architecture.memory_share)
     return Rates(
-        flops_per_s=gpu.peaks[number_format.computes] * computing,
-        bytes_per_s=gpu.memory_bytes_per_s * reading,
+        flops_per_s=gpu.peaks[gpu.stored(number_format).computes] * architecture.compute_share,
+        bytes_per_s=gpu.memory_bytes_per_s * architecture.memory_share,
         l2_bytes_per_s=gpu.sms * gpu.clock_hz * L2_BYTES_PER_CLOCK * architecture.load_share,
     )
 

@@ -79,7 +79,7 @@ class Limits:
     """Of the expected decode step: compute, memory, network and overhead."""
     gemms: Sequence[GemmBound]
     curve: Mapping[str, Sequence[float]]
-    """TTFT, TPOT and tokens per second by the number in flight."""
+    """Expected TTFT, TPOT and tokens per second by the number in flight, and the limits of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ def limits_of(
     best, likely = limit(deployment, load, memory_fraction), expected(deployment, load, memory_fraction)
     kv_tokens = deployment.kv_tokens(memory_fraction)
     spent = parts(deployment, load, memory_fraction)
-    curve = expected(deployment, Load(load.prompt_tokens, load.output_tokens, np.array(IN_FLIGHT)), memory_fraction)
+    every = Load(load.prompt_tokens, load.output_tokens, np.array(IN_FLIGHT))
+    curve, best_curve = expected(deployment, every, memory_fraction), limit(deployment, every, memory_fraction)
     peak = deployment.gpu.peaks[deployment.gpu.stored(deployment.weights).computes]
     return Limits(
         gpu=deployment.gpu.name,
@@ -149,6 +150,8 @@ def limits_of(
             "ttft_s": curve.ttft_s.tolist(),
             "tpot_s": curve.tpot_s.tolist(),
             "output_tokens_per_s": (replicas * curve.output_tokens_per_s).tolist(),
+            "limit_tpot_s": best_curve.tpot_s.tolist(),
+            "limit_output_tokens_per_s": (replicas * best_curve.output_tokens_per_s).tolist(),
         },
     )
 

@@ -62,7 +62,7 @@ def expected(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -
     server = framework.server_s + framework.request_s * load.in_flight
     ttft = server + without / 2 + mixed + framework.queueing * _queue_s(deployment, prompt, batch, alone)
     return _times(
-        *(load, batch, np.maximum(ttft, best.ttft_s), np.maximum(tpot, best.tpot_s)),
+        *(load, batch, np.maximum(ttft, best.prompt_prefill_s), np.maximum(tpot, best.tpot_s)),
         prefill=np.maximum(_total(step(deployment, load.in_flight, prompt)), best.prefill_s),
         prompt_prefill=np.maximum(alone, best.prompt_prefill_s),
         decode_step=np.maximum(decode, best.decode_step_s),

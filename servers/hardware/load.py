@@ -3,7 +3,8 @@
 In such a closed loop each step decodes for all that run, and on the way of one answer the prompts of all others are
 computed once, in steps that they share with decoding (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
-    TPOT = decode step + interference * (in flight - 1) / output * (step with a prompt - step without)
+    TPOT = decode step + share of steps with a prompt * (step with it - step without)
+    share = interference * (in flight - 1) / output; where that is more than 1, each step has so many prompts
     TTFT = server path + half a step + step with the prompt + queueing
 
 Queueing is that of requests that came at once: the first prompt alone, then as many as fit a step. Requests that find
@@ -55,9 +56,10 @@ def expected(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -
     batch, context = best.running, prompt + output / 2
     decode = _total(step(deployment, decoding=batch, context=context))
     without = _total(step(deployment, decoding=batch - 1, context=context)) * (batch > 1)
-    mixed = _total(step(deployment, 1, prompt, decoding=batch - 1, context=context))
+    share = framework.interference * (batch - 1) / output  # prompts of others per step
+    mixed = _total(step(deployment, larger(share, 1), prompt, decoding=batch - 1, context=context))
     alone = _total(step(deployment, 1, prompt))
-    tpot = decode + framework.interference * (batch - 1) / output * larger(0, mixed - without)
+    tpot = decode + smaller(share, 1) * larger(0, mixed - without)
     server = framework.server_s + framework.request_s * load.in_flight
     ttft = server + without / 2 + mixed + framework.queueing * _queue_s(deployment, prompt, batch, alone)
     return _times(

@@ -238,6 +238,8 @@ def test_names_as_people_write_them() -> None:
     assert [gpu(name).name for name in names][-2:] == ["RTX 3090", "H100 SXM"]
     for name in ("llama-2-7b", "llama-3-70b", "llama-3.1-8b", "qwen3-32b"):
         assert model(name).name.casefold() == name
+    served = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B", "mistralai/Mistral-7B-Instruct-v0.3")
+    assert [model(name).name for name in served] == ["Llama-3.1-8B", "Qwen3-32B", "Mistral-7B"]
     for name in ("bf16", "fp8", "int8", "int4", "nvfp4"):
         assert number_format(name).name == name
     assert [framework(name).name for name in ("vllm", "trtllm", "nim")] == ["vLLM", "TensorRT-LLM", "NIM"]

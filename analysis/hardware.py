@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 ROOFLINE = """FLOP/s that one GPU allows by how many FLOPs are made of each byte that is read. Left of the edge memory
 is the limit, right of it computing; dots are the GEMMs of one layer and the output head."""
-CURVE = """What is expected of the framework by the number of requests in flight: to the right more tokens per second,
-upwards longer waiting for each next token."""
+CURVE = """By the number of requests in flight: to the right more tokens per second, upwards longer waiting for each
+next token. Dotted: what physics allows."""
 MEANING = """`limit`: every FLOP, byte and message at the rate of the data sheet, all at once, and nothing else.
 `expected`: kernels, links and the framework's overheads as they were measured elsewhere."""
 
@@ -134,11 +134,13 @@ def document(found: Limits, deployment: Deployment) -> Document:
     cards = doc.Cards([_card("TPOT", found.expected, found.limit), _rate(found)])
     sections = [
         doc.Section("answer", title, [cards, *map(doc.Paragraph, sentences(found)), figures, doc.Paragraph(MEANING)]),
-        doc.Section("roofline", "Roofline", [doc.ChartRef("roofline", "Roofline", [ROOFLINE], "wide"), gemms]),
+        doc.Section(
+            "roofline", "Roofline", [doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide"), gemms]
+        ),
         doc.Section(
             "curve",
             "Latency against throughput",
-            [doc.ChartRef("curve", "Latency against throughput", [CURVE], "wide")],
+            [doc.ChartRef("curve", "TPOT by throughput", [CURVE], "wide")],
         ),
     ]
     look = doc.RunLook(title)
@@ -179,7 +181,8 @@ def _run(found: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
     }
     roof = {"x": edges, "y": [1e-12 * min(peak, edge * bandwidth) for edge in edges]}
     curve = {name: list(values) for name, values in found.curve.items()}
-    curve["tpot_ms"] = [1000 * seconds for seconds in curve["tpot_s"]]
+    for name in ("tpot", "limit_tpot"):
+        curve[f"{name}_ms"] = [1000 * seconds for seconds in curve[f"{name}_s"]]
     data = {"roofline": {"roof": roof, **points}, "curve": curve}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
@@ -207,18 +210,19 @@ def _roofline() -> dict[str, Any]:
 
 
 def _curve() -> dict[str, Any]:
-    hover = "%{text} in flight: %{x:,.0f} tokens/s, TPOT %{y:.3g} ms<extra></extra>"
-    where = {"x": "$output_tokens_per_s", "y": "$tpot_ms", "text": "$in_flight", "hovertemplate": hover}
-    trace = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": "expected",
-        "line": {"color": "@run", "width": 2},
-        **where,
-    }
-    axes = {
-        "xaxis": {"title": {"text": "output tokens/s"}},
+    def line(name: str, x: str, y: str, look: dict[str, Any]) -> dict[str, Any]:
+        hover = f"%{{text}} in flight, {name}: %{{x:,.0f}} tokens/s, TPOT %{{y:.3g}} ms<extra></extra>"
+        where = {"x": x, "y": y, "text": "$in_flight", "hovertemplate": hover, "line": look}
+        return {"type": "scatter", "mode": "lines+markers", "name": name, **where}
+
+    traces = [
+        line("expected", "$output_tokens_per_s", "$tpot_ms", {"color": "@run", "width": 2}),
+        line("limit", "$limit_output_tokens_per_s", "$limit_tpot_ms", {"color": "@quiet", "width": 1, "dash": "dot"}),
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "output tokens/s"}, "type": "log"},
         "yaxis": {"title": {"text": "TPOT, ms"}, "rangemode": "tozero"},
+        "showlegend": True,
     }
     table = {"in flight": "in_flight", "tokens/s": "output_tokens_per_s", "TPOT, ms": "tpot_ms", "TTFT, s": "ttft_s"}
-    return {"id": "curve", "script": "", "traces": [trace], "layout": axes, "table": table, "scales": {}}
+    return {"id": "curve", "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}

@@ -4,7 +4,7 @@
     python -m benchmarks.hardware_model --rows gemm  # every row of one source as CSV
     python -m benchmarks.hardware_model --factors    # what makes B200 faster than A100 in training
 
-An error is |predicted - measured| / measured. `--held-out` is `benchmarks.hardware_fit`.
+An error is |predicted - measured| / measured. `benchmarks.hardware_fit` fits the constants again, also without a part.
 """
 
 from __future__ import annotations
@@ -146,13 +146,13 @@ def mi300x() -> list[Point]:
 
 
 @cache
-def closed_loops(quantity: str, nvfp4: bool = False) -> list[Point]:
-    """Up to 64 in flight: `TPOT` or `TTFT`."""
+def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Point]:
+    """Up to 64 in flight: `TPOT` or `TTFT`, of all frameworks or `only` one."""
     points = []
     key = ("source", "framework", "gpu", "model", "format", "tp", "input", "output")
     for names, rows in _grouped(_rows("closed_loops"), key):
         source, engine, card, shape, stored, tp, prompt, output = names
-        if (stored == "nvfp4") != nvfp4:
+        if (stored == "nvfp4") != nvfp4 or only not in ("", engine):
             continue
         made = deploy(card, shape, stored, int(tp), framework_name=engine)
         load = Load(int(prompt), int(output), np.array([int(row["in_flight"]) for row in rows]))
@@ -233,6 +233,20 @@ def training_memory() -> list[Point]:
 
 
 @cache
+def mt_nlg() -> list[Point]:
+    """530B on A100-40GB, batch 1,920 (arXiv 2201.11990, section 2.4); nothing was fitted to it."""
+    points = []
+    for replicas, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
+        setup = Training(
+            gpu=gpu("A100 40GB"), model=model("MT-NLG-530B"), batch=1920, tensor=8, pipeline=35, data=replicas
+        )
+        took = iteration(replace(setup, recomputation="full")).total_s
+        case = f"MT-NLG-530B, {replicas} replicas"
+        points.append(Point("arXiv 2201.11990", "iteration", "A100-40GB SXM", 8, case, seconds, took))
+    return points
+
+
+@cache
 def ladder_speeds() -> list[Point]:
     """Tokens per second of 70B on H100, prompts of 1,024 and answers of 512 tokens."""
     points = []
@@ -293,6 +307,7 @@ BESIDE = {
     "Splitwise, engines of 2023: prefill": lambda: splitwise("prefill"),
     "Splitwise, engines of 2023: TPOT": lambda: splitwise("TPOT"),
     "Ladder Residual, 70B: tokens/s": ladder_speeds,
+    "training: MT-NLG on 2,240 to 3,360 GPUs": mt_nlg,
 }
 """What has no budget."""
 GAINS = {"on": (1.3079, 0.03), "off": (1.5987, 0.08)}

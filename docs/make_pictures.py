@@ -1,4 +1,5 @@
-"""Make the pictures of docs/guides/read-a-report.md again, from two real reports of simulated servers.
+"""Make the pictures of docs/guides/read-a-report.md again, from two real reports of simulated servers, and one of
+`loadgen limits`.
 
     python docs/make_pictures.py          # needs Chromium; takes about a minute
 
@@ -22,6 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 PICTURES = Path(__file__).parent / "pictures"
 LOADGEN = [sys.executable, "-m", "loadgen"]
 BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
+LIMITS = ["limits", "--model", "llama-2-70b", "--tp", "8", "--page"]
 LOAD = [
     *("run", "--server", "lightllm", "--arrivals", "poisson:30", "--n", "600", "--quiet", "--seed", "3"),
     *("--input-tokens", "uniform:100..3000", "--output-tokens", "uniform:20..100", "--warmup", "5"),
@@ -52,13 +54,16 @@ ALL = (
     Picture("percentiles", "burst", "#percentiles"),
     Picture("objectives", "load", "#objectives"),
     Picture("phone", "load", "#answer", 360, "dark"),
+    Picture("limits", "limits", "#roofline"),
 )
 
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        runs = {"burst": Path(folder) / "burst", "load": Path(folder) / "load"}
+        runs = {name: Path(folder) / name for name in ("burst", "load", "limits")}
+        runs["limits"].mkdir()
+        subprocess.run([*LOADGEN, *LIMITS, runs["limits"] / "report.html"], check=True)
         subprocess.run([*LOADGEN, *BURST, "--out", runs["burst"]], check=False)
         with simulated() as url:
             subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)

@@ -266,9 +266,11 @@ def gpu(name: str, file: Path | None = None) -> Gpu:
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
-    """A model of models.csv, of a TOML file, as `gpu`, or the path of a Hugging Face config.json or its folder."""
+    """A model of models.csv, of a TOML file, as `gpu`, or the path of a Hugging Face config.json or its folder;
+    also by the name under which it is served."""
     if name.endswith(".json") or Path(name, "config.json").is_file():
         return _hugging_face(Path(name))
+    name = _VARIANT.sub("", name.rpartition("/")[2])
     return _pick("model", name, _rows("models", file), _model)
 
 
@@ -307,6 +309,8 @@ CHANGES = {
     "sms": ("sms", ""),
 }
 """Figures of a Gpu by the names that `--set` takes, and their unit; `compute` and `link_bandwidth` beside them."""
+_VARIANT = re.compile(r"^meta-(?=llama)|[-_](instruct|chat|hf|it|base|v\d\.\d)\b", re.IGNORECASE)
+"""What names of served models have more than the names of their shapes."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FLOPs|)")
 
 
@@ -444,7 +448,7 @@ def _number(name: str, row: Mapping[str, Any], column: str, default: float | Non
     if value in (None, "") and default is not None:
         return default
     try:
-        figure = float(value or "nothing")
+        figure = float("nothing" if value is None or value == "" else value)
     except (TypeError, ValueError):
         figure = -1.0
     if figure < 0 or (figure == 0 and default is None):

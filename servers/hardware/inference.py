@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from servers.hardware import Format, Framework, Gpu, HardwareError, ModelShape, constant, number_format
 from servers.hardware.kernels import (
     Seconds,
@@ -22,6 +20,7 @@ from servers.hardware.kernels import (
     rates,
     ring_s,
 )
+from servers.hardware.numeric import larger, number, where
 
 ARCHITECTURES = ("standard", "parallel", "ladder", "no communication")
 """How all-reduces meet the layers, after Ladder Residual (arXiv 2501.06589): each waits for its own; attention and MLP
@@ -130,22 +129,22 @@ def step(
     """One step, as this module says; `before` tokens of each prompt are computed already. Under pipeline parallelism
     the sequences are split over the stages, and a step lasts until each has been through all of them."""
     gpu, model, framework = deployment.gpu, deployment.model, deployment.framework
-    prompts, tokens, decoding, context = (np.asarray(each, float) for each in (prompts, tokens, decoding, context))
+    prompts, tokens, decoding, context = (number(each) for each in (prompts, tokens, decoding, context))
     rows = (prompts * tokens + decoding) / deployment.pipeline
     sequences = (prompts + decoding) / deployment.pipeline
-    blocks = [np.zeros_like(rows) for _ in range(3)]  # attention, MLP, output head
+    blocks: list[Any] = [0.0, 0.0, 0.0]  # attention, MLP, output head
     for block, each in zip(BLOCKS, gemms(deployment), strict=True):
         m = sequences if block == 2 else rows
-        blocks[block] = blocks[block] + gemm_s(gpu, each.format, np.maximum(m, 1e-9), each.n, each.k)
+        blocks[block] = blocks[block] + gemm_s(gpu, each.format, larger(m, 1e-9), each.n, each.k)
     heads, dim = -(-model.heads // deployment.tensor), model.head_dim
     decode = decode_attention_s(
         gpu, decoding / deployment.pipeline, context, deployment.kv_heads, dim, deployment.kv_bytes
     )
-    prefill = prefill_attention_s(gpu, prompts / deployment.pipeline, np.maximum(tokens, 1), heads, dim, before)
-    attention = np.where(decoding > 0, decode, 0) / framework.kv_share + np.where(prompts > 0, prefill, 0)
+    prefill = prefill_attention_s(gpu, prompts / deployment.pipeline, larger(tokens, 1), heads, dim, before)
+    attention = where(decoding > 0, decode, 0) / framework.kv_share + where(prompts > 0, prefill, 0)
     message = rows * model.hidden * 2.0
     moved = rows * _between_bytes(deployment) / rates(gpu, deployment.weights).bytes_per_s
-    faster = np.where(prompts > 0, framework.prefill_share, 1.0)
+    faster = where(prompts > 0, framework.prefill_share, 1.0)
     beside = [each / faster + (moved + framework.layer_s) / 2 for each in blocks[:2]]
     beside[0] = beside[0] + attention
     link = gpu.link_over(deployment.tensor)
@@ -176,7 +175,7 @@ def exposed_s(architecture: str, reduce: Seconds, attention: Seconds, mlp: Secon
     """What a layer waits for its all-reduces. One beside a block must still be joined."""
     if architecture == "ladder":
         joining = constant("join_s")
-        return np.maximum(reduce - attention, joining) + np.maximum(reduce - mlp, joining)
+        return larger(reduce - attention, joining) + larger(reduce - mlp, joining)
     return {"standard": 2.0, "parallel": 1.0, "no communication": 0.0}[architecture] * reduce
 
 

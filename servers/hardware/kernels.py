@@ -8,13 +8,13 @@ architectures.csv and constants.csv of this folder.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from servers.hardware import Architecture, Format, Gpu, Link, constant
+from servers.hardware.numeric import ceiling, doublings, larger, number, smaller
 
 Seconds = Any
 """A number, or an array where an argument was one."""
@@ -36,20 +36,19 @@ class Rates:
     l2_bytes_per_s: float
 
 
-def rates(gpu: Gpu, number_format: Format, physical: bool = False) -> Rates:
-    """The data sheet's, times what kernels reach of it, or, as a bound, times one."""
+def rates(gpu: Gpu, number_format: Format) -> Rates:
+    """The data sheet's, times what kernels reach of it."""
     architecture: Architecture = gpu.architecture
-    computing, reading = (1.0, 1.0) if physical else (architecture.compute_share, architecture.memory_share)
     return Rates(
-        flops_per_s=gpu.peaks[number_format.computes] * computing,
-        bytes_per_s=gpu.memory_bytes_per_s * reading,
+        flops_per_s=gpu.peaks[gpu.stored(number_format).computes] * architecture.compute_share,
+        bytes_per_s=gpu.memory_bytes_per_s * architecture.memory_share,
         l2_bytes_per_s=gpu.sms * gpu.clock_hz * L2_BYTES_PER_CLOCK * architecture.load_share,
     )
 
 
 def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
     """C[m, n] = A[m, k] times B[k, n], B being weights: the fastest tile, or the memory where that is slower."""
-    rate, shape = rates(gpu, number_format), (np.asarray(m, float), np.asarray(n, float), np.asarray(k, float))
+    rate, shape = rates(gpu, number_format), (number(m), number(n), number(k))
     computing = tiles_s(gpu, number_format, rate, *shape)
     reading = gemm_bytes(number_format, *shape) / (rate.bytes_per_s * number_format.read_share)
     return (
@@ -66,13 +65,13 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
     """Whole waves of tiles over the SMs, each bound by its FLOPs or by what it loads from L2; the best tile counts."""
-    best: Any = np.inf
+    best: Any = math.inf
     for (rows, columns), split in product(TILES, SPLITS):
-        waves = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) * split / gpu.sms)
+        waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
         flops_s = 2 * rows * columns * k / split / (rate.flops_per_s / gpu.sms)
         loads_s = (rows + columns) * number_format.operand_bytes * k / split / (rate.l2_bytes_per_s / gpu.sms)
-        took = waves * (np.maximum(flops_s, loads_s) + gpu.architecture.tile_s)
-        best = np.minimum(best, took + (constant("split_s") if split > 1 else 0.0))
+        took = waves * (larger(flops_s, loads_s) + gpu.architecture.tile_s)
+        best = smaller(best, took + (constant("split_s") if split > 1 else 0.0))
     return best
 
 
@@ -96,18 +95,18 @@ def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_d
     cache_bytes = 2.0 * batch * context * kv_heads * head_dim * kv_bytes
     cached = 1 / (1 + (cache_bytes / (constant("l2_share") * gpu.l2_bytes)) ** 8) if gpu.l2_bytes else 0.0
     reading = cache_bytes * (cached / (rate.l2_bytes_per_s) + (1 - cached) / rate.bytes_per_s)
-    turns = np.ceil(batch * kv_heads / gpu.sms) * gpu.architecture.attention_turn_s
-    splitting = constant("attention_split_s") * np.log2(1 + context / 256)
+    turns = ceiling(batch * kv_heads / gpu.sms) * gpu.architecture.attention_turn_s
+    splitting = constant("attention_split_s") * doublings(1 + context / 256)
     return gpu.architecture.attention_launch_s + _smooth_max(reading, turns, constant("attention_overlap")) + splitting
 
 
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
     """Causal attention of `tokens` new tokens behind `before` cached ones, in blocks of 128 queries (FlashAttention-2,
     arXiv 2307.08691): whole waves of blocks."""
-    tokens = np.asarray(tokens, float)
-    rows = np.minimum(tokens, 128)
+    tokens = number(tokens)
+    rows = smaller(tokens, 128)
     flops = 4 * rows * (before + (tokens + rows) / 2) * head_dim
-    waves = np.maximum(1.0, batch * heads * np.ceil(tokens / 128) / gpu.sms)
+    waves = larger(1.0, batch * heads * ceiling(tokens / 128) / gpu.sms)
     rate = gpu.peaks["bf16"] * gpu.architecture.attention_share / gpu.sms
     turn = constant("prefill_turn_s") * (0.2 + 0.8 * rows / 128)
     return gpu.architecture.attention_launch_s + waves * (flops / rate + turn)
@@ -117,25 +116,25 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
     """The sum of a tensor over `gpus`, held by each afterwards. The fastest of: everybody reads from everybody (one
     shot); reduce-scatter and all-gather by direct reads (two shot); NCCL's ring; the switch adds (NVLS)."""
     if gpus == 1:
-        return 0.0 * np.asarray(message_bytes, float)
+        return 0.0 * number(message_bytes)
     rate, others = link.bytes_per_s * link.share, gpus - 1
-    ring_bytes = 2 * others / gpus * np.asarray(message_bytes, float)
+    ring_bytes = 2 * others / gpus * number(message_bytes)
     ring = link.nccl_s + link.step_s * 2 * others + ring_bytes / rate
     if link.switch_share:
         adding = link.nccl_s + link.step_s * 2 * others
-        ring = np.minimum(ring, adding + (1 + 1 / gpus) * message_bytes / (link.bytes_per_s * link.switch_share))
+        ring = smaller(ring, adding + (1 + 1 / gpus) * message_bytes / (link.bytes_per_s * link.switch_share))
     if library == "nccl":
         return ring
     started = link.custom_s + link.peer_s * gpus
     one_shot = started + others * message_bytes / rate
     two_shot = started + link.two_shot_s + ring_bytes / rate
-    return np.minimum(np.minimum(one_shot, two_shot), ring)
+    return smaller(smaller(one_shot, two_shot), ring)
 
 
 def ring_s(link: Link, ranks: int, message_bytes: Any, collective: str) -> Seconds:
     """All-gather, reduce-scatter, all-to-all, or point to point, of `message_bytes` in all on each rank."""
     if ranks == 1:
-        return 0.0 * np.asarray(message_bytes, float)
+        return 0.0 * number(message_bytes)
     rate = link.bytes_per_s * link.share
     if collective == "point to point":
         return message_bytes / rate + link.nccl_s

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from servers.hardware import HardwareError, changed, framework, gpu, model, number_format
 from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, physical_s
 from servers.hardware.kernels import gemm_bytes, gemm_s
@@ -79,7 +77,7 @@ class Limits:
     """Of the expected decode step: compute, memory, network and overhead."""
     gemms: Sequence[GemmBound]
     curve: Mapping[str, Sequence[float]]
-    """TTFT, TPOT and tokens per second by the number in flight."""
+    """Expected TTFT, TPOT and tokens per second by the number in flight, and the limits of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,9 @@ def limits_of(
     best, likely = limit(deployment, load, memory_fraction), expected(deployment, load, memory_fraction)
     kv_tokens = deployment.kv_tokens(memory_fraction)
     spent = parts(deployment, load, memory_fraction)
-    curve = expected(deployment, Load(load.prompt_tokens, load.output_tokens, np.array(IN_FLIGHT)), memory_fraction)
+    loads = [Load(load.prompt_tokens, load.output_tokens, number) for number in IN_FLIGHT]
+    curve = [expected(deployment, each, memory_fraction) for each in loads]
+    best_curve = [limit(deployment, each, memory_fraction) for each in loads]
     peak = deployment.gpu.peaks[deployment.gpu.stored(deployment.weights).computes]
     return Limits(
         gpu=deployment.gpu.name,
@@ -146,9 +146,11 @@ def limits_of(
         gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
         curve={
             "in_flight": [replicas * number for number in IN_FLIGHT],
-            "ttft_s": curve.ttft_s.tolist(),
-            "tpot_s": curve.tpot_s.tolist(),
-            "output_tokens_per_s": (replicas * curve.output_tokens_per_s).tolist(),
+            "ttft_s": [each.ttft_s for each in curve],
+            "tpot_s": [each.tpot_s for each in curve],
+            "output_tokens_per_s": [replicas * each.output_tokens_per_s for each in curve],
+            "limit_tpot_s": [each.tpot_s for each in best_curve],
+            "limit_output_tokens_per_s": [replicas * each.output_tokens_per_s for each in best_curve],
         },
     )
 

@@ -3,7 +3,8 @@
 In such a closed loop each step decodes for all that run, and on the way of one answer the prompts of all others are
 computed once, in steps that they share with decoding (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
-    TPOT = decode step + interference * (in flight - 1) / output * (step with a prompt - step without)
+    TPOT = decode step + share of steps with a prompt * (step with it - step without)
+    share = interference * (in flight - 1) / output; where that is more than 1, each step has so many prompts
     TTFT = server path + half a step + step with the prompt + queueing
 
 Queueing is that of requests that came at once: the first prompt alone, then as many as fit a step. Requests that find
@@ -15,10 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from servers.hardware import constant
 from servers.hardware.inference import Deployment, Step, physical_s, step
+from servers.hardware.numeric import ceiling, larger, smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Times:
 def running(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
     """How many the KV cache holds, of those in flight: each with its prompt and, on average, half its answer."""
     held = load.prompt_tokens + load.output_tokens / 2
-    return np.clip(deployment.kv_tokens(memory_fraction) // held, 1, load.in_flight)
+    return smaller(larger(deployment.kv_tokens(memory_fraction) // held, 1), load.in_flight)
 
 
 def expected(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> Times:
@@ -56,16 +56,17 @@ def expected(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -
     batch, context = best.running, prompt + output / 2
     decode = _total(step(deployment, decoding=batch, context=context))
     without = _total(step(deployment, decoding=batch - 1, context=context)) * (batch > 1)
-    mixed = _total(step(deployment, 1, prompt, decoding=batch - 1, context=context))
+    share = framework.interference * (batch - 1) / output  # prompts of others per step
+    mixed = _total(step(deployment, larger(share, 1), prompt, decoding=batch - 1, context=context))
     alone = _total(step(deployment, 1, prompt))
-    tpot = decode + framework.interference * (batch - 1) / output * np.maximum(0, mixed - without)
+    tpot = decode + smaller(share, 1) * larger(0, mixed - without)
     server = framework.server_s + framework.request_s * load.in_flight
     ttft = server + without / 2 + mixed + framework.queueing * _queue_s(deployment, prompt, batch, alone)
     return _times(
-        *(load, batch, np.maximum(ttft, best.ttft_s), np.maximum(tpot, best.tpot_s)),
-        prefill=np.maximum(_total(step(deployment, load.in_flight, prompt)), best.prefill_s),
-        prompt_prefill=np.maximum(alone, best.prompt_prefill_s),
-        decode_step=np.maximum(decode, best.decode_step_s),
+        *(load, batch, larger(ttft, best.prompt_prefill_s), larger(tpot, best.tpot_s)),
+        prefill=larger(_total(step(deployment, load.in_flight, prompt)), best.prefill_s),
+        prompt_prefill=larger(alone, best.prompt_prefill_s),
+        decode_step=larger(decode, best.decode_step_s),
     )
 
 
@@ -78,7 +79,7 @@ def limit(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> T
     both = physical_s(deployment, (batch - 1) / output, prompt, batch, context)
     ttft, prefill = _slowest(one), _slowest(physical_s(deployment, load.in_flight, prompt, 0, 0))
     return _times(
-        *(load, batch, ttft, np.maximum(_slowest(decode), _slowest(both))),
+        *(load, batch, ttft, larger(_slowest(decode), _slowest(both))),
         prefill=prefill,
         prompt_prefill=ttft,
         decode_step=_slowest(decode),
@@ -124,9 +125,9 @@ def _times(
 def _queue_s(deployment: Deployment, prompt: int, batch: Any, alone: Any) -> Any:
     """What the mean of `batch` prompts that come at once waits longer than one alone. With many groups they drift
     apart, because each answer's end is the next one's start."""
-    others = np.maximum(batch - 1, 1e-9)
-    together = np.clip(deployment.framework.chunk_tokens // prompt, 1, np.maximum(others, 1))
-    groups = np.ceil(others / together)
+    others = larger(batch - 1, 1e-9)
+    together = smaller(larger(deployment.framework.chunk_tokens // prompt, 1), larger(others, 1))
+    groups = ceiling(others / together)
     group = _total(step(replace(deployment), together, prompt))
     mean = (alone + (batch - 1) * (alone + group * (groups + 1) / 2)) / batch
     return (mean - alone) / (1 + groups / constant("drift_groups"))
@@ -137,4 +138,4 @@ def _total(each: Step) -> Any:
 
 
 def _slowest(by_resource: dict[str, Any]) -> Any:
-    return np.maximum(np.maximum(by_resource["compute"], by_resource["memory"]), by_resource["network"])
+    return larger(larger(by_resource["compute"], by_resource["memory"]), by_resource["network"])

@@ -85,7 +85,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class TrainingMemory:
     """Bytes on the GPU that holds most: one of the first stage, without its embedding."""
 
     parameters: float
@@ -110,7 +110,7 @@ def layer_activation_bytes(training: Training) -> float:
     return tokens * ((split + whole) / tensor if training.sequence_parallel else split / tensor + whole)
 
 
-def memory(training: Training) -> Memory:
+def memory(training: Training) -> TrainingMemory:
     """Parameters of the layers alone, as arXiv 2205.05198 counts; its first stage keeps `pipeline` micro-batches."""
     model = training.model
     own = model.layer_parameters / (training.tensor * training.pipeline)
@@ -121,7 +121,7 @@ def memory(training: Training) -> Memory:
         trained, base = adapter_parameters(training) / (training.tensor * training.pipeline), own * training.base_bytes
     split = [training.data if training.zero >= stage else 1 for stage in (1, 2, 3)]
     host = 0.0 if training.offload else 1.0
-    return Memory(
+    return TrainingMemory(
         parameters=(base + trained * WEIGHT_BYTES) / split[2],
         gradients=trained * GRADIENT_BYTES / split[1],
         optimiser=host * trained * OPTIMISER_BYTES / split[0],

@@ -87,6 +87,8 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     simulated: bool
     speed: float | None
     """How many times faster than real time a simulated server's clock went."""
+    virtual: bool = False
+    """Whether no time passed at all: nothing was sent, and a scheduler on modelled hardware answered."""
     limits: dict[str, bool | int | float | str | None]
     """What the server says it accepts at most."""
 

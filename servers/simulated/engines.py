@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from servers.hardware import HardwareError
 from servers.hardware.inference import Deployment
+from servers.hardware.limits import deploy
 from servers.simulated.scheduler import UNLIMITED, Policy
 from servers.simulated.step_time import StepTime
 
@@ -35,6 +37,10 @@ class Engine:
     sequence_s: float = 0.0
     kv_share: float = 0.0
     prefill_share: float = 0.0
+
+    def deployment(self, gpu_name: str, model_name: str, **more: Any) -> Deployment:
+        """A model on GPUs under this engine; keywords as those of `deploy`. Raises HardwareError."""
+        return deploy(gpu_name, model_name, framework_name=self.framework, **more)
 
     def step_time(self, deployment: Deployment) -> StepTime:
         """What its steps take on that deployment."""
@@ -170,3 +176,12 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
     },
 }
 """By server kind, then by generation."""
+
+
+def engine_of(server: str, vintage: str = CURRENT) -> Engine:
+    """The engine of that server and generation. Raises HardwareError for one that is not known."""
+    if server not in ENGINES:
+        raise HardwareError(f"the scheduler of {server} is not modelled: choose {', '.join(ENGINES)}")
+    if vintage not in (known := ENGINES[server]):
+        raise HardwareError(f"vintage {vintage!r} is not known: choose {' or '.join(known)}")
+    return known[vintage]

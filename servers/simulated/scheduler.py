@@ -76,6 +76,10 @@ class Policy:
     prefix_cache: bool = False  # whole blocks that an earlier prompt began with are not computed again
     memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
 
+    def longest(self, kv_tokens: int) -> int:
+        """Prompt and output of a job for which so large a cache has room."""
+        return kv_tokens - int(self.watermark * kv_tokens) - self.block_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -104,6 +108,7 @@ class Scheduler:
         self._grown = 0  # steps for which room was made
         self._free = kv_tokens
         self._margin = int(policy.watermark * kv_tokens)
+        self._most, self._longest = kv_tokens - self._margin, policy.longest(kv_tokens)
         self._grows = policy.reserve != "output"
         self._context = 0  # known tokens of all decoding jobs
         self._ends: list[tuple[int, int, Job]] = []  # a heap: (`Job.ends`, unique, job); of some that have left, too
@@ -121,8 +126,7 @@ class Scheduler:
         """Raises ValueError for a job that the whole KV cache could not hold."""
         assert job.output_tokens >= 1
         tokens = job.prompt_tokens + job.output_tokens
-        most = self._blocks(tokens - 1) if self.policy.reserve != "peak" else tokens + 1
-        if most > self.kv_tokens - self._margin:
+        if tokens > self._longest and (self.policy.reserve == "peak" or self._blocks(tokens - 1) > self._most):
             what = f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens"
             why = f"never fit a KV cache of {self.kv_tokens} tokens: limit the model's length to the cache"
             raise ValueError(f"{what} {why}")

@@ -39,19 +39,19 @@ class StepTime:
         decode = step(deployment, decoding=sizes[:, None], context=contexts[None, :])
         prefill = step(deployment, 1, tokens=(tokens := _sizes(TOKENS)))
         between = prefill.elementwise + prefill.all_reduce + prefill.layers
-        self._decode_s = (decode.gemm + decode.elementwise + decode.all_reduce + decode.layers)[:, 0].tolist()
+        self._decode_s: list[float] = (decode.gemm + decode.elementwise + decode.all_reduce + decode.layers)[:, 0].tolist()
         self._attention_s = decode.attention
-        self._prefill_s = (prefill.gemm + between).tolist()
+        self._prefill_s: list[float] = (prefill.gemm + between).tolist()
         # A step with prompts computes the output head for each sequence, and the table of prompts has it for one.
         gemm = prefill.gemm[: FINE + (SEQUENCES - FINE) // COARSE]
-        self._heads_s = (decode.gemm[:, 0] / framework.prefill_share - gemm).tolist()
+        self._heads_s: list[float] = (decode.gemm[:, 0] / framework.prefill_share - gemm).tolist()
         self._contexts: dict[int, list[float]] = {}
         chunks = np.array(CHUNKS, float)
         one, ahead = (step(deployment, 1, chunks, before=before).attention for before in (0, BEFORE))
         few, many = (step(deployment, MANY * times, chunks).attention for times in (1, 2))
         many_ahead = step(deployment, 2 * MANY, chunks, before=BEFORE).attention
         each = (many - few) / MANY
-        self._prompts_s = [
+        self._prompts_s: list[list[float]] = [
             part.tolist()
             for part in (one, (ahead - one) / BEFORE, few - MANY * each, each, (many_ahead - many) / BEFORE / 2 / MANY)
         ]
@@ -82,10 +82,10 @@ class StepTime:
     def _context_s(self, decoding: int, context: float) -> tuple[float, float, int]:
         """Attention, how much more of it for one more token in each sequence, and how many tokens ahead that holds."""
         if (row := self._contexts.get(decoding)) is None:
-            row = self._contexts[decoding] = self._attention_s[_place(decoding)].tolist()
+            row = self._contexts[decoding] = [float(each) for each in self._attention_s[_place(decoding)]]
         place = min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
         begin, end = CONTEXTS[place - 1], CONTEXTS[place]
-        more_s = (row[place] - row[place - 1]) / (end - begin)
+        more_s: float = (row[place] - row[place - 1]) / (end - begin)
         return row[place - 1] + more_s * (context - begin), more_s, max(1, int(end - context))
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from servers.simulated.scheduler import Job, Scheduler
 from servers.simulated.step_time import StepTime
 
+FOR_EVER_NS = 1 << 62
 KEPT = 1 << 18
 """Ends of steps in memory before those that nobody needs are dropped."""
 
@@ -36,6 +37,17 @@ class VirtualEngine:
         one that the KV cache can never hold."""
         self.scheduler.submit(job)
         self._live[job] = Answer(job)
+
+    def cancel(self, job: Job) -> list[int]:
+        """Forgets a job; the instants of the tokens that it got."""
+        answer = self._live.pop(job)
+        if answer.begun >= 0:
+            decoding = job in self.scheduler.decoding
+            self.scheduler.cancel(job)
+            self._settle(answer, job.emitted if decoding or answer.instants else 0)
+        else:
+            self.scheduler.cancel(job)
+        return answer.instants
 
     @property
     def busy(self) -> bool:

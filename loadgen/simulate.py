@@ -176,7 +176,8 @@ class Virtual:
             due_ns = ahead.due_ns if ahead else FOR_EVER_NS
             if self._following:
                 due_ns = min(due_ns, self._following[0][0])
-            if due_ns <= engine.now_ns or not self._live:
+            there_ns = due_ns + self._path_ns
+            if there_ns <= engine.now_ns or not self._live:
                 if ahead and ahead.due_ns == due_ns:
                     self._arrive(ahead)
                     ahead = next(self._asked, None)
@@ -189,7 +190,7 @@ class Virtual:
             if engine.now_ns >= sample_ns:
                 self._sample(engine.now_ns)
                 sample_ns = engine.now_ns - engine.now_ns % self._every_ns + self._every_ns
-            for answer in engine.run(min(due_ns, given_up_ns, sample_ns)):
+            for answer in engine.run(min(there_ns, given_up_ns, sample_ns)):
                 self._end(answer.job, answer.instants)
             while self._deadlines and self._deadlines[0][0] < engine.now_ns:
                 given_up_ns, job = self._deadlines.popleft()

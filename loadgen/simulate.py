@@ -76,6 +76,8 @@ class Asked:
 def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Footer:
     """Run the plan in virtual time and write `folder/run.jsonl`. Raises LoadgenError or WorkloadError."""
     try:
+        if not dialect_on(plan.server, plan.endpoint).streams:
+            raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
         engine = engine_of(plan.server, modelled.vintage)
         deployment = engine.deployment(
             modelled.gpu, modelled.model, format_name=modelled.format, tensor=modelled.tensor, file=modelled.hardware
@@ -134,11 +136,13 @@ def _prompts(plan: Plan) -> Prompts:
     def counted(text: str) -> int:
         return (local.count([text]) if local else approximate([text]))[0]
 
-    def ids(number: int, tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+    def ids(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
         if not shared:
             return ""
-        pieces = ((TOKENS_PER_PIECE * which, length) for which, length in (*shared, (number, tokens)))
-        return tuple(islice(chain.from_iterable(range(first, first + length) for first, length in pieces), tokens))
+        pieces = ((TOKENS_PER_PIECE * which, length) for which, length in (*shared, (number, input_tokens)))
+        return tuple(
+            islice(chain.from_iterable(range(first, first + length) for first, length in pieces), input_tokens)
+        )
 
     return Prompts(spec, ids, counted)
 
@@ -146,7 +150,7 @@ def _prompts(plan: Plan) -> Prompts:
 class Virtual:
     """The event loop: arrivals, deadlines and samples of the server, in between an engine that runs by itself."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a run is of
+    def __init__(
         self,
         plan: Plan,
         engine: VirtualEngine,
@@ -168,39 +172,44 @@ class Virtual:
     def run(self) -> Footer:
         """Until every request has ended."""
         engine, sample_ns = self._engine, 0 if self._every_ns else FOR_EVER_NS
-        if self._schedule.due_ns is None:
-            for each in islice(self._asked, self._schedule.clients):
-                heappush(self._following, (0, next(self._places), each))
-        ahead = next(self._asked, None) if self._schedule.due_ns is not None else None
-        while ahead or self._following or self._live:
-            due_ns = ahead.due_ns if ahead else FOR_EVER_NS
-            if self._following:
-                due_ns = min(due_ns, self._following[0][0])
-            there_ns = due_ns + self._path_ns
-            if there_ns <= engine.now_ns or not self._live:
-                if ahead and ahead.due_ns == due_ns:
-                    self._arrive(ahead)
-                    ahead = next(self._asked, None)
-                else:
-                    self._arrive(heappop(self._following)[2])
+        closed = self._schedule.due_ns is None
+        self._begin(self._schedule.clients if closed else 1, 0 if closed else None)
+        while self._following or self._live:
+            due_ns = self._following[0][0] if self._following else FOR_EVER_NS
+            if due_ns + self._path_ns <= engine.now_ns or not self._live:
+                self._arrive(heappop(self._following)[2])
                 continue
-            while self._deadlines and self._deadlines[0][1] not in self._live:
-                self._deadlines.popleft()
-            given_up_ns = self._deadlines[0][0] if self._deadlines else FOR_EVER_NS
             if engine.now_ns >= sample_ns:
                 self._sample(engine.now_ns)
                 sample_ns = engine.now_ns - engine.now_ns % self._every_ns + self._every_ns
-            for answer in engine.run(min(there_ns, given_up_ns, sample_ns)):
+            for answer in engine.run(min(due_ns + self._path_ns, self._deadline_ns(), sample_ns)):
                 self._end(answer.job, answer.instants)
-            while self._deadlines and self._deadlines[0][0] < engine.now_ns:
-                given_up_ns, job = self._deadlines.popleft()
-                if job in self._live:
-                    self._end(job, engine.cancel(job), given_up_ns)
+            while (given_up_ns := self._deadline_ns()) < engine.now_ns:
+                _, job = self._deadlines.popleft()
+                self._end(job, engine.cancel(job), given_up_ns)
         self._sample(self._last_ns)
         self._writer.add(Telemetry(source="client", at_ns=self._last_ns, values={"stall_ns_max": 0}))
         counts = self._counts
-        states = {state: counts[state] for state in ("complete", "truncated", "failed", "dropped")}
-        return Footer(ended_ns=self._last_ns, sent=counts.total() - counts["dropped"], **states)
+        return Footer(
+            ended_ns=self._last_ns,
+            sent=counts.total() - counts["dropped"],
+            complete=counts["complete"],
+            truncated=0,
+            failed=counts["failed"],
+            dropped=counts["dropped"],
+        )
+
+    def _deadline_ns(self) -> int:
+        """When the next of those under way is given up."""
+        while self._deadlines and self._deadlines[0][1] not in self._live:
+            self._deadlines.popleft()
+        return self._deadlines[0][0] if self._deadlines else FOR_EVER_NS
+
+    def _begin(self, number: int, due_ns: int | None = None) -> None:
+        """So many more requests, or sessions, come due: at that instant, or at their own."""
+        for each in islice(self._asked, number):
+            each.due_ns = each.due_ns if due_ns is None else due_ns
+            heappush(self._following, (each.due_ns, next(self._places), each))
 
     def _requests(self, prompts: Prompts) -> Iterator[Asked]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
@@ -208,17 +217,22 @@ class Virtual:
 
     def _sessions(self, prompts: Prompts) -> Iterator[Asked]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        return (Asked(each.request(), at_ns, each) for each, at_ns in zip(prompts.conversations(), due_ns, strict=False))
+        return (
+            Asked(each.request(), at_ns, each) for each, at_ns in zip(prompts.conversations(), due_ns, strict=False)
+        )
 
     def _arrive(self, asked: Asked) -> None:
         """A request is due: it joins the queue, or is refused, or dropped past the limit on requests in flight."""
         request, due_ns = asked.request, asked.due_ns
+        if self._schedule.due_ns is not None and not request.turn:
+            self._begin(1)
         if len(self._live) >= self._schedule.in_flight:
             record = unsent(request, "dropped", "")
             record.due_ns = due_ns
             self._keep(asked, record, due_ns)
             return
-        tokens, ids = request.input_tokens, request.prompt if isinstance(request.prompt, tuple) else ()
+        tokens = request.input_tokens
+        ids: Sequence[int] = request.prompt if isinstance(request.prompt, tuple) else ()
         if (conversation := asked.conversation) is not None:  # its prompt is all that was said, and one more question
             turn, first = conversation.turns[request.turn], TOKENS_PER_PIECE * conversation.first_id
             asked.said = tokens = asked.said + (turn.input_tokens or approximate([turn.question])[0])
@@ -286,9 +300,7 @@ class Virtual:
                 self._counts["dropped"] += 1
         schedule, due_ns = self._schedule, end_ns + self._schedule.think_ns
         if schedule.due_ns is None and (schedule.until_ns is None or due_ns < schedule.until_ns):
-            for client in islice(self._asked, 1):
-                client.due_ns = due_ns
-                heappush(self._following, (due_ns, next(self._places), client))
+            self._begin(1, due_ns)
 
     def _sample(self, at_ns: int) -> None:
         """What the server's page of metrics would say."""

@@ -36,14 +36,18 @@ def drive(
     kv_tokens: Annotated[
         int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
     ] = None,
-    running_limit: Annotated[int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)] = None,
+    running_limit: Annotated[
+        int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)
+    ] = None,
     step_tokens: Annotated[
         int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)
     ] = None,
     hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ENGINE)] = None,
     out: Annotated[
         Path | None,
-        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"),
+        Option(
+            help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
+        ),
     ] = None,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,

@@ -96,7 +96,9 @@ class SimulatedConfig:
     )
     tensor_parallel: Annotated[int, "batching: so many of these cards hold the model together."] = 1
     vintage: Annotated[str, "batching: whose rules and overheads: current, or 2023."] = "current"
-    kv_tokens: Annotated[int | None, "batching: tokens in the KV cache; by default what memory the model leaves."] = None
+    kv_tokens: Annotated[int | None, "batching: tokens in the KV cache; by default what memory the model leaves."] = (
+        None
+    )
     max_concurrent_requests: Annotated[  # vLLM's `max_num_queued_reqs`
         int | None, "Requests at a time. TGI (128) and vLLM (none) reject past it, LightLLM (256) lets wait."
     ] = None

@@ -1,8 +1,8 @@
 """By which rules engines fill their steps, and what these take beside their kernels: now, and those of autumn 2023.
 
 Each rule names its source file. The constants of `current` are those of vLLM in servers/hardware/frameworks.csv, also
-for TGI and LightLLM, which nobody has published the like of: an assumption. Those of `2023` are fitted to llm-infer-bench
-(github.com/L1aoXingyu/llm-infer-bench, a13f639: 13B on one A800, bursts of 1000 and Poisson arrivals), one set per
+for TGI and LightLLM, which nobody has published the like of: an assumption. Those of `2023` are fitted to
+github.com/L1aoXingyu/llm-infer-bench (a13f639: 13B on one A800, bursts of 1000 and Poisson arrivals), one set per
 server for all its loads: `python -m benchmarks.schedulers` says how far off they leave it.
 """
 
@@ -66,7 +66,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
     "vllm": {
         # Running before waiting, a budget of tokens for both, chunks; preemption of the newest; no admission in a step
         # that preempted; the whole known sequence must fit: vllm/v1/core/sched/scheduler.py (`schedule`,
-        # `_preempt_request`, `scheduler_reserve_full_isl`). Whole blocks that are known: vllm/v1/core/kv_cache_manager.py.
+        # `_preempt_request`, `scheduler_reserve_full_isl`). Known blocks: vllm/v1/core/kv_cache_manager.py.
         # Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
         # Memory fraction and the block of 16: vllm/config/cache.py.
         CURRENT: Engine(
@@ -121,8 +121,8 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
                 memory_fraction=0.9,
             ),
         ),
-        # The same with a ratio of 1.2: router/src/infer.rs (`batching_task`), router/src/queue.rs, launcher/src/main.rs.
-        # Blocks of 16: server/text_generation_server/models/flash_causal_lm.py.
+        # The same with a ratio of 1.2: router/src/infer.rs (`batching_task`), router/src/queue.rs and
+        # launcher/src/main.rs. Blocks of 16: server/text_generation_server/models/flash_causal_lm.py.
         "2023": Engine(
             version="1.0.2",
             policy=Policy(
@@ -149,12 +149,10 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # lightllm/server/api_start.py. running_max_req_size and mem_fraction: lightllm/server/api_cli.py.
         CURRENT: Engine(
             version="1.2.0",
-            policy=Policy(
-                running_limit=256, step_tokens=8192, prefill="mixed", reserve="peak", memory_fraction=0.8
-            ),
+            policy=Policy(running_limit=256, step_tokens=8192, prefill="mixed", reserve="peak", memory_fraction=0.8),
         ),
-        # Prefill once ten steps have decoded: lightllm/server/router/manager.py (`_step`, max_wait_tokens). Admission by
-        # the peak: lightllm/server/router/req_queue.py. A sixth of the cache per prefill, 1000 sequences:
+        # Prefill once ten steps have decoded: lightllm/server/router/manager.py (`_step`, max_wait_tokens). By the
+        # peak: lightllm/server/router/req_queue.py. A sixth of the cache per prefill, 1000 sequences:
         # lightllm/server/api_server.py (commit 718e6d6).
         "2023": Engine(
             version="718e6d6",

@@ -1,4 +1,4 @@
-"""Which requests share a step of an engine: the rules of vLLM, TGI and LightLLM as one state machine that knows no time.
+"""Which requests share a step of an engine: the rules of vLLM, TGI and LightLLM, as a state machine that knows no time.
 
     waiting ──admit──> prefilling ──prompt computed, first token──> decoding ──last token──> gone
        ^                   │                                            │
@@ -116,7 +116,7 @@ class Scheduler:
         self._growing = [0] * policy.block_tokens  # decoding jobs by `Job.grows`, modulo the size of a block
         self._chunks: list[tuple[Job, int]] = []  # prompt tokens that the planned step computes
         self._since = UNLIMITED  # steps that decoded since the last prefill
-        self._late = False  # the head of the queue has arrived while the step before ran, as seen by `plan`
+        self._late = False  # the head of the queue may be admitted to the next step, without anybody's end
         self._preemptions = self._prefix_hits = 0
         # Keys of the blocks in the prefix cache, the least recently used first. Sharing saves computing alone: a job
         # still takes cache for its whole prompt, and what outputs push out is not modelled.
@@ -163,7 +163,7 @@ class Scheduler:
         self._late = False
         if self.policy.prefill == "mixed":
             self.decodes = True
-            preempted = self._grow()
+            self._late = preempted = self._grow()
             budget = self.policy.step_tokens - len(self.decoding)
             for job in self._prefilling:  # prompts that are partly computed get their next chunks
                 chunk = min(job.prompt_tokens + job.emitted - job.computed, budget)
@@ -193,7 +193,7 @@ class Scheduler:
         self._drop_gone()
         steps, policy = self._ends[0][0] - self.decoded, self.policy
         if self.waiting:
-            if self._late or policy.reserve == "peak" and self._since >= policy.prefill_every:
+            if self._late or (policy.reserve == "peak" and self._since >= policy.prefill_every):
                 return 1
             if policy.prefill == "alone" and self._since < policy.prefill_every:
                 steps = min(steps, policy.prefill_every - self._since)
@@ -334,8 +334,12 @@ class Scheduler:
         """Tokens that all running and this one will hold at most, each until its last: whoever ends k-th from last
         frees its cache before those that stay reach theirs."""
         known = [(job.ends - self.decoded, job.prompt_tokens + job.output_tokens) for job in self.decoding]
-        known += [(job.output_tokens - job.emitted - 1, job.prompt_tokens + job.output_tokens) for job in self._prefilling]
-        known.append((candidate.output_tokens - candidate.emitted - 1, candidate.prompt_tokens + candidate.output_tokens))
+        known += [
+            (job.output_tokens - job.emitted - 1, job.prompt_tokens + job.output_tokens) for job in self._prefilling
+        ]
+        known.append(
+            (candidate.output_tokens - candidate.emitted - 1, candidate.prompt_tokens + candidate.output_tokens)
+        )
         held = most = 0
         for place, (left, whole) in enumerate(sorted(known, reverse=True), 1):
             held += whole - left

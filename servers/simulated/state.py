@@ -19,8 +19,8 @@ import msgspec
 
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.protocol import EVENTS_TYPE, JSON_TYPE, Completion, CompletionRequest, Encoding, Headers, Reply
-from servers.simulated.stream import LogLine, Stream
 from servers.simulated.scheduler import Gauges
+from servers.simulated.stream import LogLine, Stream
 from servers.simulated.tokenizer import Vocabulary
 
 _LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another

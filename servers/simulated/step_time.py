@@ -2,7 +2,7 @@
 
     step = max(kernels, launches) + fixed + sequences * per sequence
 
-Kernels are those of `inference.step`: GEMMs by how many tokens pass, attention by what each sequence holds, all-reduces.
+Kernels are those of `inference.step`: GEMMs by how many tokens pass, attention by what sequences hold, all-reduces.
 An engine that launches its kernels one by one from Python keeps the GPU waiting where they are short: `launches`.
 """
 
@@ -37,9 +37,11 @@ class StepTime:
         self._step_s, self._sequence_s = framework.step_s, framework.sequence_s
         sizes, contexts = _sizes(SEQUENCES), np.array(CONTEXTS, float)
         decode = step(deployment, decoding=sizes[:, None], context=contexts[None, :])
-        prefill = step(deployment, 1, tokens=(tokens := _sizes(TOKENS)))
+        prefill = step(deployment, 1, tokens=_sizes(TOKENS))
         between = prefill.elementwise + prefill.all_reduce + prefill.layers
-        self._decode_s: list[float] = (decode.gemm + decode.elementwise + decode.all_reduce + decode.layers)[:, 0].tolist()
+        self._decode_s: list[float] = (decode.gemm + decode.elementwise + decode.all_reduce + decode.layers)[
+            :, 0
+        ].tolist()
         self._attention_s = decode.attention
         self._prefill_s: list[float] = (prefill.gemm + between).tolist()
         # A step with prompts computes the output head for each sequence, and the table of prompts has it for one.
@@ -55,14 +57,13 @@ class StepTime:
             part.tolist()
             for part in (one, (ahead - one) / BEFORE, few - MANY * each, each, (many_ahead - many) / BEFORE / 2 / MANY)
         ]
-        assert tokens[FINE - 1] == FINE
 
     def __call__(self, batch: Batch) -> int:
         """Of one step, in nanoseconds."""
         if not batch.prompts:
             return round(1e9 * self.line(batch.decoding, batch.context)[0]) if batch.decoding else 0
         sequences = batch.prompts + batch.decoding
-        kernels_s = self._prefill_s[_place(batch.prompt_tokens + batch.decoding)] + self._heads_s[_place(sequences)]
+        kernels_s = _read(self._prefill_s, batch.prompt_tokens + batch.decoding) + _read(self._heads_s, sequences)
         kernels_s += self._prompt_attention_s(batch.prompts, batch.prompt_tokens, batch.pairs)
         if batch.decoding:
             kernels_s += self._context_s(batch.decoding, batch.context / batch.decoding)[0]
@@ -72,7 +73,7 @@ class StepTime:
         """Of a step that decodes so many sequences, which hold so much together: its seconds, how many more the next
         such step takes, and for how many steps that holds."""
         attention_s, more_s, steps = self._context_s(decoding, context / decoding)
-        kernels_s = self._decode_s[_place(decoding)] + attention_s
+        kernels_s = _read(self._decode_s, decoding) + attention_s
         host_s = self._step_s + self._sequence_s * decoding
         if kernels_s < self._least_s:
             left = int((self._least_s - kernels_s) / more_s) if more_s > 0 else steps
@@ -82,11 +83,12 @@ class StepTime:
     def _context_s(self, decoding: int, context: float) -> tuple[float, float, int]:
         """Attention, how much more of it for one more token in each sequence, and how many tokens ahead that holds."""
         if (row := self._contexts.get(decoding)) is None:
-            row = self._contexts[decoding] = [float(each) for each in self._attention_s[_place(decoding)]]
+            place = min(_place(decoding), len(self._attention_s) - 1)
+            row = self._contexts[decoding] = self._attention_s[place].tolist()
         place = min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
         begin, end = CONTEXTS[place - 1], CONTEXTS[place]
         more_s: float = (row[place] - row[place - 1]) / (end - begin)
-        return row[place - 1] + more_s * (context - begin), more_s, max(1, int(end - context))
+        return float(row[place - 1] + more_s * (context - begin)), more_s, max(1, int(end - context))
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
         """As of so many equal prompts: their mean length, and as much computed before as makes the pairs right."""
@@ -95,9 +97,8 @@ class StepTime:
         place = min(bisect_right(CHUNKS, each), len(CHUNKS) - 1)
         begin, end = CHUNKS[place - 1], CHUNKS[place]
         share = (each - begin) / (end - begin)
-        one, ahead, launch, many, many_ahead = (
-            part[place - 1] + share * (part[place] - part[place - 1]) for part in self._prompts_s
-        )
+        parts: list[float] = [part[place - 1] + share * (part[place] - part[place - 1]) for part in self._prompts_s]
+        one, ahead, launch, many, many_ahead = parts
         return max(one + before * ahead, launch + prompts * (many + before * many_ahead))
 
 
@@ -108,3 +109,9 @@ def _sizes(most: int) -> Any:
 def _place(size: int) -> int:
     """Where a number of sequences or tokens stands, rounded up."""
     return size - 1 if size <= FINE else FINE - 1 - (FINE - size) // COARSE
+
+
+def _read(table: list[float], size: int) -> float:
+    """Of a table by such numbers; past its end in proportion."""
+    place = _place(size)
+    return table[place] if place < len(table) else table[-1] * (place + 1) / len(table)

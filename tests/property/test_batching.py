@@ -160,7 +160,9 @@ def test_totals_add_up(policy: Policy, drawn: list[tuple[tuple[int, int], int]])
         assert tokens == sum(computed)
         assert pairs == sum(n * (n + 1) // 2 for n in computed)
     if policy.prefill == "mixed":
-        assert all(work.prompt_tokens + work.decoding <= max(policy.step_tokens, work.decoding) for work in watched.works)
+        assert all(
+            work.prompt_tokens + work.decoding <= max(policy.step_tokens, work.decoding) for work in watched.works
+        )
 
 
 @given(policies, arrivals)

@@ -14,9 +14,7 @@ from servers.simulated.timing import BatchingClock, Emission
 
 POLICIES = {f"{name} {vintage}": engine.policy for name, made in ENGINES.items() for vintage, engine in made.items()}
 
-MIXED = Policy(
-    running_limit=8, step_tokens=10, prefill="mixed", reserve="output", block_tokens=1, memory_fraction=0.9
-)
+MIXED = Policy(running_limit=8, step_tokens=10, prefill="mixed", reserve="output", block_tokens=1, memory_fraction=0.9)
 ALONE = replace(MIXED, prefill="alone")
 GROWING = replace(MIXED, reserve="nothing", block_tokens=4)
 

@@ -66,10 +66,13 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
     """Whole waves of tiles over the SMs, each bound by its FLOPs or by what it loads from L2; the best tile counts."""
     best: Any = math.inf
+    row_bytes = weight_bytes = number_format.operand_bytes
+    if number_format.activation_bytes >= 2:  # weights alone are small, and made larger where they are used
+        weight_bytes = min(weight_bytes, number_format.weight_bytes)
     for (rows, columns), split in product(TILES, SPLITS):
         waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
         flops_s = 2 * rows * columns * k / split / (rate.flops_per_s / gpu.sms)
-        loads_s = (rows + columns) * number_format.operand_bytes * k / split / (rate.l2_bytes_per_s / gpu.sms)
+        loads_s = (rows * row_bytes + columns * weight_bytes) * k / split / (rate.l2_bytes_per_s / gpu.sms)
         took = waves * (larger(flops_s, loads_s) + gpu.architecture.tile_s)
         best = smaller(best, took + (constant("split_s") if split > 1 else 0.0))
     return best

@@ -43,7 +43,7 @@ def test_a_format_that_tensor_cores_do_not_know_stores_weights_alone() -> None:
     assert gpu("H100").stored(number_format("fp8")).computes == "fp8"
     small, large = gemm_s(card, card.stored(number_format("fp8")), [1, 8192], 32768, 8192)
     bf16_small, bf16_large = gemm_s(card, number_format("bf16"), [1, 8192], 32768, 8192)
-    assert (small / bf16_small, large / bf16_large) == pytest.approx((0.6, 1), rel=0.1)
+    assert (small / bf16_small, large / bf16_large) == pytest.approx((0.55, 1), rel=0.1)
 
 
 def test_decode_attention_reads_the_cache() -> None:

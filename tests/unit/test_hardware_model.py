@@ -148,6 +148,13 @@ def test_a_measurement_is_held_against_the_limit() -> None:
         verdict(found, made)
 
 
+def test_a_slow_link_binds_what_is_added_up() -> None:
+    """Eight RTX 4090 over PCIe: the all-reduces after attention and MLP take longer than the GEMMs themselves."""
+    found = limits_of(deploy("RTX4090", "llama-2-70b", "fp8", 8), Load(512, 128, 8))
+    bounds = {each.gemm: each.bound for each in found.gemms if each.phase == "prefill"}
+    assert [bounds[name] for name in ("QKV", "attention output", "down")] == ["compute", "network", "network"]
+
+
 def test_replicas_add_up() -> None:
     """Two replicas with half of the requests each: twice the tokens per second of one, at its latency."""
     made = deploy("H100", "llama-3.1-8b")

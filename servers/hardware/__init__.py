@@ -328,9 +328,10 @@ def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
         if not (found := _QUANTITY.fullmatch(text)) or not float(found[1]):
             raise HardwareError(f"{each}: write a positive number with its unit, such as memory_bandwidth=8TB/s")
         value = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[found[2]]
-        if name == "compute":  # formats keep their ratio
-            peaks = {which: rate * value / card.flops_per_s for which, rate in card.peaks.items()}
-            card = replace(card, peaks=peaks)
+        if name == "compute":  # formats keep their ratio, and the power grows with them
+            ratio = value / card.flops_per_s
+            peaks = {which: rate * ratio for which, rate in card.peaks.items()}
+            card = replace(card, peaks=peaks, watts=ratio * card.watts)
         elif name == "link_bandwidth":  # both directions together, as data sheets say
             card = replace(card, link=replace(card.link, bytes_per_s=value / 2))
         else:

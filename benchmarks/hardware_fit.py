@@ -31,7 +31,7 @@ FITTED = {
 }
 """By framework, the constants of its steps; those of its server path follow from TTFT and are not fitted here."""
 AT_MOST_1 = {"kv_share", "prefill_share", "interference"}
-TRIES = 150
+TRIES = 80
 HELD_OUT: dict[str, dict[str, Callable[[bench.Point], bool]]] = {
     "TensorRT-LLM 0.9": {
         "A100": lambda each: each.gpu.startswith("A100"),

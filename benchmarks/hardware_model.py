@@ -324,7 +324,15 @@ def factors() -> list[tuple[str, float, float]]:
         (
             "tensor cores in bf16",
             lambda at: replace(
-                at, gpu=replace(at.gpu, peaks=peaks, sms=new.sms, clock_hz=new.clock_hz, architecture=new.architecture)
+                at,
+                gpu=replace(
+                    at.gpu,
+                    peaks=peaks,
+                    sms=new.sms,
+                    clock_hz=new.clock_hz,
+                    architecture=new.architecture,
+                    watts=new.watts,
+                ),
             ),
         ),
         (

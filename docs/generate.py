@@ -181,9 +181,9 @@ def hardware() -> str:
     return "\n".join([head_lines, *parts])
 
 
-HARDWARE = """What `loadgen limits`, `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: figures of data
-sheets, dense, per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs talk over
-PCIe. `also` are other names. What each constant means, and what becomes of it: [What the hardware could
+HARDWARE = """What `loadgen limits`, `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: data
+sheets' figures, dense, per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs
+talk over PCIe. `also` are other names. What each constant means, and what becomes of it: [What the hardware could
 do](../concepts/hardware.md) and [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
 
 

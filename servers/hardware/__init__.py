@@ -32,9 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import json
-
-from servers.errors import NOT_READABLE, read_settings, read_toml
+from servers.errors import read_toml
 
 _Entry = TypeVar("_Entry")
 
@@ -67,6 +65,7 @@ class Architecture:
 
     name: str
     compute_share: float  # Of the peak FLOP/s, by the best large GEMM: power and clocks
+    watts_per_TFLOP: float  # noqa: N815 - Of the GPU on which that was measured
     memory_share: float  # Of the memory bandwidth
     attention_share: float  # Of the peak FLOP/s, by attention over long prompts
     load_share: float  # Of the rate at which SMs can load from L2, while they compute
@@ -136,6 +135,7 @@ class Gpu:
     memory_bytes_per_s: float
     sms: int
     clock_hz: float
+    watts: float  # 0 where nobody says
     l2_bytes: float
     link: Link  # To the other GPUs: NVLink where there is one, else PCIe
     pcie: Link
@@ -269,9 +269,11 @@ def model(name: str, file: Path | None = None) -> ModelShape:
     """A model of models.csv, of a TOML file, as `gpu`, or the path of a Hugging Face config.json or its folder;
     also by the name under which it is served."""
     if name.endswith(".json") or Path(name, "config.json").is_file():
-        return _hugging_face(Path(name))
+        from servers.hardware.huggingface import shape_of
+
+        return shape_of(Path(name))
     name = _VARIANT.sub("", name.rpartition("/")[2])
-    return _pick("model", name, _rows("models", file), _model)
+    return _pick("model", name, _rows("models", file), shape)
 
 
 def number_format(name: str) -> Format:
@@ -326,9 +328,10 @@ def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
         if not (found := _QUANTITY.fullmatch(text)) or not float(found[1]):
             raise HardwareError(f"{each}: write a positive number with its unit, such as memory_bandwidth=8TB/s")
         value = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[found[2]]
-        if name == "compute":  # formats keep their ratio
-            peaks = {which: rate * value / card.flops_per_s for which, rate in card.peaks.items()}
-            card = replace(card, peaks=peaks)
+        if name == "compute":  # formats keep their ratio, and the power grows with them
+            ratio = value / card.flops_per_s
+            peaks = {which: rate * ratio for which, rate in card.peaks.items()}
+            card = replace(card, peaks=peaks, watts=ratio * card.watts)
         elif name == "link_bandwidth":  # both directions together, as data sheets say
             card = replace(card, link=replace(card.link, bytes_per_s=value / 2))
         else:
@@ -395,51 +398,20 @@ def _gpu(name: str, row: Mapping[str, Any]) -> Gpu:
         memory_bytes_per_s=1e9 * _number(name, row, "memory_GBps"),
         sms=int(_number(name, row, "sms", 132)),
         clock_hz=1e9 * _number(name, row, "clock_GHz", 1.8),
+        watts=_number(name, row, "power_W", 0),
         l2_bytes=1e6 * _number(name, row, "l2_cache_MB", 0),
         link=link,
         pcie=pcie,
     )
 
 
-def _model(name: str, row: Mapping[str, Any]) -> ModelShape:
+def shape(name: str, row: Mapping[str, Any]) -> ModelShape:
+    """A model by the columns of models.csv. Raises HardwareError."""
     needed = [each.name for each in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
     figures = {each: _number(name, row, each) for each in needed}
     figures |= {each: _number(name, row, each, default) for each, default in defaults.items()}
     return ModelShape(name, **{each: int(figure) for each, figure in figures.items()})
-
-
-def _hugging_face(path: Path) -> ModelShape:
-    """By the names of Llama, GPT-2 and their kin. Raises HardwareError."""
-    path = path if path.suffix == ".json" else path / "config.json"
-    try:
-        told = json.decode(read_settings(path).encode(), type=dict[str, Any])
-    except (OSError, ValueError, *NOT_READABLE) as problem:
-        raise HardwareError(f"{path}: {problem}") from None
-    told |= told.get("text_config") or {}
-    if any("expert" in key and value for key, value in told.items()):
-        raise HardwareError(f"{path}: mixtures of experts are not modelled: choose a dense model")
-
-    def first(*names: str, default: Any = None) -> Any:
-        return next((told[each] for each in names if told.get(each)), default)
-
-    hidden, heads = first("hidden_size", "n_embd", "d_model"), first("num_attention_heads", "n_head")
-    kind = str(told.get("model_type", ""))
-    gated = 2 if kind.startswith(("gpt", "bloom", "opt", "falcon", "phi")) and kind != "phi3" else 3
-    row = {
-        "layers": first("num_hidden_layers", "n_layer"),
-        "hidden": hidden,
-        "heads": heads,
-        "intermediate": first("intermediate_size", "n_inner", "ffn_dim", default=4 * (hidden or 0)),
-        "kv_heads": first("num_key_value_heads", default=heads),
-        "head_dim": first("head_dim", default=(hidden or 0) // (heads or 1)),
-        "vocabulary": first("vocab_size"),
-        "mlp_matrices": gated,
-        "tied": int(bool(told.get("tie_word_embeddings", kind.startswith(("gpt2", "bloom", "opt"))))),
-        "parameters": 1,
-    }
-    shape = _model(str(told.get("_name_or_path") or path.parent.name or path.name), row)
-    return replace(shape, parameters=shape.layer_parameters + (2 - shape.tied) * shape.head_parameters)
 
 
 def _number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:

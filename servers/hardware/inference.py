@@ -22,9 +22,9 @@ from servers.hardware.kernels import (
 )
 from servers.hardware.numeric import larger, number, where
 
-ARCHITECTURES = ("standard", "parallel", "ladder", "no communication")
-"""How all-reduces meet the layers, after Ladder Residual (arXiv 2501.06589): each waits for its own; attention and MLP
-share one; each runs beside the next block; there are none (not a usable model: what could be gained at most)."""
+ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no communication": 0}
+"""All-reduces per layer. How they meet its blocks, after Ladder Residual (arXiv 2501.06589): each waits for its own;
+attention and MLP share one; each runs beside the next block; there are none (what could be gained at most)."""
 HEAD_FORMAT = "bf16"
 """Engines leave the output head in 16 bits where they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
 
@@ -176,7 +176,7 @@ def exposed_s(architecture: str, reduce: Seconds, attention: Seconds, mlp: Secon
     if architecture == "ladder":
         joining = constant("join_s")
         return larger(reduce - attention, joining) + larger(reduce - mlp, joining)
-    return {"standard": 2.0, "parallel": 1.0, "no communication": 0.0}[architecture] * reduce
+    return ARCHITECTURES[architecture] * reduce
 
 
 def physical_s(
@@ -197,14 +197,16 @@ def physical_s(
     pairs = prompts * tokens * (tokens + 1) / 2 + decoding * context
     computing = computing + 4 * model.layers * heads * model.head_dim * pairs / gpu.peaks["bf16"]
     reading = reading + deployment.kv_token_bytes / deployment.tensor * (decoding * context + prompts * tokens)
-    others = deployment.tensor - 1
-    message = rows * model.hidden * 2.0
-    sent = 2 * model.layers * message * (2 * others / deployment.tensor)
-    link = gpu.link_over(deployment.tensor)
-    if link.switch_share and others:  # the switch adds: each byte goes up once and comes down once
-        sent = sent / (2 * others / deployment.tensor)
     return {
         "compute": computing,
         "memory": reading / gpu.memory_bytes_per_s,
-        "network": sent / link.bytes_per_s + 0.0 * computing,
+        "network": ARCHITECTURES[deployment.architecture] * model.layers * sending_s(deployment, rows),
     }
+
+
+def sending_s(deployment: Deployment, rows: Any) -> Seconds:
+    """The least time for one all-reduce of so many rows: each byte goes up and comes down once where the switch adds,
+    or twice but for one part around a ring."""
+    link, tensor = deployment.gpu.link_over(deployment.tensor), deployment.tensor
+    crossing = min(1.0, tensor - 1.0) if link.switch_share else 2 * (tensor - 1) / tensor
+    return rows * deployment.model.hidden * 2.0 * crossing / link.bytes_per_s

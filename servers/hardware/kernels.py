@@ -40,10 +40,20 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
     """The data sheet's, times what kernels reach of it."""
     architecture: Architecture = gpu.architecture
     return Rates(
-        flops_per_s=gpu.peaks[gpu.stored(number_format).computes] * architecture.compute_share,
+        flops_per_s=gpu.peaks[gpu.stored(number_format).computes]
+        * min(constant("compute_most"), architecture.compute_share * powered(gpu)),
         bytes_per_s=gpu.memory_bytes_per_s * architecture.memory_share,
         l2_bytes_per_s=gpu.sms * gpu.clock_hz * L2_BYTES_PER_CLOCK * architecture.load_share,
     )
+
+
+def powered(gpu: Gpu) -> float:
+    """How much more of its peak this GPU computes at than that on which its architecture was measured: clocks fall
+    where there are fewer watts for each TFLOP/s."""
+    if not gpu.watts:
+        return 1.0
+    share = gpu.watts / (gpu.flops_per_s / 1e12) / gpu.architecture.watts_per_TFLOP
+    return float(share ** constant("power_exponent"))
 
 
 def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
@@ -66,10 +76,13 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
     """Whole waves of tiles over the SMs, each bound by its FLOPs or by what it loads from L2; the best tile counts."""
     best: Any = math.inf
+    row_bytes = weight_bytes = number_format.operand_bytes
+    if number_format.activation_bytes >= 2:  # weights alone are small, and made larger where they are used
+        weight_bytes = min(weight_bytes, number_format.weight_bytes)
     for (rows, columns), split in product(TILES, SPLITS):
         waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
         flops_s = 2 * rows * columns * k / split / (rate.flops_per_s / gpu.sms)
-        loads_s = (rows + columns) * number_format.operand_bytes * k / split / (rate.l2_bytes_per_s / gpu.sms)
+        loads_s = (rows * row_bytes + columns * weight_bytes) * k / split / (rate.l2_bytes_per_s / gpu.sms)
         took = waves * (larger(flops_s, loads_s) + gpu.architecture.tile_s)
         best = smaller(best, took + (constant("split_s") if split > 1 else 0.0))
     return best
@@ -107,7 +120,7 @@ def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim:
     rows = smaller(tokens, 128)
     flops = 4 * rows * (before + (tokens + rows) / 2) * head_dim
     waves = larger(1.0, batch * heads * ceiling(tokens / 128) / gpu.sms)
-    rate = gpu.peaks["bf16"] * gpu.architecture.attention_share / gpu.sms
+    rate = gpu.peaks["bf16"] * min(0.9, gpu.architecture.attention_share * powered(gpu)) / gpu.sms
     turn = constant("prefill_turn_s") * (0.2 + 0.8 * rows / 128)
     return gpu.architecture.attention_launch_s + waves * (flops / rate + turn)
 

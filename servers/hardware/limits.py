@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from servers.hardware import HardwareError, changed, framework, gpu, model, number_format
-from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, physical_s
+from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, physical_s, sending_s
 from servers.hardware.kernels import gemm_bytes, gemm_s
 from servers.hardware.load import Load, Times, bound, expected, limit, parts
 
 MEMORY_FRACTION = 0.9
 """Of a GPU's memory, what weights and KV cache may fill."""
 DEFAULT_FRAMEWORK = "vLLM"
+SUMMED = ("attention output", "down")
+"""GEMMs of which each GPU has a part of the sum: an all-reduce follows."""
 IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Of the latency-throughput curve."""
 
@@ -42,7 +44,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class GemmBound:
-    """One of a layer's GEMMs, in prefill or decode."""
+    """One of a layer's GEMMs, in prefill or decode. Network binds those whose results take longer to add up."""
 
     gemm: str
     phase: str
@@ -204,12 +206,14 @@ def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list
         for each in gemms(deployment):
             m = tokens if each.count > 1 else (1 if phase == "prefill" else batch)
             flops, moved = 2.0 * m * each.n * each.k, float(gemm_bytes(each.format, m, each.n, each.k))
-            computing, reading = flops / card.peaks[each.format.computes], moved / card.memory_bytes_per_s
+            least = {"compute": flops / card.peaks[each.format.computes], "memory": moved / card.memory_bytes_per_s}
+            if each.name in SUMMED:
+                least["network"] = float(sending_s(deployment, m))
             rows.append(
                 GemmBound(
                     *(each.name, phase, m, each.n, each.k, flops / moved),
-                    bound="compute" if computing > reading else "memory",
-                    limit_s=max(computing, reading),
+                    bound=max(least, key=lambda name: least[name]),
+                    limit_s=max(least["compute"], least["memory"]),
                     expected_s=_seconds(gemm_s(card, each.format, m, each.n, each.k)),
                 )
             )

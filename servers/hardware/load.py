@@ -3,7 +3,7 @@
 In such a closed loop each step decodes for all that run, and on the way of one answer the prompts of all others are
 computed once, in steps that they share with decoding (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
-    TPOT = decode step + share of steps with a prompt * (step with it - step without)
+    TPOT = (1 - share) * decode step + share * step with a prompt
     share = interference * (in flight - 1) / output; where that is more than 1, each step has so many prompts
     TTFT = server path + half a step + step with the prompt + queueing
 
@@ -13,7 +13,7 @@ no room in the KV cache wait for others to end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from servers.hardware import constant
@@ -57,9 +57,9 @@ def expected(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -
     decode = _total(step(deployment, decoding=batch, context=context))
     without = _total(step(deployment, decoding=batch - 1, context=context)) * (batch > 1)
     share = framework.interference * (batch - 1) / output  # prompts of others per step
-    mixed = _total(step(deployment, larger(share, 1), prompt, decoding=batch - 1, context=context))
+    mixed = _total(step(deployment, larger(share, 1), prompt, decoding=batch, context=context))
     alone = _total(step(deployment, 1, prompt))
-    tpot = decode + smaller(share, 1) * larger(0, mixed - without)
+    tpot = decode + smaller(share, 1) * (mixed - decode)
     server = framework.server_s + framework.request_s * load.in_flight
     ttft = server + without / 2 + mixed + framework.queueing * _queue_s(deployment, prompt, batch, alone)
     return _times(
@@ -128,7 +128,7 @@ def _queue_s(deployment: Deployment, prompt: int, batch: Any, alone: Any) -> Any
     others = larger(batch - 1, 1e-9)
     together = smaller(larger(deployment.framework.chunk_tokens // prompt, 1), larger(others, 1))
     groups = ceiling(others / together)
-    group = _total(step(replace(deployment), together, prompt))
+    group = _total(step(deployment, together, prompt))
     mean = (alone + (batch - 1) * (alone + group * (groups + 1) / 2)) / batch
     return (mean - alone) / (1 + groups / constant("drift_groups"))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.hardware import HardwareError, tables
-from servers.hardware.inference import Deployment
+from servers.hardware.inference import ARCHITECTURES, Deployment
 from servers.hardware.limits import deploy
 from servers.hardware.load import Load, expected, limit
 
@@ -26,6 +26,7 @@ deployments = st.builds(
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 2]),
     st.sampled_from(FRAMEWORKS),
+    architecture=st.sampled_from(sorted(ARCHITECTURES)),
 )
 loads = st.builds(Load, st.integers(1, 8000), st.integers(1, 4000), st.sampled_from([1, 3, 16, 64, 500]))
 

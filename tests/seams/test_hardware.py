@@ -14,6 +14,8 @@ import pytest
 
 from servers import hardware
 from servers.hardware import HardwareError, Work, roofline
+from servers.hardware.limits import deploy, limits_of
+from servers.hardware.load import Load
 from servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
@@ -81,6 +83,16 @@ def test_the_command_takes_it(described: Path) -> None:
         assert server.stdout.readline().startswith("ready http://")
         server.send_signal(signal.SIGTERM)
         assert server.wait(10) == 0
+
+
+def test_its_limits_are_told(described: Path) -> None:
+    """`loadgen limits` of the default card twice over: half the memory limit, and more room for the cache."""
+    load = Load(512, 128, 4)
+    one, two = (limits_of(deploy(name, "llama-2-7b", file=described), load) for name in ("A800", CARD))
+    assert two.limit.decode_step_s == pytest.approx(one.limit.decode_step_s / 2)
+    assert two.limit.kv_tokens > 2 * one.limit.kv_tokens
+    assert two.expected.tpot_s < one.expected.tpot_s
+    assert limits_of(deploy(CARD, MODEL, file=described), load).model == MODEL
 
 
 @pytest.mark.usefixtures("one_row_more")

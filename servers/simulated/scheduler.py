@@ -195,6 +195,8 @@ class Scheduler:
         if self.waiting:
             if self._late or (policy.reserve == "peak" and self._since >= policy.prefill_every):
                 return 1
+            if policy.served_ratio is not None and not self._since:
+                return 1
             if policy.prefill == "alone" and self._since < policy.prefill_every:
                 steps = min(steps, policy.prefill_every - self._since)
         size = policy.block_tokens

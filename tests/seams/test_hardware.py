@@ -66,8 +66,8 @@ def test_the_simulated_server_runs_on_it(described: Path) -> None:
             asked = {"prompt": [5] * 4000, "max_tokens": 1}
             httpx.post(f"{server.url}/v1/completions", json=asked, timeout=30).raise_for_status()
         (line,) = server.log
-        seconds.append((line.due_ns[0] - line.received_ns) / 1e9 - 0.003)
-    assert seconds[1] == pytest.approx(seconds[0] / 2, rel=1e-6)
+        seconds.append((line.due_ns[0] - line.received_ns) / 1e9)
+    assert seconds[1] == pytest.approx(seconds[0] / 2, rel=0.05)
 
 
 def test_the_command_takes_it(described: Path) -> None:

@@ -1,9 +1,6 @@
-"""The roofline, by hand and against a published data set."""
+"""The roofline, by hand."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -20,8 +17,6 @@ from servers.hardware import (
     roofline,
     tables,
 )
-from servers.simulated.server import protocol_of
-from servers.simulated.timing import BatchingClock, Job
 
 
 @pytest.mark.parametrize("name", [row["model"] for row in tables()["models"]])
@@ -94,37 +89,3 @@ def test_unknown_names_are_errors_that_name_the_nearest_one() -> None:
         number_format("xyz")
     with pytest.raises(ValueError, match="tensor parallel over 0 GPUs"):
         roofline(tensor_parallel=0)
-
-
-# Input plus output tokens per second of 1000 prompts of 512 tokens in one burst, Llama-2-13B on one A800, by the cap on
-# the output length: github.com/L1aoXingyu/llm-infer-bench, commit a13f639 (September 2023).
-MEASURED = {
-    "lightllm": {32: 6821.80, 128: 6063.72, 512: 4404.93, 1536: 4102.28},
-    "vllm": {32: 6841.49, 128: 5086.82, 512: 3533.67, 1536: 3325.49},
-    "tgi": {32: 4937.88, 128: 3837.65, 512: 3391.89, 1536: 3307.23},
-}
-
-
-@pytest.mark.parametrize("cap", [32, 128, 512, 1536])
-@pytest.mark.parametrize(("server", "within"), [("lightllm", 1.2), ("vllm", 1.5), ("tgi", 1.5)])
-def test_throughput_is_that_of_a_published_run(server: str, within: float, cap: int) -> None:
-    """The simulated server is faster than the measured ones of 2023, by at most a fifth or a half."""
-    outputs = published_outputs(cap)
-    policy = replace(protocol_of(server).policy, running_limit=256)
-    clock = BatchingClock(policy, 68_700, roofline(model_name="Llama-2-13B").step_ns)
-    for output_tokens in outputs:
-        clock.submit(Job(512, output_tokens, 0), 0)
-    last_ns = 0
-    while (now_ns := clock.next_ns()) is not None:
-        last_ns = now_ns
-        clock.emissions(now_ns)
-    tokens_per_s = (512 * 1000 + sum(outputs)) / (last_ns / 1e9)
-    assert 1 < tokens_per_s / MEASURED[server][cap] < within
-
-
-def published_outputs(cap: int) -> list[int]:
-    """1000 lengths by the data set's rule: exponential with mean 128, redrawn above the cap, at least 10."""
-    random = Random(0xCADE)
-    draws = (random.expovariate(1 / 128) for _ in range(1_000_000))
-    within_cap = (max(10, int(length)) for length in draws if length <= cap)
-    return [next(within_cap) for _ in range(1000)]

@@ -70,7 +70,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
         # Memory fraction and the block of 16: vllm/config/cache.py.
         CURRENT: Engine(
-            version="0.19",
+            version="0.32.0",
             policy=Policy(
                 running_limit=1024,
                 step_tokens=8192,
@@ -110,7 +110,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # sequences, 4096 prefill tokens: launcher/src/main.rs (3.x derives them). Blocks of one token (flashinfer):
         # router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
         CURRENT: Engine(
-            version="3.3",
+            version="3.3.7",
             policy=Policy(
                 running_limit=UNLIMITED,
                 step_tokens=4096,

@@ -97,7 +97,7 @@ def test_mistakes_say_what_to_write(tmp_path: Path, words: tuple[str, ...], hint
 
 @pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
 def test_virtual_time_agrees_with_the_server_that_answers(tmp_path: Path, server: str) -> None:
-    """The same burst on the simulated server, by its own log, but for the way to it: requests do not come all at once."""
+    """The same burst on the simulated server, by its own log, but for the way to the server."""
     config = SimulatedConfig(server=server, clock="batching", gpu="A800", model_shape="llama-2-7b", speed=2)
     asked: dict[str, tuple[str, dict[str, Any]]] = {
         "vllm": ("/v1/completions", {"max_tokens": 40, "ignore_eos": True}),

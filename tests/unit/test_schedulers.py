@@ -95,7 +95,7 @@ def test_old_lightllm_prefills_every_tenth_step() -> None:
 
 
 def test_lightllm_admits_by_the_peak_that_all_will_reach() -> None:
-    """Two jobs of 10 + 50 reach 120 together. One of 10 + 5 beside one of 10 + 50 is gone before that needs its last."""
+    """Two jobs of 10 + 50 reach 120 together. One of 10 + 5 beside one of 10 + 50 ends before that needs its last."""
     assert scheduler(OLD_LIGHTLLM, 120, (10, 50), (10, 50)).plan(0).prompts == 1
     assert scheduler(OLD_LIGHTLLM, 121, (10, 50), (10, 50)).plan(0).prompts == 2
     assert scheduler(OLD_LIGHTLLM, 61, (10, 50), (10, 5)).plan(0).prompts == 2

@@ -59,7 +59,7 @@ def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:
 def test_a_closed_loop_may_end_by_its_duration(tmp_path: Path) -> None:
     """Nothing is due later."""
     records = simulated(tmp_path, arrivals="closed:2", n=None, duration_s=5).records
-    assert 4 < len(records)
+    assert len(records) > 4
     assert max(record.due_ns for record in records) < 5_000_000_000 < max(record.end_ns or 0 for record in records)
 
 

@@ -26,7 +26,7 @@ from servers.hardware.limits import deploy
 from servers.simulated.engines import Engine, engine_of
 from servers.simulated.scheduler import Job, Scheduler
 from servers.simulated.step_time import StepTime
-from servers.simulated.virtual import FOR_EVER_NS, Answer, VirtualEngine
+from servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
 
 DATA = Path(__file__).parent / "data"
 KV_TOKENS = 68_700
@@ -67,8 +67,8 @@ def output_lengths(cap: int) -> list[int]:
 
 
 def served(
-    engine: VirtualEngine, jobs: Sequence[Job], following: Callable[[Answer], Job | None] | None = None
-) -> list[Answer]:
+    engine: VirtualEngine, jobs: Sequence[Job], following: Callable[[TokenTimes], Job | None] | None = None
+) -> list[TokenTimes]:
     """All jobs to their end, and those that `following` makes of an answer."""
     waiting, answers = sorted(jobs, key=lambda job: -job.arrived_ns), []
     while waiting or engine.busy:
@@ -136,14 +136,14 @@ def closed_step_time(framework: str, gpu: str, model: str, stored: str, tensor: 
 
 def closed_loop(
     engine: VirtualEngine, clients: int, tokens: tuple[int, int], spread: float, path_ns: int
-) -> list[Answer]:
+) -> list[TokenTimes]:
     """So many clients, each with one request after the other; the answers but those of the first round."""
     random = Random(SEED)  # noqa: S311 - not secret
     lengths = iter(
         [[round(mean * random.uniform(1 - spread, 1 + spread)) for mean in tokens] for _ in range(ROUNDS * clients)]
     )
 
-    def following(answer: Answer) -> Job | None:
+    def following(answer: TokenTimes) -> Job | None:
         drawn = next(lengths, None)
         return None if drawn is None else Job(*drawn, answer.instants[-1] + path_ns)
 

@@ -44,7 +44,7 @@ TOKENS_PER_PIECE = 1 << 32
 """Token ids of one stretch of a prompt: so that no two stretches share any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Modelled:
     """What serves: a generation of the plan's server, on hardware."""
 

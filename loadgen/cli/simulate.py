@@ -65,17 +65,8 @@ def drive(
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     asked = Plan(**settings)
-    modelled = simulate.Modelled(
-        gpu=gpu,
-        model=model,
-        tensor=tp,
-        format=format_name,
-        vintage=vintage,
-        kv_tokens=kv_tokens,
-        running_limit=running_limit,
-        step_tokens=step_tokens,
-        hardware=hardware,
-    )
+    limits = (kv_tokens, running_limit, step_tokens)
+    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware)
     folder, command = out or prepare.default_folder(asked), without_secrets(["loadgen", *sys.argv[1:]])
     output.say(f"SIMULATED (virtual) {asked.server} {vintage} on {tp} x {gpu}: {model}, {format_name}; nothing is sent")
     if asked.repeats == 1:

@@ -13,7 +13,7 @@ KEPT = 1 << 18
 
 
 @dataclass(slots=True)
-class Answer:
+class TokenTimes:
     """What a job has got: of each token when, in nanoseconds, as far as it is settled."""
 
     job: Job
@@ -28,7 +28,7 @@ class VirtualEngine:
     def __init__(self, scheduler: Scheduler, step_time: StepTime) -> None:
         self.scheduler, self.step_time = scheduler, step_time
         self.now_ns = 0
-        self._live: dict[Job, Answer] = {}
+        self._live: dict[Job, TokenTimes] = {}
         self._ends: list[int] = []  # of each step that decoded
         self._dropped = 0  # of those, how many are no longer in the list
 
@@ -36,7 +36,7 @@ class VirtualEngine:
         """Takes in a job that arrives at `job.arrived_ns`, not before those it was given already. Raises ValueError for
         one that the KV cache can never hold."""
         self.scheduler.submit(job)
-        self._live[job] = Answer(job)
+        self._live[job] = TokenTimes(job)
 
     def cancel(self, job: Job) -> list[int]:
         """Forgets a job; the instants of the tokens that it got."""
@@ -53,7 +53,7 @@ class VirtualEngine:
     def busy(self) -> bool:
         return bool(self._live)
 
-    def run(self, until_ns: int) -> list[Answer]:
+    def run(self, until_ns: int) -> list[TokenTimes]:
         """Goes on until answers have ended, which are returned, or a step begins later than `until_ns`."""
         scheduler, step_time, ends = self.scheduler, self.step_time, self._ends
         while self._live:
@@ -82,7 +82,7 @@ class VirtualEngine:
                 return found
         return []
 
-    def _finish(self, steps: int) -> list[Answer]:
+    def _finish(self, steps: int) -> list[TokenTimes]:
         begun, ended = self.scheduler.finish(steps)
         for job in begun:
             answer = self._live[job]
@@ -96,7 +96,7 @@ class VirtualEngine:
             self._drop()
         return answers
 
-    def _settle(self, answer: Answer, emitted: int) -> None:
+    def _settle(self, answer: TokenTimes, emitted: int) -> None:
         """A job has got so many tokens in all, the last of them in steps that decoded one after the other."""
         begin = answer.begun - self._dropped
         answer.instants += self._ends[begin : begin + emitted - len(answer.instants)]

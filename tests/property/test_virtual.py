@@ -13,7 +13,7 @@ from servers.simulated.engines import ENGINES
 from servers.simulated.scheduler import Job, Policy, Scheduler
 from servers.simulated.step_time import StepTime
 from servers.simulated.timing import BatchingClock
-from servers.simulated.virtual import FOR_EVER_NS, Answer, VirtualEngine
+from servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
 
 STEP_TIME = StepTime(deploy("RTX4090", "llama-2-7b"))
 KV_TOKENS = 2000
@@ -37,8 +37,8 @@ def jobs_of(drawn: Sequence[tuple[int, int, int]]) -> list[Job]:
     return jobs
 
 
-def virtual(policy: Policy, jobs: Sequence[Job]) -> tuple[list[Answer], VirtualEngine]:
-    engine, answers = VirtualEngine(Scheduler(policy, KV_TOKENS), STEP_TIME), list[Answer]()
+def virtual(policy: Policy, jobs: Sequence[Job]) -> tuple[list[TokenTimes], VirtualEngine]:
+    engine, answers = VirtualEngine(Scheduler(policy, KV_TOKENS), STEP_TIME), list[TokenTimes]()
     for job in jobs:
         while engine.busy and engine.now_ns < job.arrived_ns:
             ended = engine.run(job.arrived_ns)
@@ -103,7 +103,7 @@ def test_a_job_that_is_cancelled_leaves_nothing(
 ) -> None:
     """It has the tokens that it got until then; the others get all of theirs."""
     jobs = [Job(prompt, output, 0) for prompt, output, _ in drawn]
-    engine, answers = VirtualEngine(Scheduler(policy, KV_TOKENS), STEP_TIME), list[Answer]()
+    engine, answers = VirtualEngine(Scheduler(policy, KV_TOKENS), STEP_TIME), list[TokenTimes]()
     for job in jobs:
         engine.submit(job)
     gone: set[Job] = set()

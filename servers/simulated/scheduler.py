@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 UNLIMITED = sys.maxsize
 
@@ -81,8 +81,7 @@ class Policy:
         return kv_tokens - int(self.watermark * kv_tokens) - self.block_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one step computes, in totals."""
 
     prompts: int
@@ -171,18 +170,20 @@ class Scheduler:
                     break
                 self._take(job, chunk)
                 budget -= chunk
-            if not preempted:  # the head of the queue needs what it gave up, of which an older one has taken some
+            if self.waiting and not preempted:  # the head of the queue needs what it gave up, of which an older one has taken some
                 self._admit(now_ns, budget)
         else:
             self._prefill_alone(now_ns)
             self.decodes = not self._chunks
             if self.decodes:
                 self._grow()
+        decoding, context = (len(self.decoding), self._context) if self.decodes else (0, 0)
+        if not self._chunks:
+            return Batch(0, 0, 0, decoding, context)
         tokens = pairs = 0
         for job, chunk in self._chunks:
             tokens += chunk
             pairs += chunk * job.computed + chunk * (chunk + 1) // 2
-        decoding, context = (len(self.decoding), self._context) if self.decodes else (0, 0)
         return Batch(len(self._chunks), tokens, pairs, decoding, context)
 
     def alike(self) -> int:

@@ -69,15 +69,14 @@ class VirtualEngine:
                     ends.append(self.now_ns)
             else:
                 first_s, more_s, holds = step_time.line(batch.decoding, batch.context)
-                step_ns, more_ns, now_ns, steps = 1e9 * first_s, 1e9 * more_s, float(self.now_ns), 0
+                step_ns, more_ns, now_ns, before = 1e9 * first_s, 1e9 * more_s, float(self.now_ns), len(ends)
                 for _ in range(min(alike, holds)):
                     now_ns += step_ns
                     step_ns += more_ns
-                    ends.append(round(now_ns))
-                    steps += 1
+                    ends.append(int(now_ns))
                     if now_ns > until_ns:
                         break
-                self.now_ns, alike = ends[-1], steps
+                self.now_ns, alike = ends[-1], len(ends) - before
             if found := self._finish(alike):
                 return found
         return []

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from importlib.metadata import version
 from itertools import chain, count, islice, repeat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -60,6 +61,8 @@ class Modelled:
     """By default the engine's own, as the one before."""
     hardware: Path | None = None
     """A TOML file with more GPUs and models."""
+    changes: tuple[str, ...] = ()
+    """Other figures of the GPU than its data sheet's, as servers.hardware.changed takes them."""
 
 
 @dataclass(slots=True)
@@ -79,9 +82,8 @@ def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Foo
         if not dialect_on(plan.server, plan.endpoint).streams:
             raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
         engine = engine_of(plan.server, modelled.vintage)
-        deployment = engine.deployment(
-            modelled.gpu, modelled.model, format_name=modelled.format, tensor=modelled.tensor, file=modelled.hardware
-        )
+        more: dict[str, Any] = {"tensor": modelled.tensor, "file": modelled.hardware, "changes": modelled.changes}
+        deployment = engine.deployment(modelled.gpu, modelled.model, format_name=modelled.format, **more)
         kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
     except HardwareError as problem:
         raise PlanError(str(problem)) from None

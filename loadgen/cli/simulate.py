@@ -12,6 +12,7 @@ from loadgen.cli.options import run_command
 from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Engine"}
+WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
 LEFT_OUT = (
     *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "speed", "stamps"),
     *("dcgm_url", "gpu", "server_pid", "lengths", "extra_body", "image", "warmup"),
@@ -43,6 +44,7 @@ def drive(
         int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)
     ] = None,
     hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ENGINE)] = None,
+    changes: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)] = None,
     out: Annotated[
         Path | None,
         Option(
@@ -66,7 +68,7 @@ def drive(
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     asked = Plan(**settings)
     limits = (kv_tokens, running_limit, step_tokens)
-    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware)
+    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()))
     folder, command = out or prepare.default_folder(asked), without_secrets(["loadgen", *sys.argv[1:]])
     output.say(f"SIMULATED (virtual) {asked.server} {vintage} on {tp} x {gpu}: {model}, {format_name}; nothing is sent")
     if asked.repeats == 1:

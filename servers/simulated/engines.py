@@ -37,6 +37,7 @@ class Engine:
     sequence_s: float = 0.0
     kv_share: float = 0.0
     prefill_share: float = 0.0
+    nccl: float = 0.0
 
     def deployment(self, gpu_name: str, model_name: str, **more: Any) -> Deployment:
         """A model on GPUs under this engine; keywords as those of `deploy`. Raises HardwareError."""
@@ -44,7 +45,7 @@ class Engine:
 
     def step_time(self, deployment: Deployment) -> StepTime:
         """What its steps take on that deployment."""
-        figures = {name: getattr(self, name) for name in ("step_s", "sequence_s", "kv_share", "prefill_share")}
+        figures = {name: getattr(self, name) for name in ("step_s", "sequence_s", "kv_share", "prefill_share", "nccl")}
         known = {name: figure for name, figure in figures.items() if figure}
         own = replace(deployment, framework=replace(deployment.framework, **known))
         return StepTime(own, self.launch_s)
@@ -101,6 +102,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             sequence_s=100e-6,
             kv_share=0.65,
             prefill_share=0.765,
+            nccl=1,
         ),
     },
     "tgi": {
@@ -141,6 +143,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             sequence_s=20e-6,
             kv_share=0.68,
             prefill_share=0.68,
+            nccl=1,
         ),
     },
     "lightllm": {
@@ -170,6 +173,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             step_s=8.5e-3,
             kv_share=0.82,
             prefill_share=0.845,
+            nccl=1,
         ),
     },
 }

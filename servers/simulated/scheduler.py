@@ -170,7 +170,7 @@ class Scheduler:
                     break
                 self._take(job, chunk)
                 budget -= chunk
-            if self.waiting and not preempted:  # the head of the queue needs what it gave up, of which an older one has taken some
+            if self.waiting and not preempted:  # who was needs what it gave up, of which an older one has taken some
                 self._admit(now_ns, budget)
         else:
             self._prefill_alone(now_ns)

@@ -155,6 +155,7 @@ def test_half_a_cache_and_an_old_engine_are_slower(tmp_path: Path) -> None:
     assert took("half", kv_tokens=2000) > base
     assert took("old", vintage="2023") > base
     assert took("two", tensor=2) < base
+    assert took("faster", changes=("memory_bandwidth=8TB/s",)) < base
     assert took("narrow", running_limit=4) > base
 
 

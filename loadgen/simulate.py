@@ -21,7 +21,7 @@ import msgspec
 
 from loadgen import host
 from loadgen.engine.feed import Schedule
-from loadgen.errors import PlanError
+from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, schedule_of
 from loadgen.record import Record, record_for, unsent
@@ -120,7 +120,8 @@ def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Foo
     writer = RunWriter(folder / "run.jsonl")
     footer = Virtual(plan, served, prompts, schedule, writer, round(deployment.framework.server_s * 1e9)).run()
     writer.add(footer)
-    writer.close()
+    if rescued := writer.close():
+        raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
     return footer
 
 

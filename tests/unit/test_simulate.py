@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadgen import runfile, simulate
-from loadgen.errors import PlanError
+from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.record import Record
 
@@ -176,3 +176,15 @@ def test_what_cannot_be_simulated_says_why(
     with pytest.raises(PlanError, match=why):
         simulated(tmp_path, engine, **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do is said; the header alone is in the run file."""
+
+    def full(number: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("loadgen.runfile.os.write", full)
+    monkeypatch.setattr("loadgen.runfile.tempfile.gettempdir", lambda: str(tmp_path))
+    with pytest.raises(OutputError, match="No space left"):
+        simulated(tmp_path)

@@ -29,6 +29,8 @@ ENTRIES_PER_BLOCK = 1 << 20
 RECORDS_PER_BLOCK = 256
 DETAILS_MAX = 1000
 """Different words of errors that are told apart; a server may put something new into each."""
+SAID_MAX = 160
+"""Of an error's words, how many characters the timeline shows."""
 OTHER_DETAIL = "(other words)"
 COUNTED = attrgetter("phase", "state", "counted_by", "stamps")
 ENDED = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
@@ -43,6 +45,11 @@ class Ending(NamedTuple):
     kind: str
     detail: str
     http_status: int | None
+
+    @property
+    def said(self) -> str:
+        """Why the request is not complete; empty where it is."""
+        return f"{self.kind}: {self.detail[:SAID_MAX]}" if self.detail else self.kind
 
 
 class Origin(NamedTuple):
@@ -116,6 +123,8 @@ class Frame:
     chunk_tokens: NDArray[np.unsignedinteger]
     offsets: Integers
     """Length of the rows + 1."""
+    ending: Integers
+    """Which of `endings`, by its place there."""
     endings: Mapping[Ending, EndingCount]
     sources: Mapping[Origin, int]
     window: Window | None = None
@@ -291,6 +300,7 @@ class Gathering:
         self._pending: list[Record] = []
         self._columns: dict[str, GrowingArray] = {}
         self._endings: dict[Ending, EndingCount] = {}
+        self._places: dict[Ending, int] = {}
         self._sources = Counter[Origin]()
 
     def add(self, record: Record) -> None:
@@ -313,7 +323,8 @@ class Gathering:
         for (phase, state, *said), number in Counter(map(COUNTED, records)).items():
             self._sources[Origin(phase == "measured", state, *said)] += number
         firsts = {ENDED(record): record.id for record in reversed(records)}
-        for how, number in Counter(map(ENDED, records)).items():
+        ended, places = [*map(ENDED, records)], {}
+        for how, number in Counter(ended).items():
             phase, state, kind, detail, http_status = how
             kind = "" if state == "complete" else kind or state
             ending = Ending(phase == "measured", state, kind, detail if kind else "", http_status)
@@ -321,6 +332,10 @@ class Gathering:
                 ending = ending._replace(detail=OTHER_DETAIL)
             before, first = self._endings.get(ending, (0, firsts[how]))
             self._endings[ending] = EndingCount(before + number, first)
+            places[how] = self._places.setdefault(ending, len(self._places))
+        self._columns.setdefault("ending", GrowingArray(np.dtype(np.uint16))).extend(
+            np.array([places[how] for how in ended], np.uint16)
+        )
 
 
 class GrowingArray:

@@ -92,7 +92,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 
 
 class ErrorExample(msgspec.Struct, kw_only=True):
-    """One wording of an error, and how often it occurred."""
+    """One wording of an error, and how often it occurred; what differs in numbers only is one, with N for them."""
 
     count: int
     detail: str

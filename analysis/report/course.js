@@ -75,7 +75,7 @@
         [axisName(index, "legend"), legend]];
     }));
     return { traces, layout: {
-      showlegend: true, height, margin: { l: 56, r: 14, t: above[0], b: BOTTOM }, shapes: shades(),
+      showlegend: true, height, margin: { l: 60, r: 16, t: above[0], b: BOTTOM }, shapes: shades(),
       xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: axisName(panels.length - 1, "y") }, ...axes,
     } };
   }

@@ -23,14 +23,21 @@ const Report = (() => {
   // On a narrow screen each run has a line of the legend to itself, and charts grow by it (page.css).
   if (several) root.style.setProperty("--legend", `${1.1 * DATA.runs.length}rem`);
 
-  function layout(place, changes) {
+  // How many lines a legend takes on a screen this wide.
+  function legendLines(place, traces) {
+    const names = traces.filter(({ showlegend = true, name }) => showlegend && name).map(({ name }) => name.length * 6.6 + 45);
+    const room = (root.classList.contains("on-paper") ? PAPER_WIDTH : place.clientWidth || 700) - 76;
+    return names.reduce((sum, width) => sum + width, 0) > room ? Math.ceil(names.length / Math.max(1, Math.floor(room / Math.max(...names)))) : 1;
+  }
+
+  function layout(place, traces, changes) {
     const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: false,
-      title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 5 };
+      title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 3 };
     const merged = {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      margin: { l: 60, r: 16, t: several || changes.showlegend ? 34 : 10, b: 44 },
-      showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      margin: { l: 60, r: 16, t: several || changes.showlegend ? 15 + 19 * legendLines(place, traces) : 10, b: 44 },
+      showlegend: several, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
       ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH, height: PAPER_HEIGHT[place.className.split(" ")[1]] ?? 240 } : { autosize: true }),
@@ -54,12 +61,12 @@ const Report = (() => {
     if (!window.Plotly) return; // it will be: charts in view wait for it
     const { draw: drawing, refine } = charts.get(name);
     const place = element(name);
-    const first = !drawn.has(name);
+    const first = !place.data;
     const { traces, layout: changes = {} } = drawing(place);
     near.unobserve(place);
     drawn.add(name);
     if (traces.some((trace) => trace.x.length)) {
-      Plotly.react(place, traces, layout(place, changes), { displayModeBar: false, responsive: true, showTips: false });
+      Plotly.react(place, traces, layout(place, traces, changes), { displayModeBar: false, responsive: true, showTips: false });
       if (first && refine) place.on("plotly_relayout", refine);
       refine?.();
     } else {
@@ -276,7 +283,12 @@ const Report = (() => {
       if (printing) each.dataset.closed = each.open ? "" : "yes";
       each.open = printing || each.dataset.closed !== "yes";
     });
-    if (printing) charts.forEach((_, name) => draw(name));
+    if (printing) {
+      charts.forEach((_, name) => {
+        window.Plotly?.purge(element(name)); // or a legend keeps the lines that it had on the screen
+        draw(name);
+      });
+    }
     else redrawn();
   }
 

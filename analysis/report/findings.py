@@ -131,9 +131,10 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
     known = {name: bar for name, bar in bars.items() if bar is not None}
     wide = [name for name, bar in known.items() if (middle := middles[name]) and bar > ERROR_MOST * middle]
     said = [f"{METRICS[name].short} ±{duration(bar, 2)}" for name, bar in known.items()]
-    more = " and ".join(f"{METRICS[name].short} by {share(known[name] / (middles[name] or 1))}" for name in wide)
+    parts = (f"{METRICS[name].short} uncertain by {share(known[name] / (middles[name] or 1))}" for name in wide)
+    more = f"{', '.join(parts)} of the median (limit {ERROR_MOST:.0%})".replace("%)", " %)")
     text = f"Worst-case error from coalesced reads: {', '.join(said)}"
-    text += f"; uncertain: {more} of the median (limit {share(ERROR_MOST)})" if wide else ""
+    text += f"; {more}" if wide else ""
     return [Finding("error", "warning" if wide else "ok", f"{text}.", "client")]
 
 

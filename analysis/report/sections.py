@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from analysis import report as doc
 from analysis.frame import Frame
 from analysis.metrics import METRICS
@@ -145,6 +147,7 @@ def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
     cards, found = list(tables.cards(summary).values()), findings.findings(summary)
     verdict, met = findings.verdict(summary, found), findings.objectives_met(summary)
     shown = [*findings.most_failed(summary), *(each for each in found if each.level != "note")]
+    shown.sort(key=lambda each: ("error", "warning", "ok").index(each.level))
     return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
 
 
@@ -170,7 +173,7 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     others = tables.latency(summaries, only=[name for name in METRICS if name not in tables.BRIEF_LATENCIES])
     percentiles: list[Block] = [
         tables.latency(summaries, only=tables.BRIEF_LATENCIES),
-        _folded("Other latencies", others),
+        _folded("Other latencies", replace(others, title="Other latencies of complete requests")),
     ]
     if any(summary.requests.errors for summary in summaries):
         percentiles.append(_folded("Incomplete requests as infinitely slow", tables.latency(summaries, adjusted=True)))

@@ -29,8 +29,6 @@ ENTRIES_PER_BLOCK = 1 << 20
 RECORDS_PER_BLOCK = 256
 DETAILS_MAX = 1000
 """Different words of errors that are told apart; a server may put something new into each."""
-SAID_MAX = 160
-"""Of an error's words, how many characters the timeline shows."""
 OTHER_DETAIL = "(other words)"
 COUNTED = attrgetter("phase", "state", "counted_by", "stamps")
 ENDED = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
@@ -45,11 +43,6 @@ class Ending(NamedTuple):
     kind: str
     detail: str
     http_status: int | None
-
-    @property
-    def said(self) -> str:
-        """Why the request is not complete; empty where it is."""
-        return f"{self.kind}: {self.detail[:SAID_MAX]}" if self.detail else self.kind
 
 
 class Origin(NamedTuple):

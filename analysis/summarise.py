@@ -7,7 +7,6 @@ against due: did the client keep to it? Gaps are those between consecutive reque
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -17,15 +16,12 @@ from typing import Any
 import numpy as np
 
 from analysis import client, stats, summary
-from analysis.frame import Ending, EndingCount, Frame, total
+from analysis.frame import Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, memory
 from analysis.window import frame_of_run, rate_intervals
 from loadgen.runfile import Run
 
-EXAMPLES_PER_KIND = 3
-NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
-"""Of two errors' words what does not make them different: numbers, addresses, ids."""
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
 WHOLE = "from the first byte sent to the last answer's end"
@@ -145,12 +141,6 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         if ending.kind:
             errors[ending.kind] += seen.number
     plan, recorded = run.header.plan, states.total()
-    alike: dict[tuple[str, int | None, str], list[tuple[Ending, EndingCount]]] = {}
-    for ending, seen in endings.items():
-        alike.setdefault((ending.kind, ending.http_status, NUMBER.sub("N", ending.detail)), []).append((ending, seen))
-    examples = [_example(words, group) for (_, _, words), group in alike.items()]
-    kinds = [kind for kind, _, _ in alike]
-    by_number = sorted(zip(kinds, examples, strict=True), key=lambda pair: -pair[1].count)
     # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return summary.RequestCounts(
@@ -159,16 +149,8 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
         errors=dict(errors.most_common()),
-        examples={kind: [example for of, example in by_number if of == kind][:EXAMPLES_PER_KIND] for kind in errors},
+        examples=summary.examples(endings),
     )
-
-
-def _example(words: str, alike: Sequence[tuple[Ending, EndingCount]]) -> summary.ErrorExample:
-    """Errors whose words differ in numbers only: those of the one there is, or what they have in common."""
-    ending, first = min(alike, key=lambda pair: pair[1].id)
-    detail = ending.detail if len(alike) == 1 else words
-    number = sum(seen.number for _, seen in alike)
-    return summary.ErrorExample(count=number, detail=detail, http_status=ending.http_status, request=first.id)
 
 
 def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:

@@ -31,6 +31,8 @@ SCATTER_MAX = 1500
 ROWS_MAX = 1000
 SLOWEST = 100
 BAD_MOST = 100
+SAID_MAX = 160
+"""Of an error's words, how many characters the timeline shows."""
 PARTS_MAX = 24
 PART_LEAST = 25
 CHUNKS_MAX = 130_000
@@ -243,7 +245,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
     chosen = _some(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
     named = np.isin(frame.id[order], [seen.id for how, seen in frame.endings.items() if how.kind])
     chosen = np.union1d(chosen, np.flatnonzero(named)[:BAD_MOST])
-    rows, why = order[chosen], [how.said for how in frame.endings]
+    rows, why = order[chosen], [": ".join(filter(None, (how.kind, how.detail[:SAID_MAX]))) for how in frame.endings]
     columns = [(f"{name}_s", getattr(frame, f"{name}_ns")) for name in ("sent", "first", "last", "end")]
     return {
         "request": frame.id[rows].tolist(),

@@ -131,7 +131,7 @@ const Report = (() => {
       })).filter(({ x }) => x.length);
     const changes = resolved(spec.layout, null, spec);
     const chosen = (name) => element(spec.id).closest("section").querySelector(`input[name=${name}]:checked`)?.value;
-    if (chosen("axis") === "log" || changes.xaxis.type === "log") changes.xaxis = { ...changes.xaxis, type: "log", ...logarithmic(traces) };
+    if (chosen("axis") === "log" || changes.xaxis?.type === "log") changes.xaxis = { ...changes.xaxis, type: "log", ...logarithmic(traces) };
     if (chosen("shares") === "tails") changes.yaxis = tails(traces);
     return { traces, layout: changes };
   }

@@ -151,8 +151,10 @@ def test_on_paper_nothing_lies_over_a_chart(fresh: Opened) -> None:
     """Each chart ends above its caption, also when it was drawn for a phone; what is folded away is printed."""
     fresh.page.emulate_media(media="print")
     fresh.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    over = """[...document.querySelectorAll('figure')].filter((each) => each.querySelector('.main-svg').getBoundingClientRect().bottom
-      > each.querySelector('figcaption').getBoundingClientRect().top + 1).map((each) => each.textContent.slice(0, 60))"""
+    over = """[...document.querySelectorAll('figure')].filter((each) => {
+        const [chart, text] = ['.main-svg', 'figcaption'].map((name) => each.querySelector(name).getBoundingClientRect());
+        return chart.bottom > text.top + 1;
+    }).map((each) => each.textContent.slice(0, 60))"""
     assert fresh.page.evaluate(over) == []
     assert fresh.page.locator("#client table").is_visible()
 

@@ -280,7 +280,7 @@ def test_reasons_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
 
 
 def test_an_error_beyond_a_twentieth_of_its_figure_is_a_warning(tmp_path: Path) -> None:
-    """A worst-case error is named as one, beside what it is an error of; it never bears a green tick when it is wide."""
+    """A worst-case error is named as one, beside what it is an error of; a wide one never has a green tick."""
     for bar_s, level in ((1e-6, "ok"), (1.0, "warning")):
         summary = summary_of(tmp_path / level, burst(40, 4))
         summary.client.error_bar_e2e_s, summary.client.error_bar_itl_s = 1e-7, bar_s

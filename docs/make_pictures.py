@@ -51,6 +51,7 @@ ALL = (
     Picture("closer", "burst", "#timeline figure"),
     Picture("percentiles", "burst", "#percentiles"),
     Picture("objectives", "load", "#objectives"),
+    Picture("latencies", "load", "figure:has(#chart-latencies)"),
     Picture("phone", "load", "#answer", 360, "dark"),
 )
 

@@ -152,8 +152,8 @@ def test_on_paper_nothing_lies_over_a_chart(fresh: Opened) -> None:
     fresh.page.emulate_media(media="print")
     fresh.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     over = """[...document.querySelectorAll('figure')].filter((each) => {
-        const [chart, text] = ['.main-svg', 'figcaption'].map((name) => each.querySelector(name).getBoundingClientRect());
-        return chart.bottom > text.top + 1;
+        const [chart, text] = ['.main-svg', 'figcaption'].map((name) => each.querySelector(name));
+        return chart.getBoundingClientRect().bottom > text.getBoundingClientRect().top + 1;
     }).map((each) => each.textContent.slice(0, 60))"""
     assert fresh.page.evaluate(over) == []
     assert fresh.page.locator("#client table").is_visible()

@@ -22,7 +22,6 @@ from analysis.telemetry import counters, memory
 from analysis.window import frame_of_run
 from loadgen.runfile import Run
 
-EXAMPLES_PER_KIND = 3
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
 WHOLE = "from the first byte sent to the last answer's end"
@@ -142,7 +141,6 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         if ending.kind:
             errors[ending.kind] += seen.number
     plan, recorded = run.header.plan, states.total()
-    by_number = sorted(endings.items(), key=lambda pair: -pair[1].number)
     # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return summary.RequestCounts(
@@ -151,16 +149,7 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
         errors=dict(errors.most_common()),
-        examples={
-            kind: [
-                summary.ErrorExample(
-                    count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id
-                )
-                for ending, seen in by_number
-                if ending.kind == kind
-            ][:EXAMPLES_PER_KIND]
-            for kind in errors
-        },
+        examples=summary.examples(endings),
     )
 
 

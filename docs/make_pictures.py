@@ -51,6 +51,7 @@ ALL = (
     Picture("closer", "burst", "#timeline figure"),
     Picture("percentiles", "burst", "#percentiles"),
     Picture("objectives", "load", "#objectives"),
+    Picture("latencies", "load", "figure:has(#chart-latencies)"),
     Picture("phone", "load", "#answer", 360, "dark"),
 )
 
@@ -76,7 +77,7 @@ def main() -> None:
 
 def take(page: Page, picture: Picture) -> None:
     """One picture of one part, once its charts are drawn."""
-    page.wait_for_selector("html[data-drawn=all]")
+    page.evaluate("Report.drawAll()")
     if picture.name == "closer":
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
     file = PICTURES / f"{picture.name}.png"

@@ -75,6 +75,8 @@ class TableCell(Struct, frozen=True):
     code: bool = False
     lines: Sequence[str] = ()
     """Instead of `text`, where there are several things to say."""
+    requests: Sequence[int] = ()
+    """Of each line, the request to be shown in the timeline."""
 
 
 class TableRow(Struct, frozen=True):
@@ -129,6 +131,8 @@ class ChartRef(Struct, frozen=True, tag=True):
     caption: Sequence[str] = ()
     shape: Shape = ""
     zoom: Zoom = "x"
+    help: str = ""
+    """How to read it, behind a question mark."""
 
 
 class Facts(Struct, frozen=True, tag=True):
@@ -174,6 +178,8 @@ class Section(Struct, frozen=True):
     short: str = ""
     """Its name in the navigation, where that is not its title."""
     switches: Sequence[Switch] = ()
+    help: str = ""
+    """How to read its figures, behind a question mark."""
 
 
 class Document(Struct, frozen=True):

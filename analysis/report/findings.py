@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.metrics import METRICS
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
@@ -19,6 +20,8 @@ COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "
 UNLIKELY = 0.001
 """A p-value below which a load is said to be another than its target: one such run in a thousand is chance."""
 GPUS_NAMED = 4
+ERROR_MOST = 0.05
+"""Of its median: a worst-case error beyond that is a warning."""
 
 
 def findings(summary: Summary) -> list[Finding]:
@@ -29,6 +32,7 @@ def findings(summary: Summary) -> list[Finding]:
     exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
     found = [
         Finding("client", "ok" if client.ok else "error", client_said(summary), "client"),
+        *_error_bars(client, summary),
         Finding("complete", "ok" if whole else "error", endings(summary), "failures"),
         Finding("lengths", exact, lengths(summary), "lengths"),
     ]
@@ -108,7 +112,9 @@ def client_said(summary: Summary) -> str:
     """Whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
-    said = f"{word}; {client.source.title}, {_error_bars(client)}"
+    own = client.error_bar_e2e_s
+    bar = f"error ±{duration(own, 2)}" if own is not None else "error unknown"
+    said = f"{word}; {client.source.title}, {bar}"
     if client.ring_missed or client.ring_drops:
         lost = f"the packet ring lost {client.ring_drops:,} segments"
         said += f"; {lost}, and {client.ring_missed:,} instants are the socket's"
@@ -120,16 +126,32 @@ def client_said(summary: Summary) -> str:
     return f"{said}."
 
 
-def _error_bars(client: ClientHealth) -> str:
-    """That of a token alone in its read; of TTFT, TPOT and ITL where tokens that were not make them wider."""
+def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
+    """Of TTFT, TPOT and ITL where tokens that shared a read make them less certain; nothing where none does."""
     alone_s = client.error_bar_e2e_s
-    if alone_s is None:
-        return "error unknown"
-    if (client.error_bar_ttft_s or 0) <= alone_s and (client.error_bar_itl_s or 0) <= 2 * alone_s:
-        return f"error ±{duration(alone_s, 2)}"
-    bars = {"TTFT": client.error_bar_ttft_s, "TPOT": client.error_bar_tpot_s, "ITL": client.error_bar_itl_s}
-    said = ", ".join(f"{name} ±{duration(bar, 2)}" for name, bar in bars.items() if bar is not None)
-    return f"worst-case error {said} (coalesced reads)"
+    if alone_s is None or ((client.error_bar_ttft_s or 0) <= alone_s and (client.error_bar_itl_s or 0) <= 2 * alone_s):
+        return []
+    bars = {name: getattr(client, f"error_bar_{name}") for name in ("ttft_s", "tpot_s", "itl_s")}
+    middles = {name: summary.latencies[name].p50 for name in bars}
+    known = {name: bar for name, bar in bars.items() if bar is not None}
+    wide = [name for name, bar in known.items() if (middle := middles[name]) and bar > ERROR_MOST * middle]
+    said = [f"{METRICS[name].short} ±{duration(bar, 2)}" for name, bar in known.items()]
+    parts = (f"{METRICS[name].short} uncertain by {share(known[name] / (middles[name] or 1))}" for name in wide)
+    more = f"{', '.join(parts)} of the median (limit {ERROR_MOST:.0%})".replace("%)", " %)")
+    text = f"Worst-case error from coalesced reads: {', '.join(said)}"
+    text += f"; {more}" if wide else ""
+    return [Finding("error", "warning" if wide else "ok", f"{text}.", "client")]
+
+
+def most_failed(summary: Summary) -> list[Finding]:
+    """The most frequent reason for which requests were not complete."""
+    found = [(each, kind) for kind, examples in summary.requests.examples.items() for each in examples]
+    if not found or not summary.requests.errors:
+        return []
+    top, kind = max(found, key=lambda pair: pair[0].count)
+    words = f": “{top.detail}”" if top.detail else ""
+    text = f"Most frequent: {top.count:,} x {kind}{words}."
+    return [Finding("failure", "error", text, "failures")]
 
 
 def delivery(summary: Summary) -> str:

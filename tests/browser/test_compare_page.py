@@ -55,6 +55,7 @@ def test_the_comparison_opens_and_says_what_was_found(
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
+    page.evaluate("Report.drawAll()")
     for chart in ("comparison", "goodput"):
         page.wait_for_selector(f"#chart-{chart} .plot-container", state="attached")
     assert complaints == []

@@ -43,7 +43,7 @@ def opened(browser: Browser, folder: Path, request: pytest.FixtureRequest) -> It
     page.on("console", lambda message: opened.complaints.append(message.text))
     page.on("pageerror", lambda error: opened.complaints.append(str(error)))
     page.goto((folder / "matrix.html").as_uri())
-    page.wait_for_selector("html[data-drawn=all]")
+    page.evaluate("Report.drawAll()")
     yield opened
     context.close()
 

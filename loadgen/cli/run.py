@@ -142,5 +142,5 @@ def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Out
     from servers.access import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
-    with output.progress(None if asked.of_sessions else asked.n) as show:
+    with output.progress(asked) as show:
         return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)

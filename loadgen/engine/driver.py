@@ -12,13 +12,14 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.decode import no_connection, record_of, said
 from loadgen.engine.feed import Feed, Sessions, Slot
-from loadgen.engine.health import Counts, Health
+from loadgen.engine.health import LOOKED_AT_BYTES, Counts, Health
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
@@ -94,7 +95,7 @@ class Driver:
         await self._all_done.wait()
         ticking.cancel()
         self._recorder.sample(self._clock.now_ns())
-        self._recorder.watch(self._in_flight)
+        self._recorder.watch(self._in_flight.keys())
 
     def interrupt(self) -> None:
         """Send nothing more and end what is in flight, keeping what came."""
@@ -277,7 +278,7 @@ class Driver:
                 limit_ns = now_ns - int(self._timeout_s * 1e9)
                 for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
                     exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
-                self._recorder.watch(self._in_flight)
+                self._recorder.watch(self._in_flight.keys())
                 if self._feed.more:
                     self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
@@ -307,6 +308,8 @@ class Recorder:
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = 0
+        self._answered = set[Exchange]()
+        """In flight, with a first token that was counted."""
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -328,11 +331,18 @@ class Recorder:
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
 
-    def watch(self, in_flight: Collection[Exchange]) -> None:
+    def watch(self, in_flight: Set[Exchange]) -> None:
         """Bring the counts of unfinished requests up to date."""
         arriving = [len(exchange.sizes) for exchange in in_flight if exchange.sizes]
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving)
+        for exchange in in_flight - self._answered:
+            # Some servers send the head at once and the first token much later.
+            place = exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
+            if place >= 0 and exchange.sent_ns is not None:
+                self._answered.add(exchange)
+                self.counts.answered += 1
+                self.counts.ttft_ns += exchange.user[bisect_right(exchange.sizes, place)] - exchange.sent_ns
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
@@ -348,6 +358,11 @@ class Recorder:
         record.reopened = slot.reopened
         self._sink.add(record)
         self._tokens += sum(record.chunk_tokens)
+        if exchange in self._answered:
+            self._answered.remove(exchange)
+        elif record.chunk_ns and record.sent_ns is not None:
+            self.counts.answered += 1
+            self.counts.ttft_ns += record.chunk_ns[0] - record.sent_ns
         setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
         slot.exchange, slot.payload = None, b""
         if slot.conversation is not None:

@@ -18,6 +18,9 @@ ADDED = ("reads", "coalesced_reads", "full_reads", "retransmits", "out_of_order"
 """What adds up: reads, those that held more than one event, those that found the receive window full; segments that we
 sent again, and that came out of order."""
 
+LOOKED_AT_BYTES = 8_192
+"""Of an answer's beginning, for its first event."""
+
 
 class Health:
     """Counts of one worker since the last sample; `sample` hands them over and starts again."""
@@ -55,13 +58,14 @@ class Health:
         return values
 
 
-COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropped", "tokens")
+COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropped", "tokens", "answered", "ttft_ns")
 
 
 class Counts(Structure):
     """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
     not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
-    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token."""
+    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token. `answered`: requests
+    with a first token, whose TTFTs add up to `ttft_ns`."""
 
     _fields_ = [(name, c_int64) for name in COUNTED]
 
@@ -73,6 +77,8 @@ class Counts(Structure):
     failed: int
     dropped: int
     tokens: int
+    answered: int
+    ttft_ns: int
 
 
 def total(counts: Iterable[Counts]) -> Counts:

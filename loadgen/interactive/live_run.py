@@ -31,7 +31,7 @@ from analysis.stats import DECIMALS, percentile
 from loadgen import host, prepare
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
-from loadgen.engine.health import ADDED, Health
+from loadgen.engine.health import ADDED, LOOKED_AT_BYTES, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
@@ -71,7 +71,6 @@ NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", 
 CHARTED = ("ttft_s", "tpot_s")
 MOST = ("stall_ns_max", "clock_disagreement_ns")
 CACHED_S = 0.9
-LOOKED_AT_BYTES = 8_192
 ROOM_BYTES = 10_000_000
 
 Floats = NDArray[np.float64]

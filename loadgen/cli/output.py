@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from loadgen.prepare import OnProgress
 
 OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
+ADVANCED: dict[str, Any] = {"rich_help_panel": "Advanced"}
 ASSERT = (
-    "What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
+    "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
     "Exit code 4 when one fails, 6 when one is inconclusive."
 )
 UNTOLD = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
-GOOD = "What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all."
-Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **OUTPUT)]
+GOOD = "Objective of each request, such as 'ttft < 500ms'; repeatable: a good one meets all."
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but what failed.", **OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
 Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
 Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
 CountsAs = Literal["pass", "fail"] | None
-Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **OUTPUT)]
+Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **ADVANCED)]
 Junit = Annotated[
-    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **OUTPUT)
+    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **ADVANCED)
 ]
 
 PLAIN_EVERY_S = 5.0

@@ -64,8 +64,8 @@ COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropp
 class Counts(Structure):
     """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
     not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
-    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token. `answered`: requests
-    with a first token, whose TTFTs add up to `ttft_ns`."""
+    flight of which something has arrived. `tokens` takes each read of an unfinished answer for one token. `answered`:
+    requests with a first token, whose TTFTs add up to `ttft_ns`."""
 
     _fields_ = [(name, c_int64) for name in COUNTED]
 

@@ -18,6 +18,7 @@ from msgspec import to_builtins
 from typer import Option
 
 from loadgen import errors
+from loadgen.cli.options import ADVANCED, OUTPUT
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
 
-OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
-ADVANCED: dict[str, Any] = {"rich_help_panel": "Advanced"}
 ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
     "Exit code 4 when one fails, 6 when one is inconclusive."

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.options import run_command, seconds
-from loadgen.cli.output import (
-    ADVANCED,
-    AsJson,
-    Assertions,
-    Goodput,
-    Inconclusive,
-    Junit,
-    Output,
-    Quiet,
-    Report,
-    finish,
-)
+from loadgen.cli.options import ADVANCED, OUTPUT, run_command, seconds
+from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -42,9 +31,7 @@ def drive(
     *,
     out: Annotated[
         Path | None,
-        Option(
-            help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
-        ),
+        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),
     ] = None,
     distributed: Annotated[
         bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **ADVANCED)

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from loadgen.cli.options import run_command, seconds
-from loadgen.cli.output import ADVANCED, OUTPUT, Assertions, Inconclusive, Output, Quiet, finish
+from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
+from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, finish
 from loadgen.errors import EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
     from loadgen.interactive.session import LocustSession
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
-LOAD: dict[str, Any] = {"rich_help_panel": "Load"}
 LAST_ANSWERS_S = 60
 """Without a page, users finish what they have begun; after so long they are cut off."""
 

@@ -12,14 +12,13 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.decode import no_connection, record_of, said
 from loadgen.engine.feed import Feed, Sessions, Slot
-from loadgen.engine.health import LOOKED_AT_BYTES, Counts, Health
+from loadgen.engine.health import Counts, FirstTokens, Health
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
@@ -308,8 +307,7 @@ class Recorder:
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = 0
-        self._answered = set[Exchange]()
-        """In flight, with a first token that was counted."""
+        self._first = FirstTokens(counts)
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -336,13 +334,7 @@ class Recorder:
         arriving = [len(exchange.sizes) for exchange in in_flight if exchange.sizes]
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving)
-        for exchange in in_flight - self._answered:
-            # Some servers send the head at once and the first token much later.
-            place = exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
-            if place >= 0 and exchange.sent_ns is not None:
-                self._answered.add(exchange)
-                self.counts.answered += 1
-                self.counts.ttft_ns += exchange.user[bisect_right(exchange.sizes, place)] - exchange.sent_ns
+        self._first.look(in_flight)
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
@@ -358,11 +350,7 @@ class Recorder:
         record.reopened = slot.reopened
         self._sink.add(record)
         self._tokens += sum(record.chunk_tokens)
-        if exchange in self._answered:
-            self._answered.remove(exchange)
-        elif record.chunk_ns and record.sent_ns is not None:
-            self.counts.answered += 1
-            self.counts.ttft_ns += record.chunk_ns[0] - record.sent_ns
+        self._first.take(exchange, record)
         setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
         slot.exchange, slot.payload = None, b""
         if slot.conversation is not None:

@@ -6,9 +6,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from ctypes import Structure, c_int64
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadgen.record import Record
+    from servers.wire.transport import Exchange
 
 BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
@@ -88,3 +92,31 @@ def total(counts: Iterable[Counts]) -> Counts:
         for name in COUNTED:
             setattr(summed, name, getattr(summed, name) + getattr(each, name))
     return summed
+
+
+class FirstTokens:
+    """Counts the first tokens of one worker's requests and sums up their TTFTs, each as soon as it is seen."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._seen: set[Exchange] = set()
+        """In flight, and counted."""
+
+    def look(self, in_flight: Set[Exchange]) -> None:
+        """At the first event of each unfinished answer: some servers send the head at once, the token much later."""
+        for exchange in in_flight - self._seen:
+            place = exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
+            if place >= 0 and exchange.sent_ns is not None:
+                self._seen.add(exchange)
+                self._add(exchange.user[bisect_right(exchange.sizes, place)] - exchange.sent_ns)
+
+    def take(self, exchange: Exchange | None, record: Record) -> None:
+        """A request has ended, looked at before or not."""
+        if exchange in self._seen:
+            self._seen.remove(exchange)
+        elif record.chunk_ns and record.sent_ns is not None:
+            self._add(record.chunk_ns[0] - record.sent_ns)
+
+    def _add(self, ttft_ns: int) -> None:
+        self._counts.answered += 1
+        self._counts.ttft_ns += ttft_ns

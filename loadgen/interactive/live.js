@@ -91,7 +91,7 @@
       node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Failures" }, node("table", { class: "failures" }, node("thead", {}, head), node("tbody", {}, ...rows)))];
   }
 
-  const HEIGHT = 212, LEFT = 52, BOTTOM = 22, TOP = 20, LABEL = 64;
+  const HEIGHT = 212, LEFT = 52, BOTTOM = 22, TOP = 20;
 
   function chart({ title, unit, times, lines }) {
     const WIDTH = Math.max(280, home.clientWidth / (home.clientWidth > 900 ? 2 : 1) - 56);
@@ -111,10 +111,10 @@
     let free = 0;
     for (const { at, users } of levels()) {  // where the number of users changed, and to what
       drawn.append(node("line", { class: "level", x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
-      const from = Math.min(x(at), WIDTH - LABEL);
+      const text = free ? `${users}` : `${users} users`, from = Math.min(x(at), WIDTH - 7 * text.length);
       if (from < free) continue;
-      drawn.append(node("text", { class: "users", x: from, y: TOP - 7 }, `${users} users`));
-      free = from + LABEL;
+      drawn.append(node("text", { class: "users", x: from, y: TOP - 7 }, text));
+      free = from + 7 * text.length;
     }
     values.forEach((line, index) => drawn.append(node("path", { class: index ? "second" : "first", d: path(line, x, y) })));
     const key = node("span", { class: "key" }, ...lines.flatMap(([, name], index) => [node("b", index ? { class: "two" } : {}), name]));

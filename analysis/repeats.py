@@ -154,7 +154,7 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
     """What repeats say together: the figures shown, with their interval between runs and each run's value."""
     few = found.runs <= VALUES_MOST
     heads: dict[str, Kind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
-    rows, needed = [], list[str]()
+    rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = found.figures.get(figure_name)
         if figure is None or figure.mean is None:
@@ -166,8 +166,9 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
         mark = "*" if figure.thin else ""
         rows.append((figure_title(figure_name), unit, significant(figure.mean * factor, 4) + mark, ends, last))
         if figure.thin:
-            needed.append(f"{figure_title(figure_name)} {samples_needed(PERCENTILES[figure_name.partition('.')[2]]):,}")
-    notes = [f"* too few independent samples in a run: {', '.join(needed)} needed."] if needed else []
+            statistic = figure_name.partition(".")[2]
+            needed[statistic] = f"{statistic} {samples_needed(PERCENTILES[statistic]):,}"
+    notes = [f"* too few independent samples: {', '.join(needed.values())} needed."] if needed else []
     shown = table(
         title or "between runs",
         heads | {"each run" if few else "spread": "text"},

@@ -3,12 +3,16 @@
 import re
 import sys
 from io import StringIO
+from typing import cast
 
 import pytest
 
 from loadgen.cli.output import Output, _ProgressLine, shown_progress
-from loadgen.engine.health import Counts
+from loadgen.engine.health import Counts, FirstTokens
 from loadgen.plan import Plan
+from loadgen.record import Record
+from servers.wire.poller import Poller
+from servers.wire.transport import Exchange
 
 
 class Terminal(StringIO):
@@ -85,3 +89,26 @@ def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch, kind: type[StringI
     with Output(as_json=False, quiet=quiet).progress(Plan(server="vllm", n=10), plain=plain) as show:
         show("ended", COUNTS)
     assert (stream.getvalue() == "") == (quiet or not stream.isatty())
+
+
+def test_ttft_so_far_counts_each_first_token_once() -> None:
+    """At the first event of an answer under way, not at its head; at the end of one that nobody looked at before."""
+    counts = Counts()
+    tokens = FirstTokens(counts)
+    exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
+    exchange.raw += b"HTTP/1.1 200 OK\r\n\r\n"
+    exchange.sizes.append(len(exchange.raw))
+    exchange.user.append(1_500)
+    tokens.look({exchange})
+    assert counts.answered == 0
+    exchange.raw += b"data: {}\n\n"
+    exchange.sizes.append(len(exchange.raw))
+    exchange.user.append(3_000)
+    tokens.look({exchange})
+    tokens.look({exchange})
+    record = Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000])
+    tokens.take(exchange, record)
+    assert (counts.answered, counts.ttft_ns) == (1, 2_000)
+    tokens.take(None, record)
+    tokens.take(None, Record(id=1, state="failed"))
+    assert (counts.answered, counts.ttft_ns) == (2, 6_000)

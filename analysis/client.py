@@ -68,21 +68,24 @@ class Ceiling:
 
 
 LIMITS = (
-    Ceiling("error_share", "error of the median TTFT, beside it", 0.05, "the figures are less exact than they look"),
+    Ceiling("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
     Ceiling(
         "send_late_share",
-        "sends late, p99 beside the median E2E",
+        "dispatch delay (p99) relative to the median E2E",
         0.05,
-        "they left later than due; more --workers send sooner",
+        "requests left later than due; more --workers send sooner",
     ),
     Ceiling("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
-    Ceiling("late_p99_s", "reads late, p99", 0.25, "answers lay unread so long that TCP may have held the server back"),
-    Ceiling("stall_max_s", "longest stall", 0.2, "the client stood still, and what came meanwhile shares a stamp"),
-    Ceiling("coalesced_late_share", "late reads of several tokens", 0.05, "the times between tokens are blurred"),
-    Ceiling("full_reads", "reads of a full window", 0, "so much lay unread that TCP held the server back"),
-    Ceiling("retransmit_share", "segments sent again, per request", 0.01, "the network lost parts of requests"),
+    Ceiling("late_p99_s", "read delay (p99)", 0.25, "TCP may have held the server back meanwhile"),
+    Ceiling("stall_max_s", "longest stall", 0.2, "tokens that came meanwhile share a timestamp"),
+    Ceiling("coalesced_late_share", "late coalesced reads", 0.05, "inter-token latencies are blurred"),
+    Ceiling("full_reads", "reads of a full TCP window", 0, "TCP held the server back"),
+    Ceiling("retransmit_share", "TCP retransmits per request", 0.01, "the network lost parts of requests"),
     Ceiling(
-        "out_of_order_share", "segments out of order, per read", 0.01, "the network lost or swapped parts of answers"
+        "out_of_order_share",
+        "TCP segments out of order, per read",
+        0.01,
+        "the network lost or swapped parts of answers",
     ),
     Ceiling("ring_off_p99_s", "packet ring against socket stamps, p99", 1e-4, "one of the two is wrong"),
     Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
@@ -139,7 +142,7 @@ def reasons(
         "dropped": dropped,
     }
     return [
-        f"{limit.title} {text(limit.figure, value)}, limit {text(limit.figure, limit.most)}: {limit.meaning}"
+        f"{limit.title} {text(limit.figure, value)} (limit {text(limit.figure, limit.most)}): {limit.meaning}"
         for limit in LIMITS
         if limit.figure not in blurs
         and (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None

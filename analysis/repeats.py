@@ -13,9 +13,17 @@ from collections.abc import Sequence
 import msgspec
 
 from analysis.report import Block, Document, Findings, Kind, Paragraph, Section, findings
-from analysis.report.format import UNKNOWN, asked, count, share, significant, simulated, unit_of, who
+from analysis.report.format import UNKNOWN, asked, count, figure_title, share, significant, simulated, unit_of, who
 from analysis.report.tables import objectives, table
-from analysis.stats import CONFIDENCE, DECIMALS, mean_and_deviation, share_interval, student_quantile
+from analysis.stats import (
+    CONFIDENCE,
+    DECIMALS,
+    PERCENTILES,
+    mean_and_deviation,
+    samples_needed,
+    share_interval,
+    student_quantile,
+)
 from analysis.summary import Summary
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -41,6 +49,8 @@ class OverRuns(msgspec.Struct, frozen=True):
     ci95: tuple[float, float] | None
     values: list[float | None]
     """Of each run, in order."""
+    thin: bool = False
+    """A percentile that some run has too few samples for."""
 
 
 class BetweenRuns(msgspec.Struct, frozen=True):
@@ -59,7 +69,7 @@ class BetweenRuns(msgspec.Struct, frozen=True):
 
 def between(summaries: Sequence[Summary]) -> BetweenRuns:
     """From their summaries in the order in which they ran."""
-    states, values = state(summaries), [figures_of(summary) for summary in summaries]
+    states, values = state(summaries), [figures_of(summary, thin=True) for summary in summaries]
     cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
     if not cold:
         said = "All runs started warm: requests had been sent to the server before each."
@@ -79,8 +89,9 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
     )
 
 
-def figures_of(summary: Summary) -> dict[str, float | None]:
-    """The figures of one run by which runs are told apart; None where the run has none, or too few samples for it."""
+def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
+    """The figures of one run by which runs are told apart; None where it has none, or too few samples, unless
+    `thin` ones are wanted too."""
     complete, total = completed(summary)
     found: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
     found["complete"] = complete / total if total else None
@@ -88,8 +99,8 @@ def figures_of(summary: Summary) -> dict[str, float | None]:
         found |= {"goodput": good.per_s, "attainment": good.attainment}
     for latency, described in summary.latency.items():
         for statistic in STATISTICS:
-            thin = statistic in described.thin
-            found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described.of(statistic)
+            known = thin or statistic not in described.thin
+            found[f"{latency.removesuffix('_s')}.{statistic}"] = described.of(statistic) if known else None
     return found | {"skew": summary.burst.skew_s}
 
 
@@ -113,7 +124,10 @@ def over_runs(values: Sequence[float | None]) -> OverRuns:
 
 def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverRuns:
     """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
-    (Clopper and Pearson), however alike the runs are."""
+    (Clopper and Pearson), however alike the runs are. A percentile of too few samples is marked as such."""
+    latency, _, statistic = name.partition(".")
+    if any(statistic in found.thin for each in summaries if (found := each.latencies.get(f"{latency}_s"))):
+        return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
         return figure
     low, high = figure.ci95
@@ -140,7 +154,7 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
     """What repeats say together: the figures shown, with their interval between runs and each run's value."""
     few = found.runs <= VALUES_MOST
     heads: dict[str, Kind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
-    rows = []
+    rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = found.figures.get(figure_name)
         if figure is None or figure.mean is None:
@@ -149,9 +163,19 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
         ends = UNKNOWN if figure.ci95 is None else " to ".join(significant(end * factor, 4) for end in figure.ci95)
         each = ", ".join(significant(value and value * factor, 4) for value in figure.values)
         last = each if few else share(None if figure.std is None or not figure.mean else figure.std / figure.mean)
-        rows.append((figure_name, unit, significant(figure.mean * factor, 4), ends, last))
+        mark = "*" if figure.thin else ""
+        rows.append((figure_title(figure_name), unit, significant(figure.mean * factor, 4) + mark, ends, last))
+        if figure.thin:
+            statistic = figure_name.partition(".")[2]
+            needed[statistic] = f"{statistic} {samples_needed(PERCENTILES[statistic]):,}"
+    notes = [f"* too few independent samples: {', '.join(needed.values())} needed."] if needed else []
     shown = table(
-        title or "between runs", heads | {"each run" if few else "spread": "text"}, rows, several=True, id="repeats"
+        title or "between runs",
+        heads | {"each run" if few else "spread": "text"},
+        rows,
+        several=True,
+        id="repeats",
+        notes=notes,
     )
     text = Paragraph(f"The interval is of the mean over {count(found.runs, 'run')} (Student's t).")
     if found.runs == 1:

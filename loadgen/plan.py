@@ -36,8 +36,8 @@ from workloads.prompts import tokenizer_file
 from workloads.ruler import Counter
 from workloads.syntax import WorkloadError
 
-Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
-"""Under which heading `--help` lists an option."""
+Group = Literal["Load", "Server", "Prompts", "Output", "Advanced"]
+"""Under which heading `--help` lists an option; of advanced ones its first screen has the names alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Plan(BaseModel):
     ] = ""
     endpoint: Annotated[
         EndpointName | None,
-        RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
+        RunOption("Advanced", "start", f"{any_of(_endpoints())}; the server's native one by default."),
     ] = None
     url: Annotated[URL | None, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
@@ -137,72 +137,72 @@ class Plan(BaseModel):
     duration_s: Annotated[float | None, RunOption("Load"), Field(gt=0, le=7 * 86_400)] = None
     """Nothing is due later than this."""
     # None: as many as the plan can have under way.
-    max_in_flight: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
+    max_in_flight: Annotated[int | None, RunOption("Advanced"), Field(ge=1, le=1_000_000)] = None
     """Past it a request that is due is dropped, and counted."""
-    warmup: Annotated[int, RunOption("Load"), Field(ge=0, le=10_000)] = 0
+    warmup: Annotated[int, RunOption("Advanced"), Field(ge=0, le=10_000)] = 0
     """Requests to send before the clock starts; in no figure."""
-    workers: Annotated[int, RunOption("Load"), Field(ge=1, le=256)] = 1
+    workers: Annotated[int, RunOption("Advanced"), Field(ge=1, le=256)] = 1
     """Processes that share the load."""
-    timeout_s: Annotated[float, RunOption("Load", "start"), Field(gt=0)] = 600.0
+    timeout_s: Annotated[float, RunOption("Advanced", "start"), Field(gt=0)] = 600.0
     """After which one request is given up; 600s by default."""
     repeats: Annotated[int, RunOption("Load"), Field(ge=1, le=1000)] = 1
-    """Run it so often, each time with the next seed: see docs."""
+    """Run it this many times, each with the next seed."""
     repeat: int = Field(0, ge=0)
     """Which of the repeats this run is, from 1; 0 for a run by itself."""
     workload: Annotated[str, RunOption("Prompts", "form")] = "synthetic"
-    """What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, multi-turn:turns=K
+    """What is asked: synthetic, sharegpt:FILE, jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K
     (sessions), ..."""
     # A number, or the canonical text of workloads.lengths.
     input_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 512
-    """Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B,
-    lognormal:mean=M,cv=C, empirical:FILE, ..."""
+    """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact by the server's
+    own tokenizer."""
     output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = Field(default_factory=_outputs)
-    """Tokens to generate, likewise; by default those that a file's own answers have (answers), else 128. max:128 and so
-    on lets answers end early."""
-    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}
+    """Tokens to generate: 128 (default), uniform:A..B, ... as above; those of a file's own answers (answers, its
+    default). max:128 and so on lets answers end early."""
+    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Advanced", "start")] = {}
     """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
-    ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
+    ignore_eos: Annotated[bool, RunOption("Advanced", "start")] = True
     """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
-    image: Annotated[tuple[str, ...], AfterValidator(_sizes), RunOption("Prompts", "start")] = ()
+    image: Annotated[tuple[str, ...], AfterValidator(_sizes), RunOption("Advanced", "start")] = ()
     """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
-    seed: Annotated[int, RunOption("Prompts", "form")] = 0
+    seed: Annotated[int, RunOption("Advanced", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, AfterValidator(_there), RunOption("Prompts", "start")] = None
+    tokenizer: Annotated[Path | None, AfterValidator(_there), RunOption("Advanced", "start")] = None
     """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
-    lengths: Annotated[Counter | None, RunOption("Prompts", "start")] = None
+    lengths: Annotated[Counter | None, RunOption("Advanced", "start")] = None
     """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
-    api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
+    api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
-    header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Server", "start")] = ()
+    header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Advanced", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
-    ca_file: Annotated[Path | None, AfterValidator(certificates), RunOption("Server", "start")] = None
+    ca_file: Annotated[Path | None, AfterValidator(certificates), RunOption("Advanced", "start")] = None
     """Certificate authorities for https, in PEM."""
-    insecure: Annotated[bool, RunOption("Server", "start")] = False
+    insecure: Annotated[bool, RunOption("Advanced", "start")] = False
     """Do not check certificates."""
-    real: Annotated[bool, RunOption("Server", "start")] = False
+    real: Annotated[bool, RunOption("Advanced", "start")] = False
     """Never fall back to the simulated server."""
-    force: Annotated[bool, RunOption("Server", "start")] = False
+    force: Annotated[bool, RunOption("Advanced", "start")] = False
     """Measure a version of a server that is known to mislead."""
-    speed: Annotated[float, RunOption("Server", "start"), Field(gt=0)] = 5.0
+    speed: Annotated[float, RunOption("Advanced", "start"), Field(gt=0)] = 5.0
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
-    window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Measurement")] = None
+    window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Advanced")] = None
     """What the figures are of; else chosen."""
-    stamps: Annotated[StampsName, RunOption("Measurement", "start")] = AUTO
+    stamps: Annotated[StampsName, RunOption("Advanced", "start")] = AUTO
     """Where arrival instants come from: ring, the kernel's stamp of each packet; socket, that of each read; user, this
     process's clock, as late as it is; or auto, the best that works here."""
-    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
+    metrics_every_s: Annotated[float, RunOption("Advanced", "start"), Field(ge=0), SELDOM] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""
-    dcgm_url: Annotated[URL | None, RunOption("Measurement", "start")] = None
+    dcgm_url: Annotated[URL | None, RunOption("Advanced", "start")] = None
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
-    gpu: Annotated[bool | None, RunOption("Measurement")] = None
+    gpu: Annotated[bool | None, RunOption("Advanced")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
-    server_pid: Annotated[tuple[int, ...], RunOption("Measurement")] = ()
+    server_pid: Annotated[tuple[int, ...], RunOption("Advanced")] = ()
     """A server process on this machine, whose memory is read with that of its children; repeatable."""
-    label: Annotated[str, RunOption("Output", "start"), Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = "run"
+    label: Annotated[str, RunOption("Advanced", "start"), Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = "run"
     """A word for the run's folder and report."""
-    platform: Annotated[str, RunOption("Output", "start"), Field(max_length=60)] = ""
+    platform: Annotated[str, RunOption("Advanced", "start"), Field(max_length=60)] = ""
     """What the server runs on, such as A800; stands by its name."""
 
     if not TYPE_CHECKING:  # type checkers see the fields

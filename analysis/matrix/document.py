@@ -15,11 +15,11 @@ import numpy as np
 from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
-from analysis.metrics import METRICS, by_key
+from analysis.metrics import METRICS
 from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution
-from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
+from analysis.report.format import UNKNOWN, count, duration, figure_title, scale_of, share, significant, size, unit_of
 from analysis.report.tables import Cells, numbers, table
 from analysis.summary import Summary
 
@@ -52,13 +52,6 @@ def in_a_line(summary: Summary) -> str:
     if not summary.requests.all_complete:
         text += f", {findings.endings(summary).rstrip('.')}"
     return text if summary.client.ok else f"{text}, possible client bottleneck"
-
-
-def figure_title(name: str) -> str:
-    """`TTFT, median`; a rate by its title."""
-    key, _, statistic = name.partition(".")
-    named = {"p50": "median"}.get(statistic, statistic)
-    return f"{by_key(key).short}, {named}" if statistic else by_key(key).title
 
 
 class MatrixReport:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from analysis.metrics import by_key
+
 if TYPE_CHECKING:
     from analysis.summary import RunInfo, Summary
 
@@ -69,6 +71,14 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     if figure.endswith("_per_s"):
         return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
     return scale_of(value)
+
+
+def figure_title(figure: str) -> str:
+    """What it is called, by its name as --assert knows it: `TTFT p99`; a rate by its title."""
+    key, _, statistic = figure.partition(".")
+    if key in ("complete", "goodput", "attainment"):
+        return key.capitalize()
+    return f"{by_key(key).short} {statistic}" if statistic else by_key(key).title
 
 
 def plain(text: str, kept: str = "") -> str:

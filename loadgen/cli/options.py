@@ -15,6 +15,8 @@ from typer import BadParameter, Option
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+LOAD, OUTPUT, ADVANCED = ({"rich_help_panel": heading} for heading in ("Load", "Output", "Advanced"))
+"""Under which heading of `--help` an option stands that is no field of the Plan."""
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h)?")
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}

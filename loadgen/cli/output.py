@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from msgspec import to_builtins
 from typer import Option
 
 from loadgen import errors
+from loadgen.cli.options import ADVANCED, OUTPUT
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -25,27 +28,28 @@ if TYPE_CHECKING:
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
     from loadgen.engine.health import Counts
+    from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
 
-OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
 ASSERT = (
-    "What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
+    "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
     "Exit code 4 when one fails, 6 when one is inconclusive."
 )
 UNTOLD = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
-GOOD = "What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all."
-Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **OUTPUT)]
+GOOD = "Objective of each request, such as 'ttft < 500ms'; repeatable: a good one meets all."
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but what failed.", **OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
 Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
 Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
 CountsAs = Literal["pass", "fail"] | None
-Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **OUTPUT)]
+Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **ADVANCED)]
 Junit = Annotated[
-    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **OUTPUT)
+    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **ADVANCED)
 ]
 
 PLAIN_EVERY_S = 5.0
+BAR_LEAST, BAR_MOST = 6, 24
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
@@ -139,12 +143,13 @@ class Output:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
-    def progress(self, requests: int | None, *, plain: bool = True) -> Iterator[OnProgress]:
+    def progress(self, plan: Plan | None, *, plain: bool = True) -> Iterator[OnProgress]:
         """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
+        requests, duration_s = (None, None) if plan is None or plan.of_sessions else (plan.n, plan.duration_s)
         if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
         else:
-            with shown_progress(requests, sys.stderr) as show:
+            with shown_progress(requests, duration_s, sys.stderr) as show:
                 yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
@@ -274,38 +279,94 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> No
 
 
 @contextmanager
-def shown_progress(requests: int | None, stream: TextIO) -> Iterator[OnProgress]:
+def shown_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
     """Shows what it gets at its own pace: one live line in a terminal, a plain line every few seconds elsewhere."""
-    began_s = rated_s = time.monotonic()
-    shown_s, tokens = 0.0, 0
-
-    def line(phase: str, counts: Counts, now_s: float) -> str:
-        nonlocal rated_s, tokens
-        rate = (counts.tokens - tokens) / max(now_s - rated_s, 1e-9)
-        if now_s - rated_s >= 1.0:
-            rated_s, tokens = now_s, counts.tokens
-        of = "" if requests is None else f"/{requests}"
-        return (
-            f"{now_s - began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
-            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
-            f"{counts.failed} failed, {counts.dropped} dropped, {max(rate, 0):,.0f} tokens/s"
-        )
+    look = _ProgressLine(requests, duration_s)
+    shown_s = 0.0
 
     def show_plain(phase: str, counts: Counts) -> None:
         nonlocal shown_s
-        now_s = time.monotonic()
-        if now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
-            shown_s = now_s
-            print(line(phase, counts, now_s), file=stream, flush=True)
+        look.take(phase, counts)
+        if look.now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
+            shown_s = look.now_s
+            print(look.plain(phase, counts), file=stream, flush=True)
 
     if not stream.isatty():
         yield show_plain
         return
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
-    with Live(console=Console(file=coloured(stream), highlight=False), auto_refresh=False, transient=True) as live:
-        yield lambda phase, counts: live.update(line(phase, counts, time.monotonic()), refresh=True)
+    console = Console(file=coloured(stream), highlight=False)
+    bar = "━╌" if console.encoding.startswith("utf") else "#-"
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show_live(phase: str, counts: Counts) -> None:
+            look.take(phase, counts)
+            live.update(Text(look.live(phase, counts, console.width, bar), no_wrap=True), refresh=True)
+
+        yield show_live
+
+
+class _ProgressLine:
+    """What is said of a run that goes on: how far it is, TTFT so far, tokens of the last second, what went wrong."""
+
+    def __init__(self, requests: int | None, duration_s: float | None) -> None:
+        self._requests, self._duration_s = requests, duration_s
+        self._began_s = self.now_s = time.monotonic()
+        self._running_s: float | None = None
+        self._tokens = deque([(self.now_s, 0)])
+
+    def take(self, phase: str, counts: Counts) -> None:
+        """These are the counts now. The oldest one kept is as close to a second ago as there is."""
+        self.now_s = time.monotonic()
+        if phase != "connecting":
+            self._running_s = self._running_s or self.now_s
+        self._tokens.append((self.now_s, counts.tokens))
+        while len(self._tokens) > 2 and self._tokens[1][0] <= self.now_s - 1:
+            self._tokens.popleft()
+
+    def plain(self, phase: str, counts: Counts) -> str:
+        """Every count."""
+        of = "" if self._requests is None else f"/{self._requests}"
+        return (
+            f"{self.now_s - self._began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
+            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
+            f"{counts.failed} failed, {counts.dropped} dropped, {', '.join(self._figures(counts))}"
+        )
+
+    def live(self, phase: str, counts: Counts, width: int, bar: str) -> str:
+        """One line of fewer than `width` characters; where that is too few, its end is left out, and first the bar."""
+        done, left = self._far(counts)
+        wrong = {state: n for state in ("failed", "truncated", "dropped") if (n := getattr(counts, state))}
+        parts = [phase] if phase == "connecting" else [left, *self._figures(counts)]
+        parts += [f"{sum(wrong.values()):,} {'incomplete' if len(wrong) > 1 else next(iter(wrong))}"] if wrong else []
+        elapsed, said = f"{self.now_s - self._began_s:6.1f} s  ", "  ".join(parts)
+        room = min(BAR_MOST, width - 3 - len(elapsed) - len(said))
+        if done is not None and room >= BAR_LEAST:
+            full = round(min(1.0, done) * room)
+            said = f"{bar[0] * full}{bar[1] * (room - full)}  {said}"
+        return f"{elapsed}{said}"[: width - 1]
+
+    def _far(self, counts: Counts) -> tuple[float | None, str]:
+        """Which share is done, of the time or of the requests, and what is left of it."""
+        ended = counts.complete + counts.truncated + counts.failed + counts.dropped
+        passed_s = self.now_s - (self._running_s or self.now_s)
+        if self._duration_s is not None and passed_s < self._duration_s:
+            minutes, seconds = divmod(math.ceil(self._duration_s - passed_s), 60)
+            return passed_s / self._duration_s, f"{minutes}:{seconds:02} left"
+        if self._requests is None or self._duration_s is not None:
+            return None, f"{max(0, counts.sent + counts.dropped - ended):,} in flight"
+        return ended / self._requests, f"{self._requests - ended:,} left"
+
+    def _figures(self, counts: Counts) -> list[str]:
+        from analysis.report.format import duration
+
+        (began_s, before), (ended_s, after) = self._tokens[0], self._tokens[-1]
+        rate = max(0.0, (after - before) / max(ended_s - began_s, 1e-9))
+        ttft = [f"mean TTFT {duration(counts.ttft_ns / counts.answered / 1e9)}"] if counts.answered else []
+        return [*ttft, f"{rate:,.0f} tokens/s"]
 
 
 def show(document: Document) -> None:

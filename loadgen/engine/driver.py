@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.decode import no_connection, record_of, said
 from loadgen.engine.feed import Feed, Sessions, Slot
-from loadgen.engine.health import Counts, Health
+from loadgen.engine.health import Counts, FirstTokens, Health
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
@@ -94,7 +94,7 @@ class Driver:
         await self._all_done.wait()
         ticking.cancel()
         self._recorder.sample(self._clock.now_ns())
-        self._recorder.watch(self._in_flight)
+        self._recorder.watch(self._in_flight.keys())
 
     def interrupt(self) -> None:
         """Send nothing more and end what is in flight, keeping what came."""
@@ -279,7 +279,7 @@ class Driver:
                 for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
                     exchange.drain()
                     exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
-                self._recorder.watch(self._in_flight)
+                self._recorder.watch(self._in_flight.keys())
                 if self._feed.more:
                     self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
@@ -317,6 +317,7 @@ class Recorder:
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = 0
+        self._first = FirstTokens(counts, self._arrived_ns)
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -339,13 +340,20 @@ class Recorder:
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
 
-    def watch(self, in_flight: Collection[Exchange]) -> None:
+    def watch(self, in_flight: Set[Exchange]) -> None:
         """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
         self._stamps.collect()
         arriving = [pieces for exchange in in_flight if (pieces := self._stamps.pieces(exchange))]
         ended = [self._stamps.pieces(exchange) for _, exchange, *_ in self.ended if exchange is not None]
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
+        self._first.look(in_flight)
+
+    def _arrived_ns(self, exchange: Exchange, place: int) -> int | None:
+        """When the byte at this place of an unfinished answer arrived; None where the source cannot say yet."""
+        if not self._stamps.ready(exchange):
+            return None
+        return self._stamps.instants(exchange, [place + 1], self._clocks.to_monotonic)[0][0]
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
@@ -361,6 +369,7 @@ class Recorder:
         record.reopened = slot.reopened
         self._sink.add(record)
         self._tokens += sum(record.chunk_tokens)
+        self._first.take(exchange, record)
         setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
         slot.exchange, slot.payload = None, b""
         if slot.conversation is not None:

@@ -38,7 +38,7 @@ from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.interactive import interactive_plan, locust_option
-from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
+from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan, run_options
 from loadgen.prepare import default_folder
 from loadgen.server import longest_of, named
@@ -61,9 +61,11 @@ SERVER = "vllm"
 """Who is asked where neither a server nor a URL is named."""
 LOG = logging.getLogger("loadgen")
 INSERTED = (
-    b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen"></section>'
+    b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen" aria-label="Exact figures"></section>'
     b'<script src="./loadgen/live.js"></script></body>'
 )
+BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
+"""Locust's column of what it takes for lengths of answers: users of ours give it tokens."""
 REPORT_LIMIT_S = 300
 LOCUSTS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
 """What Locust's own form holds: how much load, for how long, by which users."""
@@ -349,6 +351,9 @@ def _files(plan: Plan) -> set[str]:
 
 def _completed(answer: Response, session: LocustSession, base: str) -> Response:
     answer.headers.pop("Access-Control-Allow-Origin", None)
+    if request.path.endswith((".js", "/stats/report")) and answer.status_code == 200:
+        answer.direct_passthrough = False
+        answer.set_data(answer.get_data().replace(BYTES, TOKENS))
     if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
         answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
     elif request.path == f"{base}/stats/requests" and answer.is_json and session.run is not None:
@@ -369,12 +374,15 @@ def _live(session: LocustSession) -> Response:
     if (run := session.run) is None:
         return jsonify({"server": server, "run": None})
     since, figures = request.args.get("since", 0, type=int), run.figures
+    span = request.args.get("span", "run")
+    states = {**figures.states, "failed": figures.states["failed"] - figures.cut_off, "cut_off": figures.cut_off}
     told = {
         "folder": str(run.folder),
         "ended": run.ended,
-        "requests": {"in_flight": len(run.in_flight), "users": session.users, **figures.states},
+        "requests": {"in_flight": len(run.in_flight), "users": session.users, **states},
         "tokens": figures.tokens,
-        "latency": run.latency(),
+        "latency": run.latency(span if span in SPANS else "run"),
+        "level": figures.level,
         "failures": [
             {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
         ],

@@ -238,7 +238,7 @@ class Serving:
         self._book.write("begin", **repeat.key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
-            with self._progress(None if plan.of_sessions else plan.n, plain=False) as on_progress:
+            with self._progress(plan, plain=False) as on_progress:
                 footer = prepare.run(
                     plan.model_copy(update={"url": server.url, "server_pid": pids}),
                     folder,

@@ -156,7 +156,7 @@ def test_chunks_are_not_called_tokens(tmp_path: Path) -> None:
 def test_help_says_what_lengths_there_are(tmp_path: Path) -> None:
     """Of `burst` as of `run`."""
     for name in ("burst", "run"):
-        shown = " ".join(in_process(tmp_path, name, "--help")[1].split())
+        shown = " ".join(in_process(tmp_path, name, "--help-all")[1].split())
         assert "--workload" in shown
         assert "--lengths" in shown
         assert "max:128" in shown

@@ -48,8 +48,9 @@ def colourful(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_it_under_its_heading() -> None:
     """`--help` of each command that runs a plan has it, with its help; another command has not."""
     for command in ("burst", "run", "ui"):
-        code, shown, _ = in_process(ROOT, command, "--help")
-        prompts = shown.partition("Prompts:")[2].partition("Measurement:")[0]
+        assert "--colour" in in_process(ROOT, command, "--help")[1]
+        code, shown, _ = in_process(ROOT, command, "--help-all")
+        prompts = shown.partition("Prompts:")[2].partition("Advanced:")[0]
         assert code == 0
         assert "--colour" in prompts
         assert HELP in " ".join(prompts.split())

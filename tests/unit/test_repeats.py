@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def test_shares_are_no_surer_than_their_requests(tmp_path: Path) -> None:
 
 
 def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
-    """Each figure has the value of each run, in order; percentiles that rest on too few samples are none."""
+    """Each figure has the value of each run, in order, by the name it has elsewhere; a percentile of too few samples is
+    marked."""
     found = between(summaries(tmp_path, [1.0, 3.0, 2.0]))
     assert found.runs == 3
     values = found.figures["e2e.p50"].values
@@ -55,10 +57,15 @@ def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
         *values[1:],
     ]
     assert sorted(each or 0 for each in values) == [values[0], values[2], values[1]]
-    assert found.figures["ttft.p99"].mean is None
+    assert (found.figures["ttft.p99"].thin, found.figures["e2e.p50"].thin) == (True, False)
     text = render(document(found, summaries(tmp_path / "text", [1.0, 3.0, 2.0])))
     assert "95 % between runs" in text
     assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"^TTFT p99 +\w+ +[\d.]+\* ", text, re.M)
+    assert re.search(r"^TTFT p50 +\w+ +[\d.]+ ", text, re.M)
+    assert "Output throughput" in text
+    assert "* too few independent samples: p99 662" in text
+    assert "ttft.p50" not in text
 
 
 def test_the_first_repeat_is_cold_unless_warmed_up(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_every_finding_has_its_line(simulated: Summary) -> None:
     text = " ".join(text_of(simulated).split())
     assert "100 of 103 requests complete; 3 failed." in text
     assert "Invalid: possible client bottleneck" in text
-    assert "Longest stall 2.00 s, limit 200 ms" in text
+    assert "Longest stall 2.00 s (limit 200 ms)" in text
 
 
 def test_an_open_loop_says_what_was_delivered_and_measured(tmp_path: Path) -> None:

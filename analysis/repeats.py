@@ -2,7 +2,7 @@
 
 Requests of one run share one server and one stretch of time, so an interval made from them says nothing about another
 run. The interval here is over runs: Student's t on one figure per run (Student, "The probable error of a mean", 1908).
-It is the one that counts when runs are compared, and it needs two runs at least.
+It is the one that counts when runs are compared, and it needs RUNS_LEAST.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ SHOWN = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete", "goodput", "attainment"),
     *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
 )
+RUNS_LEAST = 3
+"""Of fewer runs an interval says nothing: of two it is 13 times as wide as they differ."""
 VALUES_MOST = 5
 """More runs than these have no room for each value in a line."""
 
@@ -37,8 +39,9 @@ class OverRuns(msgspec.Struct, frozen=True):
     mean: float | None
     """None where a run does not have the figure."""
     std: float | None
-    """None for fewer than two runs, as the interval is."""
+    """None for fewer than two runs."""
     ci95: tuple[float, float] | None
+    """None for fewer than three runs."""
     values: list[float | None]
     """Of each run, in order."""
 
@@ -106,6 +109,8 @@ def over_runs(values: Sequence[float | None]) -> OverRuns:
     mean, deviation = mean_and_deviation(known)
     if deviation is None:
         return OverRuns(1, mean, None, None, [*known])
+    if len(known) < RUNS_LEAST:
+        return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), None, [*known])
     margin = student_quantile((1 + CONFIDENCE) / 2, len(known) - 1) * deviation / math.sqrt(len(known))
     ends = round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)
     return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), ends, [*known])
@@ -154,8 +159,8 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
         title or "between runs", heads | {"each run" if few else "spread": "text"}, rows, several=True, id="repeats"
     )
     text = Paragraph(f"The interval is of the mean over {count(found.runs, 'run')} (Student's t).")
-    if found.runs == 1:
-        text = Paragraph("One run says nothing about the difference between runs.", "warning")
+    if found.runs < RUNS_LEAST:
+        text = Paragraph(f"{count(found.runs, 'run')}: an interval between runs takes {RUNS_LEAST}.", "warning")
     return Section(name, title, [shown, text, Paragraph(found.state_said)])
 
 

@@ -20,7 +20,7 @@ const Report = (() => {
   const element = (name) => document.getElementById(`chart-${name}`);
 
   // On a narrow screen each run has a line of the legend to itself, and charts grow by it (page.css).
-  if (several) root.style.setProperty("--legend", `${1.1 * DATA.runs.length}rem`);
+  if (several) root.style.setProperty("--legend", `${1.1 * new Set(DATA.runs.map(({ name }) => name)).size}rem`);
 
   function layout(changes) {
     const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
@@ -110,6 +110,11 @@ const Report = (() => {
         for (const [axis, { factor }] of Object.entries(spec.scales)) found[axis] = found[axis].map((each) => each === null ? null : each * factor);
         return found;
       })).filter(({ x }) => x.length);
+    traces.forEach((trace, index) => { // runs of one name are one entry of the legend
+      if (!several || !traces.some(({ name }, other) => other !== index && name === trace.name)) return;
+      trace.legendgroup = trace.name;
+      if (traces.findIndex(({ name, showlegend }) => name === trace.name && showlegend !== false) !== index) trace.showlegend = false;
+    });
     const changes = resolved(spec.layout, null, spec);
     if (changes.showlegend) changes.margin = { l: 48, r: 14, t: 34, b: 44 };
     if (element(spec.id).closest("section").querySelector("input[name=axis][value=log]")?.checked) {

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TextIO
+from urllib.parse import quote
 
 from msgspec import to_builtins
 from typer import Option
@@ -235,6 +237,12 @@ def runs_in(path: Path) -> list[Path]:
         return [path]
     found = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
     return sorted(found, key=lambda run: int(run.name[7:])) or [path]
+
+
+def report_link(run: Path, page: Path) -> str:
+    """From `page` to the report of a run; empty where there is none."""
+    file = run / "report.html"
+    return quote(relpath(file, page.parent)) if file.exists() else ""
 
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:

@@ -37,8 +37,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     folder = tmp_path_factory.mktemp("compared")
     a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
     found = compare([a], [b], gates=parse_gates(["e2e.p50 worse by 5%"]))
-    parts = [reported(each.run, each.frame, each.summary) for each in (a, b)]
-    (folder / "page.html").write_text(render(document(found, parts)), "utf-8")
+    parts = [[reported(each.run, each.frame, each.summary)] for each in (a, b)]
+    (folder / "page.html").write_text(render(document(found, *parts)), "utf-8")
     return folder / "page.html", found
 
 

@@ -32,7 +32,9 @@ def test_the_interval_is_students(values: list[float]) -> None:
     assert found.ci95 == pytest.approx([low, high], rel=1e-7)
 
 
-@pytest.mark.parametrize(("values", "mean"), [([], None), ([4.0], 4.0), ([1.0, 2.0], 1.5), ([1.0, None], None), ([None], None)])
+@pytest.mark.parametrize(
+    ("values", "mean"), [([], None), ([4.0], 4.0), ([1.0, 2.0], 1.5), ([1.0, None], None), ([None], None)]
+)
 def test_too_few_values_have_no_interval(values: list[float | None], mean: float | None) -> None:
     """One run or two have a figure and no interval; a figure that one of the runs lacks is no figure of them all."""
     found = over_runs(values)

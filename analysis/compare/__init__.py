@@ -37,8 +37,7 @@ from analysis.compare.figures import (
     of_single_runs,
 )
 from analysis.compare.noise import RUNS_DIFFER, ComparedRun, name_of
-from analysis.metrics import by_key
-from analysis.repeats import state
+from analysis.repeats import figure_title, state
 from analysis.report import tables, terminal
 from analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
 from analysis.report.format import UNKNOWN, count, share, significant, simulated, started, unit_of
@@ -332,7 +331,8 @@ def page(
     sections = [replace(first, blocks=[first.blocks[0], *shown, *first.blocks[1:]])]
     for name, title in {"latency": "Latency, A and B", "goodput": "Goodput", "course": "Output over time"}.items():
         if own := [each for each in charts if each.section == name]:
-            refs = [doc.ChartRef(each.id, each.title, _medians(found, each.id)) for each in own]
+            titles = {each.id: "Output tokens per second" if each.script else each.title for each in own}
+            refs = [doc.ChartRef(each.id, titles[each.id], _medians(found, each.id)) for each in own]
             sections.append(doc.Section(name, title, refs, title.partition(",")[0], [axis][: name == "latency"]))
     texts = [doc.Paragraph(text) for text in (found.method, *found.notes)]
     sections.append(doc.Section("method", "Method", [doc.Disclosure("Method and conditions", texts)]))
@@ -378,7 +378,7 @@ def _medians(found: Comparison, chart: str) -> list[str]:
 
 def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
     """Each with its figures, a link to its own report, and its command."""
-    heads: dict[str, doc.Kind] = {"": "text", "run": "head", "began, UTC": "text"}
+    heads: dict[str, doc.Kind] = {"side": "text", "run": "head", "began, UTC": "text"}
     named, commands = [], list[doc.Block]()
     for place, (side, run) in enumerate(runs):
         name = doc.TableCell(name_of(run.run), link=links[place] if links else "")
@@ -426,11 +426,9 @@ def _cards(found: Comparison) -> list[doc.Card]:
     """By how much B differs, in the figures that are asked for first."""
     cards = []
     for row in (row for row in found.rows if row.figure in CARDS and row.difference is not None):
-        key, _, statistic = row.figure.partition(".")
-        label = f"{by_key(key).short} {statistic}" if statistic else by_key(key).title
         a, b, unit, by, interval = _texts(row, brief=True)
         ends = f"95 %: {interval}{'' if row.ratio_ci95 is None else ' %'}; {a} to {b} {unit}"
-        cards.append(doc.Card(label, by, _verdict(row), ends))
+        cards.append(doc.Card(figure_title(row.figure), by, _verdict(row), ends))
     return cards
 
 

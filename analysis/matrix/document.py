@@ -17,6 +17,7 @@ from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellDifference, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS, by_key
+from analysis.repeats import figure_title
 from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution
@@ -56,13 +57,6 @@ def in_a_line(summary: Summary) -> str:
     if not summary.requests.all_complete:
         text += f", {findings.endings(summary).rstrip('.')}"
     return text if summary.client.ok else f"{text}, possible client bottleneck"
-
-
-def figure_title(name: str) -> str:
-    """`TTFT, median`; a rate by its title."""
-    key, _, statistic = name.partition(".")
-    named = {"p50": "median"}.get(statistic, statistic)
-    return f"{by_key(key).short}, {named}" if statistic else by_key(key).title
 
 
 class MatrixReport:

@@ -29,7 +29,7 @@ const Report = (() => {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 48, r: 14, t: several ? 34 : 10, b: 44 },
-      showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
       ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH } : { autosize: true }),

@@ -329,8 +329,8 @@ def page(
     ratio = doc.ChartRef("comparison", "B as a share of A, with its interval", [CAPTION.format(found.margin * 100)])
     shown = doc.Cards(_cards(found)), replace(ratio, zoom="none")
     sections = [replace(first, blocks=[first.blocks[0], *shown, *first.blocks[1:]])]
-    for name, title in {"latency": "Latency, A and B", "goodput": "Goodput", "course": "Output over time"}.items():
-        if own := [each for each in charts if each.section == name]:
+    for name, title in {"latency": "Latency, A and B", "course": "Output, A and B"}.items():
+        if own := [each for each in charts if (each.section == "latency") == (name == "latency")]:
             titles = {each.id: "Output tokens per second" if each.script else each.title for each in own}
             refs = [doc.ChartRef(each.id, titles[each.id], _medians(found, each.id)) for each in own]
             sections.append(doc.Section(name, title, refs, title.partition(",")[0], [axis][: name == "latency"]))

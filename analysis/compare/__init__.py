@@ -308,7 +308,7 @@ def document(found: Comparison, *, brief: bool) -> doc.Document:
     section = _section(found, brief=brief)
     text = [doc.Paragraph(found.method, "note"), *(doc.Paragraph(note, "warning") for note in found.notes)]
     blocks = [*section.blocks, doc.Paragraph(_who(found)), *text]
-    return doc.Document("loadgen compare", found.title, [replace(section, blocks=blocks)], mark=found.mark)
+    return doc.Document("loadgen compare", found.title, [replace(section, title="", blocks=blocks)], mark=found.mark)
 
 
 def page(
@@ -419,7 +419,7 @@ def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
     findings += [doc.Finding(each.what, "error", f"Unequal work: {each.sentence}.") for each in found.unequal]
     findings += [doc.Finding("left out", "warning", text, "runs") for text in found.left_out]
     findings += [doc.Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
-    return doc.Section("comparison", "", [doc.Findings(findings), figures_table(found, brief=brief)])
+    return doc.Section("comparison", "B against A", [doc.Findings(findings), figures_table(found, brief=brief)])
 
 
 def _cards(found: Comparison) -> list[doc.Card]:

@@ -115,7 +115,7 @@ class MatrixReport:
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
             Section("figures", "Ranking", [Paragraph(MEANS), self._figures(SHOWN)]),
             Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
-            Section("differences", "Ratios between cells", self._differences(), "Differences"),
+            Section("differences", "Differences", self._differences()),
             Section("memory", "Memory", self._memory()),
             Section("lengths", "Requested and reported output lengths", self._lengths(), "Lengths"),
             Section("failures", "Failures", self._failures()),

@@ -157,7 +157,7 @@ class MatrixReport:
             if len(cells) == 1:
                 lines.append(f"{platform}: only {said[0]}.")
             elif cells:
-                lines.append(f"{platform}: {self._lead(*cells[:2])} {', '.join(said)}.")
+                lines.append(f"{platform}: {self._lead(cells)} {', '.join(said)}.")
         return lines
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
@@ -165,10 +165,14 @@ class MatrixReport:
         cells = [cell for cell in self._of(group) if cell.host == host]
         return sorted(cells, key=lambda cell: (not cell.valid, -(cell.figures[MAIN].mean or 0)))
 
-    def _lead(self, first: CellSummary, second: CellSummary) -> str:
+    def _lead(self, cells: Sequence[CellSummary]) -> str:
+        """Of cells in their order, the invalid ones last."""
+        invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
+        bottleneck = f"possible client bottleneck in every run of {invalid}." if invalid else ""
+        first, second = cells[:2]
+        if not second.valid:
+            return f"no ranking, {bottleneck}"
         leader, next_one = self.servers[first.server], self.servers[second.server]
-        if invalid := [self.servers[cell.server] for cell in (first, second) if not cell.valid]:
-            return f"no ranking, possible client bottleneck in every run of {' and '.join(invalid)}."
         told = self.between.get((first.cell, second.cell, MAIN)) or self.between[second.cell, first.cell, MAIN]
         if told.ratio is None:
             return "no ranking."
@@ -179,6 +183,7 @@ class MatrixReport:
         by = f"{by} % (95 %: {' to '.join(ends)} %)" if ends else f"{by} % (too few runs for an interval)"
         won = f"{leader} leads {next_one} by {by}."
         text = won if told.verdict == "different" else f"no winner: {leader} {by} on {next_one}."
+        text += f" Not ranked: {bottleneck}" if invalid else ""
         return text if told.equal_work else f"{text} Their output lengths differ: unequal work."
 
     def _findings(self) -> list[Finding]:

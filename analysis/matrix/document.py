@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Literal
-from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -356,7 +355,7 @@ class MatrixReport:
             cold = {True: "cold", False: "warm", None: UNKNOWN}[run.cold]
             began, rate = run.started_at[:19].replace("T", " "), significant(run.output_tokens_per_s, 4)
             texts = (str(run.repeat), began, _number(run.start), cold, str(run.seed), rate, run.verdict)
-            rows.append((cell, (*texts, TableCell(run.folder, link=f"{quote(run.folder)}/report.html"))))
+            rows.append((cell, (*texts, TableCell(run.folder, link=f"{run.folder}/report.html"))))
         return self._table("Runs, cell by cell", heads, rows)
 
     def _charts(self, group: tuple[str, str]) -> list[dict[str, Any]]:

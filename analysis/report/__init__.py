@@ -74,7 +74,7 @@ class TableCell(Struct, frozen=True):
     run: int | None = None
     code: bool = False
     link: str = ""
-    """Where the text leads, from the page."""
+    """The path of a file to which the text leads, from the page."""
     lines: Sequence[str] = ()
     """Instead of `text`, where there are several things to say."""
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TextIO
-from urllib.parse import quote
 
 from msgspec import to_builtins
 from typer import Option
@@ -244,7 +243,7 @@ def runs_in(path: Path) -> list[Path]:
 def report_link(run: Path, page: Path) -> str:
     """From `page` to the report of a run; empty where there is none."""
     file = run / "report.html"
-    return quote(relpath(file, page.parent)) if file.exists() else ""
+    return relpath(file, page.parent) if file.exists() else ""
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -1,9 +1,9 @@
-"""Make the pictures of docs/guides/read-a-report.md again, from two real reports of simulated servers.
+"""Make the pictures of docs/guides/read-a-report.md and compare.md again, from real reports of simulated servers.
 
     python docs/make_pictures.py          # needs Chromium; takes about a minute
 
 The first run is a burst at the built-in vLLM. The second is a Poisson load of prompts of many lengths on a simulated
-LightLLM that refuses some requests and breaks off some answers.
+LightLLM that refuses some requests and breaks off some answers. The others are compared: two cards, three bursts each.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ ALL = (
     Picture("percentiles", "burst", "#percentiles"),
     Picture("objectives", "load", "#objectives"),
     Picture("latencies", "load", "figure:has(#chart-latencies)"),
+    Picture("compare", "compare", "#comparison", 1200),
+    Picture("index", "index", "body", 1500),
     Picture("phone", "load", "#answer", 360, "dark"),
 )
 
@@ -61,18 +63,34 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         runs = {"burst": Path(folder) / "burst", "load": Path(folder) / "load"}
         subprocess.run([*LOADGEN, *BURST, "--out", runs["burst"]], check=False)
-        with simulated() as url:
+        with simulated("--server", "lightllm", *FAULTS) as url:
             subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)
+        pages = {name: run / "report.html" for name, run in runs.items()} | compared(Path(folder))
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for picture in ALL:
             page = browser.new_page(
                 viewport={"width": picture.width, "height": 900},
                 color_scheme="dark" if picture.scheme == "dark" else "light",
             )
-            page.goto((runs[picture.run] / "report.html").as_uri())
+            page.goto(pages[picture.run].as_uri())
             take(page, picture)
             page.close()
         browser.close()
+
+
+def compared(folder: Path) -> dict[str, Path]:
+    """The page of a comparison, and the index of its runs."""
+    for name, gpu in (("before", "RTX 3090"), ("after", "RTX 4090")):
+        with simulated("--server", "vllm", "--clock", "batching", "--speed", "2", "--gpu", gpu) as url:
+            burst = ["burst", "--server", "vllm", "--n", "100", "--repeats", "3", "--warmup", "8", "--label", "card"]
+            subprocess.run(
+                [*LOADGEN, *burst, "--url", url, "--quiet", "--out", f"runs/{name}"], check=False, cwd=folder
+            )
+    subprocess.run(
+        [*LOADGEN, "compare", "--html", "compare.html", "runs/before", "runs/after"], check=False, cwd=folder
+    )
+    subprocess.run([*LOADGEN, "report", "runs"], check=False, cwd=folder)
+    return {"compare": folder / "compare.html", "index": folder / "runs/index.html"}
 
 
 def take(page: Page, picture: Picture) -> None:
@@ -86,9 +104,9 @@ def take(page: Page, picture: Picture) -> None:
 
 
 @contextmanager
-def simulated() -> Iterator[str]:
-    """A simulated LightLLM with faults; gives its URL and ends with the block."""
-    command = [*LOADGEN, "sim", "--server", "lightllm", *FAULTS]
+def simulated(*options: str) -> Iterator[str]:
+    """A simulated server; gives its URL and ends with the block."""
+    command = [*LOADGEN, "sim", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:

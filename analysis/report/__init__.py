@@ -73,6 +73,8 @@ class TableCell(Struct, frozen=True):
     """Too few samples: `text` says how many it takes."""
     run: int | None = None
     code: bool = False
+    link: str = ""
+    """The path of a file to which the text leads, from the page."""
     lines: Sequence[str] = ()
     """Instead of `text`, where there are several things to say."""
     requests: Sequence[int] = ()
@@ -153,12 +155,12 @@ class Definitions(Struct, frozen=True, tag=True):
 
 
 class Switch(Struct, frozen=True):
-    """A choice of the reader's, which the page's scripts follow: radio buttons, or a list of more choices."""
+    """A choice of the reader's, which the page's scripts follow: radio buttons, a list, or words to look for."""
 
     name: str
     label: str
-    choices: Sequence[tuple[str, str]]
-    kind: Literal["radio", "select"] = "radio"
+    choices: Sequence[tuple[str, str]] = ()
+    kind: Literal["radio", "select", "search"] = "radio"
 
 
 class Disclosure(Struct, frozen=True, tag=True):

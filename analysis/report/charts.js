@@ -21,7 +21,7 @@ const Report = (() => {
   const element = (name) => document.getElementById(`chart-${name}`);
 
   // On a narrow screen each run has a line of the legend to itself, and charts grow by it (page.css).
-  if (several) root.style.setProperty("--legend", `${1.1 * DATA.runs.length}rem`);
+  if (several) root.style.setProperty("--legend", `${1.1 * new Set(DATA.runs.map(({ name }) => name)).size}rem`);
 
   // How many lines a legend takes on a screen this wide.
   function legendLines(place, traces) {
@@ -37,7 +37,7 @@ const Report = (() => {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 60, r: 16, t: several || changes.showlegend ? 15 + 19 * legendLines(place, traces) : 10, b: 44 },
-      showlegend: several, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 12 } },
+      showlegend: several, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
       ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH, height: PAPER_HEIGHT[place.className.split(" ")[1]] ?? 240 } : { autosize: true }),
@@ -129,6 +129,11 @@ const Report = (() => {
         for (const [axis, { factor }] of Object.entries(spec.scales)) found[axis] = found[axis].map((each) => each === null ? null : each * factor);
         return found;
       })).filter(({ x }) => x.length);
+    traces.forEach((trace, index) => { // runs of one name are one entry of the legend
+      if (!several || !traces.some(({ name }, other) => other !== index && name === trace.name)) return;
+      trace.legendgroup = trace.name;
+      if (traces.findIndex(({ name, showlegend }) => name === trace.name && showlegend !== false) !== index) trace.showlegend = false;
+    });
     const changes = resolved(spec.layout, null, spec);
     const chosen = (name) => element(spec.id).closest("section").querySelector(`input[name=${name}]:checked`)?.value;
     if (chosen("axis") === "log" || changes.xaxis?.type === "log") changes.xaxis = { ...changes.xaxis, type: "log", ...logarithmic(traces) };

@@ -193,20 +193,23 @@ def goodput(summaries: Summaries) -> Table:
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
 
-def overview(summaries: Summaries) -> Table:
-    """One row per run: latencies are in one unit down a column, to be compared."""
+def overview(summaries: Summaries, heads: Mapping[str, Kind] | None = None, named: Sequence[Cells] = ()) -> Table:
+    """One row per run: latencies are in one unit down a column, to be compared. `named` are the cells that tell the
+    runs apart, under `heads`."""
     rows: list[Cells] = []
     for place, each in enumerate(summaries):
         verdict = findings.verdict(each, findings.findings(each))
         rates = (each.throughput.output_tokens_per_s, each.throughput.requests_per_s)
-        cells = [_run(place), *(TableCell(significant(rate, 4), rate) for rate in rates)]
+        cells = [*(named[place] if named else [_run(place)])]
+        cells += [TableCell(significant(rate, 4), rate) for rate in rates]
         for name, figure, unit in OVERVIEW:
             cells.append(statistic(each.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
         ended = TableCell(f"{each.requests.complete:,} of {each.requests.planned:,}", each.requests.complete)
         rows.append([*cells, ended, TableCell(verdict.id, level=verdict.level)])
     latencies = (f"{METRICS[name].short} {figure}, {unit}" for name, figure, unit in OVERVIEW)
     columns = numbers("output, tokens/s", "requests, /s", *latencies, "complete")
-    return table("All runs", {"run": "head", **columns, "validity": "text"}, rows, several=True, id="overview")
+    heads = {**(heads or {"run": "head"}), **columns, "validity": "text"}
+    return table("All runs", heads, rows, several=True, id="overview")
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:

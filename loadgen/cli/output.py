@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TextIO
 
@@ -20,10 +22,11 @@ from typer import Option
 from loadgen import errors
 from loadgen.cli.options import ADVANCED, OUTPUT
 from loadgen.errors import OutputError, PlanError
+from loadgen.runfile import RunFileError
 
 if TYPE_CHECKING:
     from analysis.objectives import Objective
-    from analysis.repeats import BetweenRuns
+    from analysis.repeats import BetweenRuns, IndexedRun
     from analysis.report import Document
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
@@ -240,6 +243,46 @@ def runs_in(path: Path) -> list[Path]:
         return [path]
     found = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
     return sorted(found, key=lambda run: int(run.name[7:])) or [path]
+
+
+def report_link(run: Path, page: Path) -> str:
+    """From `page` to the report of a run; empty where there is none."""
+    file = run / "report.html"
+    return relpath(file, page.parent) if file.exists() else ""
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """All runs in a folder that is neither a run nor one of repeats; nothing of another."""
+    if not folder.is_dir() or runs_in(folder) != [folder] or (folder / "run.jsonl").exists():
+        return []
+    return sorted(file.parent for file in folder.rglob("run.jsonl"))
+
+
+def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
+    """The runs of a folder from their summary.json, which is made again where it is older than the run; and a sentence
+    for each that cannot be read."""
+    from msgspec import MsgspecError
+
+    from analysis.repeats import IndexedRun
+    from analysis.summary import from_json
+
+    found, unread = [], []
+    for run in runs:
+        file = run / "summary.json"
+        try:
+            try:
+                if file.stat().st_mtime < (run / "run.jsonl").stat().st_mtime:
+                    raise FileNotFoundError  # as if it were not there
+                summary = from_json(file.read_bytes())
+            except (OSError, MsgspecError):
+                summary = summarised(run, (), ()).summary
+                write_summary(run, summary)
+        except RunFileError as error:
+            unread.append(f"Left out: {error}")
+        else:
+            name = str(run.relative_to(folder))
+            found.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
+    return found, unread
 
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:

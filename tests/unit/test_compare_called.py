@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import Comparison, compare, document, read
+from analysis.compare import Comparison, compare, document, headline, read
 from analysis.compare.figures import parse_gates
 from analysis.report.terminal import render
 from tests.compared import limited, run, scripted
@@ -91,14 +91,18 @@ def test_servers_that_differ_unalike_in_each_phase_are_called(tmp_path: Path) ->
 
 
 def test_a_repeat_that_was_no_measurement_is_left_out(tmp_path: Path) -> None:
-    """One whose client was the limit; where all were, they are compared and marked."""
+    """One whose client was the limit; where all were, nothing is called, by a condition neither."""
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]
     found = compare([a[0], limited(a[1]), a[2]], a)
     assert (found.runs_a, found.runs_b, found.unequal) == (2, 3, [])
-    assert "Run 2 of A is left out: its client was the limit and measured itself (reads were late)." in found.notes
-    itself = compare([limited(a[0])], [limited(a[0])])
-    assert (itself.runs_a, itself.unequal) == (1, [])
-    assert any(note.startswith("The run of A is in doubt: its client was the limit") for note in itself.notes)
+    assert found.left_out == ["Run 2 of A is left out: possible client bottleneck (reads were late)."]
+    slower = limited(run(tmp_path / "slower", pace=3.0))
+    doubtful = compare([a[0]], [slower], gates=parse_gates(["tpot.p50 worse by 5%"]))
+    assert (doubtful.runs_a, doubtful.unequal) == (1, [])
+    assert doubtful.left_out == ["The run of B is in doubt: possible client bottleneck (reads were late)."]
+    assert set(verdicts(doubtful).values()) == {"cannot tell"}
+    assert doubtful.gates[0].verdict == "cannot tell"
+    assert headline(doubtful).sentence == "No verdict: possible client bottleneck in every run of B."
 
 
 def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:
@@ -108,5 +112,5 @@ def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:
     part = read(write(tmp_path / "part", [header(60), *records, *healthy(), footer(records, interrupted=True)]))
     found = compare([whole, part], [whole])
     assert (found.runs_a, found.unequal) == (1, [])
-    assert "Run 2 of A is left out: it is only a part, as it was interrupted." in found.notes
+    assert found.left_out == ["Run 2 of A is left out: it is only a part, as it was interrupted."]
     assert "run" in {each.what for each in compare([part], [whole]).unequal}

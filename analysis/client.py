@@ -82,10 +82,7 @@ LIMITS = (
     Ceiling("full_reads", "reads of a full TCP window", 0, "TCP held the server back"),
     Ceiling("retransmit_share", "TCP retransmits per request", 0.01, "the network lost parts of requests"),
     Ceiling(
-        "out_of_order_share",
-        "TCP segments out of order, per read",
-        0.01,
-        "the network lost or swapped parts of answers",
+        "out_of_order_share", "TCP segments out of order, per read", 0.01, "the network lost or reordered segments"
     ),
     Ceiling("ring_off_p99_s", "packet ring against socket stamps, p99", 1e-4, "one of the two is wrong"),
     Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),

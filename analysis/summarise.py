@@ -7,21 +7,25 @@ against due: did the client keep to it? Gaps are those between consecutive reque
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from analysis import client, stats, summary
-from analysis.frame import Frame, total
+from analysis.frame import Ending, EndingCount, Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, memory
 from analysis.window import frame_of_run
 from loadgen.runfile import Run
 
+EXAMPLES_MAX = 3
+NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
+"""Of two errors' words what does not make them different: numbers, addresses, ids."""
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
 WHOLE = "from the first byte sent to the last answer's end"
@@ -149,8 +153,23 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
         errors=dict(errors.most_common()),
-        examples=summary.examples(endings),
+        examples=_examples(endings),
     )
+
+
+def _examples(endings: Mapping[Ending, EndingCount]) -> dict[str, list[summary.ErrorExample]]:
+    """Of each kind of error its most frequent wordings."""
+    alike: dict[tuple[str, int | None, str], list[Ending]] = {}
+    for how in endings:
+        alike.setdefault((how.kind, how.http_status, NUMBER.sub("N", how.detail)), []).append(how)
+    found: dict[str, list[summary.ErrorExample]] = {}
+    for (kind, status, words), group in alike.items():
+        said = group[0].detail if len(group) == 1 else words
+        number, first = sum(endings[how].number for how in group), min(endings[how].id for how in group)
+        found.setdefault(kind, []).append(
+            summary.ErrorExample(count=number, detail=said, http_status=status, request=first)
+        )
+    return {kind: sorted(each, key=lambda one: -one.count)[:EXAMPLES_MAX] for kind, each in found.items() if kind}
 
 
 def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:

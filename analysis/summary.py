@@ -7,9 +7,7 @@ No numpy here: what only reads summaries need not load it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,12 +15,6 @@ from analysis.objectives import AdjustedDistribution, ByLatency, Distribution, G
 from loadgen.runfile import StampFacts
 from workloads.arrivals import LoadFacts
 
-if TYPE_CHECKING:
-    from analysis.frame import Ending, EndingCount
-
-EXAMPLES_MAX = 3
-NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
-"""Of two errors' words what does not make them different: numbers, addresses, ids."""
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
 
@@ -107,19 +99,6 @@ class ErrorExample(msgspec.Struct, kw_only=True):
     http_status: int | None
     request: int
     """Id of the first request that ended so."""
-
-
-def examples(endings: Mapping[Ending, EndingCount]) -> dict[str, list[ErrorExample]]:
-    """Of each kind of error its most frequent wordings."""
-    alike: dict[tuple[str, int | None, str], list[Ending]] = {}
-    for how in endings:
-        alike.setdefault((how.kind, how.http_status, NUMBER.sub("N", how.detail)), []).append(how)
-    found: dict[str, list[ErrorExample]] = {}
-    for (kind, status, words), group in alike.items():
-        said = group[0].detail if len(group) == 1 else words
-        number, first = sum(endings[how].number for how in group), min(endings[how].id for how in group)
-        found.setdefault(kind, []).append(ErrorExample(count=number, detail=said, http_status=status, request=first))
-    return {kind: sorted(each, key=lambda one: -one.count)[:EXAMPLES_MAX] for kind, each in found.items() if kind}
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):

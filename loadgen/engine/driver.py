@@ -351,9 +351,8 @@ class Recorder:
 
     def _arrived_ns(self, exchange: Exchange, place: int) -> int | None:
         """When the byte at this place of an unfinished answer arrived; None where the source cannot say yet."""
-        if not self._stamps.ready(exchange):
-            return None
-        return self._stamps.instants(exchange, [place + 1], self._clocks.to_monotonic)[0][0]
+        ready, to_monotonic = self._stamps.ready(exchange), self._clocks.to_monotonic
+        return self._stamps.instants(exchange, [place + 1], to_monotonic)[0][0] if ready else None
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]

@@ -238,7 +238,7 @@ async def test_what_waits_for_its_stamps_is_recorded_once_and_in_order() -> None
     for number in range(1, 4):
         recorder.take(Slot(Request(number, "text", 5, 3), b"", 0), None, "cancelled", "")
     exchange.sizes.append(100)
-    recorder.watch([])
+    recorder.watch(set())
     assert (recorder.counts.streaming, recorder.counts.tokens) == (0, 1)  # of what has ended nothing is forgotten
     exchange.sizes.clear()
     await asyncio.sleep(0.1)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from bisect import bisect_right
 from io import StringIO
 from typing import cast
 
@@ -94,7 +95,7 @@ def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch, kind: type[StringI
 def test_ttft_so_far_counts_each_first_token_once() -> None:
     """At the first event of an answer under way, not at its head; at the end of one that nobody looked at before."""
     counts = Counts()
-    tokens = FirstTokens(counts)
+    tokens = FirstTokens(counts, lambda exchange, place: exchange.user[bisect_right(exchange.sizes, place)])
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     exchange.raw += b"HTTP/1.1 200 OK\r\n\r\n"
     exchange.sizes.append(len(exchange.raw))

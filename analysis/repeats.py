@@ -178,8 +178,7 @@ def over_runs(values: Sequence[float | None]) -> OverRuns:
 def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverRuns:
     """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
     (Clopper and Pearson), however alike the runs are. A percentile of too few samples is marked as such."""
-    latency, _, statistic = name.partition(".")
-    if any(statistic in found.thin for each in summaries if (found := each.latencies.get(f"{latency}_s"))):
+    if any(_thin(each, name) for each in summaries):
         return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
         return figure
@@ -192,6 +191,13 @@ def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverR
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
     return msgspec.structs.replace(figure, ci95=(max(0.0, low), min(1.0, high)))
+
+
+def _thin(summary: Summary, name: str) -> bool:
+    """Whether a figure is a percentile of too few samples."""
+    latency, _, kind = name.partition(".")
+    found = summary.latencies.get(f"{latency}_s")
+    return found is not None and kind in found.thin
 
 
 def state(summaries: Sequence[Summary]) -> list[str]:
@@ -288,7 +294,7 @@ def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Docu
 
 def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
     """What the page's script draws."""
-    own = [figures_of(run.summary) for run in runs]
+    own = [figures_of(run.summary, thin=True) for run in runs]
     figures, latencies = [], []
     for name in INDEXED:
         factor, unit = unit_of(name, max((value for each in own if (value := each[name])), default=None))
@@ -307,6 +313,7 @@ def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
                 **{"name": name, "path": path, "label": summary.run.label, "server": who(summary)},
                 **{"group": f"{who(summary)}, {summary.run.label}", "at": summary.run.started_at},
                 "valid": not findings.verdict(summary, findings.findings(summary)).id.startswith("invalid"),
+                "thin": [each for each in INDEXED if _thin(summary, each)],
                 "figures": {each: values[each] and float(f"{values[each]:.6g}") for each in INDEXED},
                 "percentiles": {
                     each: [None if cell.value is None else float(f"{cell.value:.5g}") for cell in line]

@@ -1,7 +1,7 @@
 """Comparing runs: is B another than A, by how much, and what can be told from so many samples.
 
     (here)    the comparison, whether the two did equal work, and what there is to say of it
-    figures   each figure of A against that of B: better, worse, no difference or cannot tell; and `--fail-if`
+    figures   each figure of A against that of B: better, worse, no difference or inconclusive; and `--fail-if`
     noise     how far a figure of one run may lie from that of another run of the same server
 
 What is compared by choice (the server, its version, its address, how it is asked, what it admits, what it runs on) is
@@ -70,7 +70,7 @@ ONE_RUN_EACH = (
 )
 TOO_SHORT = "Too short to show how the server varies: {} rests on the bound of {} for that (--run-variation)."
 SAME_ADDRESS = "Same prompts, same address: a prefix cache may have helped B, unless it was emptied between."
-LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "cannot tell": "warning"}
+LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "inconclusive": "warning"}
 CAPTION = "Lines are 95 % intervals. Within the shaded {:g} %: no difference; across 100 %: may be chance."
 CARDS = ("output_tokens_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50")
 OVERLAID = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "course")
@@ -401,14 +401,13 @@ def headline(found: Comparison) -> doc.Finding:
         return doc.Finding("verdict", "error", f"No verdict: {found.invalid}.")
     number = Counter[str](row.verdict for row in found.rows)
     named = {"better": "better", "worse": "worse", "no difference": f"within {share(found.margin)}"}
-    counts = ", ".join(
-        f"{number[verdict]} {text}" for verdict, text in (named | {"cannot tell": "inconclusive"}).items()
-    )
+    named |= {"inconclusive": "inconclusive"}
+    counts = ", ".join(f"{number[verdict]} {text}" for verdict, text in named.items())
     said: tuple[doc.Level, str] = ("warning", "Inconclusive")
     if number["better"] or number["worse"]:
         said = ("error", "B is worse") if number["worse"] else ("ok", "B is better")
         said = ("warning", "B is better and worse") if number["better"] and number["worse"] else said
-    elif number["no difference"] > number["cannot tell"]:
+    elif number["no difference"] > number["inconclusive"]:
         said = ("ok", "No difference")
     return doc.Finding("verdict", said[0], f"{said[1]}: of {count(len(found.rows), 'figure')} {counts}.")
 
@@ -452,10 +451,9 @@ def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
 
 
 def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
-    text = "inconclusive" if row.verdict == "cannot tell" else row.verdict
     if brief and row.verdict == "no difference":
-        return f"{text} > {share(row.no_larger_than or 0)}"
-    return f"{text} ({row.needs_more:,} more)" if brief and row.needs_more else text
+        return f"{row.verdict} > {share(row.no_larger_than or 0)}"
+    return f"{row.verdict} ({row.needs_more:,} more)" if brief and row.needs_more else row.verdict
 
 
 def remark(row: ComparedFigure) -> str:
@@ -463,7 +461,7 @@ def remark(row: ComparedFigure) -> str:
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
         return f"at most {share(row.no_larger_than or 0)}{points}"
-    if row.verdict != "cannot tell" or row.why:
+    if row.verdict != "inconclusive" or row.why:
         return row.why
     if row.needs_more is None:
         other = "" if row.more_of == "runs" else ", repeats may"

@@ -152,8 +152,8 @@ class CellDifference(msgspec.Struct, frozen=True):
     ratio: float | None
     """Of `a` to `b`, of their geometric means over the runs."""
     ci95: tuple[float, float] | None
-    verdict: Literal["different", "no difference seen", "cannot tell"]
-    """`different` when its interval does not hold 1; `cannot tell` where one of them was not measured twice, its runs
+    verdict: Literal["different", "no difference seen", "inconclusive"]
+    """`different` when its interval does not hold 1; `inconclusive` where one of them was not measured twice, its runs
     differ beyond all measure, or none of them is valid."""
     equal_work: bool
     """False where the answers' mean lengths differ."""
@@ -399,7 +399,7 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
                 b.cell,
                 ratio and round(ratio, 6),
                 ends and (round(ends[0], 6), round(ends[1], 6)),
-                "cannot tell"
+                "inconclusive"
                 if not (ends and a.valid and b.valid)
                 else "no difference seen"
                 if ends[0] <= 1 <= ends[1]

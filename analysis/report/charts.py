@@ -25,6 +25,7 @@ from analysis.frame import Frame
 from analysis.metrics import METRICS
 from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
+from analysis.stats import PERCENTILES, samples_needed
 from analysis.summary import Summary
 from analysis.telemetry import Series
 
@@ -184,8 +185,10 @@ def _cdf(name: str) -> Chart:
         if not curve["n"]:
             return "No sample."
         described = summary.latency[name]
-        p99 = "too few samples for p99" if "p99" in described.thin else f"p99 {duration(described.p99, 4)}"
-        return f"p50 {duration(described.p50, 4)}, {p99}; {count(curve['n'], 'sample')}."
+        thin = [each for each in ("p50", "p99") if each in described.thin]
+        said = (f"{each} {duration(described.of(each), 4)}{'*' * (each in thin)}" for each in ("p50", "p99"))
+        needed = f" (* {samples_needed(PERCENTILES[thin[0]]):,} needed)" if thin else ""
+        return f"{', '.join(said)}; {count(curve['n'], 'sample')}{needed}."
 
     edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}}

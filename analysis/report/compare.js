@@ -3,8 +3,8 @@
 (() => {
   const { chart, colour, fade } = Report;
   const { rows, margin } = DATA.comparison;
-  const outcomes = { better: "good", worse: "bad", "no difference": "ink", "cannot tell": "badge" };
-  const symbols = { better: "triangle-up", worse: "triangle-down", "no difference": "circle", "cannot tell": "circle-open" };
+  const outcomes = { better: "good", worse: "bad", "no difference": "ink", "inconclusive": "badge" };
+  const symbols = { better: "triangle-up", worse: "triangle-down", "no difference": "circle", "inconclusive": "circle-open" };
 
   function ratios() {
     const traces = Object.keys(outcomes).map((outcome) => {

@@ -80,10 +80,10 @@ def band(curve: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def marks(described: Distribution) -> dict[str, Any]:
-    """Where p50 and p99 lie on a distribution, if there are enough samples."""
-    shown = [name for name in ("p50", "p99") if name not in described.thin and described.of(name) is not None]
+    """Where p50 and p99 lie on a distribution; of too few samples with a mark."""
+    shown = [name for name in ("p50", "p99") if described.of(name) is not None]
     return {
-        "mark": shown,
+        "mark": [name + "*" * (name in described.thin) for name in shown],
         "mark_x": [described.of(name) for name in shown],
         "mark_y": [PERCENTILES[name] for name in shown],
     }

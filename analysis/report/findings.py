@@ -279,8 +279,8 @@ def measured(entry: ObjectiveVerdict) -> str:
 
 def objectives_met(summary: Summary) -> Finding | None:
     """How many objectives passed, at the level of the worst; None where none was stated."""
-    said = {"pass": "passed", "fail": "failed", "cannot tell": "inconclusive"}
+    said = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
     counts = Counter[str](each.verdict for each in summary.objectives)
     text = ", ".join(f"{counts[name]} {word}" for name, word in said.items() if counts[name])
-    level: Level = "error" if counts["fail"] else "warning" if counts["cannot tell"] else "ok"
+    level: Level = "error" if counts["fail"] else "warning" if counts["inconclusive"] else "ok"
     return Finding("objectives", level, f"{text}.", "objectives") if text else None

@@ -112,9 +112,12 @@ def asked(summary: Summary) -> str:
     if run.output_tokens == 0:
         return f"{when}, {summary.server.endpoint}"
     most, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
-    back = "as many tokens as its file says" if named == "answers" else length(named)
-    back = "the recorded number of tokens" if run.load.recorded and run.workload in (None, "synthetic") else back
-    return f"{when}, {most}{back} back from each"
+    back = "the output lengths of its file"
+    if run.load.recorded and run.workload in (None, "synthetic"):
+        back = "the recorded output lengths"
+    elif named != "answers":
+        back = f"{length(named).replace('token', 'output token')} each"
+    return f"{when}, {most}{back}"
 
 
 def _prompts(run: RunInfo) -> str:

@@ -5,7 +5,7 @@
   const { runs, figures, latencies, points } = DATA.index;
   const COLOURS = 6; // of the palette
   const byId = (id) => document.getElementById(id);
-  const legend = { showlegend: true, margin: { l: 56, r: 14, t: 40, b: 48 } };
+  const legend = { showlegend: true, margin: { l: 68, r: 14, t: 40, b: 48 } };
   const rows = [...document.querySelector("table.overview").tBodies[0].rows];
   const words = rows.map((row) => row.textContent.toLowerCase());
   const picked = runs.map((_, index) => index).slice(0, 2); // in the order in which they were picked, the newest two first
@@ -29,7 +29,8 @@
     return [["figure", "unit", ...picked.map((index) => runs[index].name)], ...figures.map((figure) => {
       const values = picked.map((index) => runs[index].figures[figure.name]);
       const by = (value) => value !== null && values[0] ? ` (${((value / values[0] - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+")} %)` : "";
-      return [figure.title, figure.unit, ...values.map((value, place) => shown(value, figure) + (place ? by(value) : ""))];
+      const mark = (place) => runs[picked[place]].thin.includes(figure.name) ? "*" : "";
+      return [figure.title, figure.unit, ...values.map((value, place) => shown(value, figure) + mark(place) + (place ? by(value) : ""))];
     })];
   }
 
@@ -79,7 +80,7 @@
         line: { ...look(place), width: 1.5 }, marker: { size: 9, symbol: of.map((run) => run.valid ? "circle" : "circle-open") }, customdata: of.map((run) => plain(run.name)),
         hovertemplate: `%{customdata}: %{y:.4~g} ${figure.unit}<extra>${plain(server)}</extra>` };
     });
-    return { traces, layout: { ...legend, xaxis: { type: "date", title: { text: "begin of the run, UTC" } },
+    return { traces, layout: { ...legend, xaxis: { type: "date", nticks: 5, tickangle: 0, title: { text: "run started, UTC" } },
       yaxis: { rangemode: "tozero", title: { text: `${figure.title}, ${figure.unit}` } } } };
   }
 

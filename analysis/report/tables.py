@@ -27,7 +27,7 @@ TURNS_BRIEF = 10
 """Turns in the terminal; the page has them all."""
 ERROR_SAID = 1e-3
 """From which share on the timing error of a rate is mentioned."""
-LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "cannot tell": "warning"}
+LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
 Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
@@ -173,7 +173,7 @@ def objectives(summaries: Summaries) -> Table:
     for place, each in stated:
         verdict = TableCell(each.verdict, level=LEVELS[each.verdict])
         rows.append((_run(place), verdict, TableCell(each.objective, code=True), findings.measured(each)))
-    untold = sum(each.verdict == "cannot tell" for _, each in stated)
+    untold = sum(each.verdict == "inconclusive" for _, each in stated)
     notes = [f"{count(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
     heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)

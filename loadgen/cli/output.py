@@ -98,7 +98,7 @@ def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:
     """What objectives or conditions lead to: 4 one failed, 6 one is inconclusive and nothing says what that counts as,
     0 otherwise."""
     codes = {"pass": errors.EXIT_OK, "fail": errors.EXIT_ASSERTION, None: errors.EXIT_INCONCLUSIVE}
-    untold = codes[inconclusive] if "cannot tell" in verdicts else errors.EXIT_OK
+    untold = codes[inconclusive] if "inconclusive" in verdicts else errors.EXIT_OK
     return errors.EXIT_ASSERTION if "fail" in verdicts else untold
 
 
@@ -229,7 +229,7 @@ class Output:
 
 def shown(verdict: str, inconclusive: CountsAs, *, quiet: bool) -> bool:
     """Whether a verdict is to be said where no text was asked for."""
-    return verdict == "fail" or (verdict == "cannot tell" and not (quiet and inconclusive == "pass"))
+    return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
 
 def folder_of(run: Path) -> Path:

@@ -40,16 +40,16 @@ def test_runs_are_filtered_picked_compared_and_followed(browser: Browser, tmp_pa
     assert page.locator(".overview tbody th a").get_attribute("href") == "run-3/report.html"
     names = "(chart) => document.querySelector(`#chart-${chart}`).data.map(({ name }) => name)"
     assert page.evaluate(names, "picked") == ["run-3", "run-2"]
-    assert page.locator("#compare pre").inner_text() == (
+    assert str(page.locator("#compare pre").text_content()) == (
         f"loadgen compare --html compare.html '{runs}/run-3' '{runs}/run-2'"
     )
     page.get_by_label("Compare run-0").check()
     assert page.evaluate(names, "picked") == ["run-3", "run-2", "run-0"]
-    assert page.locator("#compare pre").inner_text().endswith(f"'{runs}/run-3' -- '{runs}/run-2' '{runs}/run-0'")
+    assert str(page.locator("#compare pre").text_content()).endswith(f"'{runs}/run-3' -- '{runs}/run-2' '{runs}/run-0'")
     assert page.locator("#compare table thead th").all_text_contents()[2:] == ["run-3", "run-2", "run-0"]
     for name in ("run-3", "run-2", "run-0"):
         page.get_by_label(f"Compare {name}").uncheck()
-    assert page.locator("#compare pre").inner_text() == "Pick two or more runs above."
+    assert str(page.locator("#compare pre").text_content()) == "Pick two or more runs above."
     page.get_by_label("Compare run-1").check()
     assert page.evaluate(names, "picked") == ["run-1"]
     page.fill("#filter", "vllm TRY")

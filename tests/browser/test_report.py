@@ -53,7 +53,7 @@ def test_the_tables_say_what_the_summary_says(opened: Opened) -> None:
     """Every figure in the percentile tables is that of summary.json, in the unit of its row."""
     checked = 0
     for row in opened.page.locator("#percentiles tbody tr").all():
-        unit = {"s": 1.0, "ms": 1e3, "µs": 1e6}[row.locator("td").first.inner_text()]
+        unit = {"s": 1.0, "ms": 1e3, "µs": 1e6}[str(row.locator("td").first.text_content()).strip()]
         for cell in row.locator("td[data-column]").all():
             figure = str(cell.get_attribute("data-column"))
             text = str(cell.evaluate("(each) => each.firstChild.textContent.trim()"))

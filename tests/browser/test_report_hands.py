@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from pypdf import PdfReader
 
 from analysis.report.format import UNKNOWN
@@ -130,7 +130,7 @@ def test_tables_and_the_command_can_be_copied(fresh: Opened) -> None:
     first = page.evaluate("navigator.clipboard.readText()").split("\n")[1].split("\t")
     assert first[:3] == ["TTFT", "s", "1,000"]
     assert all(re.fullmatch(r"[\d.,]+\*?|" + UNKNOWN, cell) for cell in first[3:])
-    assert page.locator("#said").text_content() == "Copied"
+    expect(page.locator("#said")).to_have_text("Copied")
 
 
 @pytest.mark.parametrize("fresh", [("plain", 1280, "dark")], indirect=True)

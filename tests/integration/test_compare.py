@@ -54,7 +54,7 @@ def test_runs_can_be_listed_on_either_side(runs: Path) -> None:
     code, out, _ = compare("--json", *a, "--", runs / "b" / "repeat-1")
     found = json.loads(out)
     assert (code, found["runs_a"], found["runs_b"]) == (0, 2, 1)
-    assert {row["verdict"] for row in found["rows"]} <= {"better", "worse", "no difference", "cannot tell"}
+    assert {row["verdict"] for row in found["rows"]} <= {"better", "worse", "no difference", "inconclusive"}
 
 
 def test_a_ci_job_fails_when_b_is_worse(runs: Path) -> None:

@@ -259,7 +259,7 @@ def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> Non
 
     summary = summary_of(tmp_path, burst(12, 4))
     assert findings.objectives_met(summary) is None
-    summary.objectives = [entry("pass"), entry("cannot tell"), entry("pass")]
+    summary.objectives = [entry("pass"), entry("inconclusive"), entry("pass")]
     found = findings.objectives_met(summary)
     assert found
     assert (found.level, found.sentence) == ("warning", "2 passed, 1 inconclusive.")

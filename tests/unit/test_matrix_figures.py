@@ -67,7 +67,7 @@ def test_no_winner_comes_of_invalid_runs(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "m", limited="lightllm", servers=["lightllm", "vllm"])
     told = json.loads((folder / "matrix.json").read_text("utf-8"))["differences"]
     assert {each["verdict"] for each in told if "lightllm" in (each["a"]["server"], each["b"]["server"])} == {
-        "cannot tell"
+        "inconclusive"
     }
     text = " ".join(terminal(folder).split())
     assert "A800: no ranking, possible client bottleneck in every run of LightLLM." in text

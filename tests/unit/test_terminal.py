@@ -96,7 +96,7 @@ def test_every_objective_has_its_line(tmp_path: Path, simulated_server: bool) ->
     text = " ".join(" ".join(lines[start + 2 :]).split())
     assert text.startswith("fail ttft.p99 < 1us ")
     assert "; 1 request not complete and left out" in " ".join(" ".join(line[30:] for line in lines).split())
-    assert "pass failed <= 1 1 request cannot tell complete >= 95% " in text
+    assert "pass failed <= 1 1 request inconclusive complete >= 95% " in text
     assert text.endswith("1 objective inconclusive: neither passed nor failed.")
     assert max(map(len, lines)) <= 80
 

@@ -37,7 +37,7 @@ from analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
 WATCH_S = 0.05
-"""How often a client looks whether it stood still (engine.driver.TICK_S); between two looks a pause may hide."""
+"""How often a client looks for stalls of its own (engine.driver.TICK_S); between two looks one may hide."""
 SLEW_MAX = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step, while slewing
 itself is converted away."""
@@ -59,7 +59,7 @@ COALESCED_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The most that a figure of the client may be, and what is to be feared when it is more."""
+    """The most that a figure of the client may be, and what more of it would mean."""
 
     figure: str
     title: str
@@ -219,7 +219,7 @@ def _stamps(run: Run, frame: Frame) -> StampFacts:
 
 
 def own_error(found: ClientHealth) -> StampError | None:
-    """Exact stamps: their own error and a clock step. Others: how long the loop stood still at most: so late
+    """Exact stamps: their own error and a clock step. Others: the longest stall of the loop: so late
     may they be, those of tokens read together too."""
     stall_s = found.stall_max_s
     if found.source.error_s is not None:
@@ -381,7 +381,7 @@ class StampComparison:
 
     @property
     def exact(self) -> bool:
-        """Whether TTFT can be believed to the millisecond."""
+        """Whether TTFT is exact to the millisecond."""
         return self.ttft_s.p99 < EXACT_S
 
     @property

@@ -308,7 +308,7 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     ring_off_p99_s: float | None = None
     ring_off_max_s: float | None = None
     stall_max_s: float | None = None
-    """The longest that a worker's loop stood still."""
+    """The longest stall of a worker's event loop."""
     first_token_merged: int = 0
     """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
     reopened: int = 0

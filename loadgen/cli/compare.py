@@ -66,7 +66,7 @@ def compare(
     ] = None,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
 ) -> None:
-    """Compare B with A: both figures, their difference and its interval, and beside it a verdict.
+    """Compare B with A: both figures, their difference with its interval, and a verdict.
 
     Better, worse, no difference larger than X, or inconclusive. Groups of repeats are compared by how they vary between
     runs, single runs by what chance within a run can do. Unequal work is refused; a repeat whose client was the limit

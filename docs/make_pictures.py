@@ -1,6 +1,6 @@
-"""Make the pictures of docs/guides/read-a-report.md and compare.md again, from real reports of simulated servers.
+"""Make the pictures of reports, comparisons and a matrix again, from real runs against simulated servers.
 
-    python docs/make_pictures.py          # needs Chromium; takes about a minute
+    python docs/make_pictures.py          # needs Chromium; takes five minutes
 
 The first run is a burst at the built-in vLLM. The second is a Poisson load of prompts of many lengths on a simulated
 LightLLM that refuses some requests and breaks off some answers. The others are compared: two cards, three bursts each.
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from playwright.sync_api import Page, sync_playwright
 
 PICTURES = Path(__file__).parent / "pictures"
+MATRIX = Path(__file__).parent.parent / "examples/paper/simulated.toml"
 LOADGEN = [sys.executable, "-m", "loadgen"]
 BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
 LOAD = [
@@ -31,7 +32,7 @@ FAULTS = ["--clock", "batching", "--speed", "4", "--fault", "cut=0.005", "--faul
 
 
 class Picture(NamedTuple):
-    """What part of which report, how wide and in which scheme."""
+    """What part of which report (its first screen without one), how wide and in which scheme."""
 
     name: str
     run: str
@@ -43,7 +44,6 @@ class Picture(NamedTuple):
 ALL = (
     Picture("answer", "burst", "#answer"),
     Picture("latency", "burst", "#latency"),
-    Picture("queue", "burst", "#waiting"),
     Picture("prompts", "load", "#waiting"),
     Picture("gaps", "load", "#gaps figure"),
     Picture("course", "load", "#course"),
@@ -55,6 +55,8 @@ ALL = (
     Picture("compare", "compare", "#comparison", 1200),
     Picture("index", "index", "body", 1500),
     Picture("phone", "load", "#answer", 360, "dark"),
+    Picture("report", "burst", "", 1280),
+    Picture("matrix", "matrix", "", 1280),
 )
 
 
@@ -66,6 +68,8 @@ def main() -> None:
         with simulated("--server", "lightllm", *FAULTS) as url:
             subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)
         pages = {name: run / "report.html" for name, run in runs.items()} | compared(Path(folder))
+        subprocess.run([*LOADGEN, "matrix", MATRIX, "--quiet", "--out", f"{folder}/matrix"], check=False)
+        pages["matrix"] = Path(folder) / "matrix/matrix.html"
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for picture in ALL:
             page = browser.new_page(
@@ -99,7 +103,11 @@ def take(page: Page, picture: Picture) -> None:
     if picture.name == "closer":
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
     file = PICTURES / f"{picture.name}.png"
-    page.locator(picture.part).first.screenshot(path=file, animations="disabled")
+    if picture.part:  # without the navigation, which stays in view
+        page.add_style_tag(content=".bar { position: static }")
+        page.locator(picture.part).first.screenshot(path=file, animations="disabled")
+    else:
+        page.screenshot(path=file, animations="disabled")
     print(file)
 
 

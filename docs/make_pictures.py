@@ -104,7 +104,7 @@ def take(page: Page, picture: Picture) -> None:
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
     file = PICTURES / f"{picture.name}.png"
     if picture.part:  # without the navigation, which stays in view
-        page.add_style_tag(content=".bar { position: static }")
+        page.add_style_tag(content=".bar { position: static } .skip { display: none }")
         page.locator(picture.part).first.screenshot(path=file, animations="disabled")
     else:
         page.screenshot(path=file, animations="disabled")

@@ -16,7 +16,7 @@ from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellDifference, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS, by_key
-from analysis.report import Block, ChartRef, Document, Finding, Kind, Level, Paragraph, Section, TableCell, findings
+from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution
 from analysis.report.format import UNKNOWN, count, duration, figure_title, scale_of, share, significant, size, unit_of
@@ -76,7 +76,7 @@ class MatrixReport:
 
     def brief(self) -> Document:
         """For the terminal: one table, what leads, what failed, and whether it is valid."""
-        ranking = [Paragraph(f"{lead.sentence} {figures}") for lead, figures in self._ranking()]
+        ranking = [Paragraph(f"{lead.label}: {lead.note} {figures}") for lead, figures in self._ranking()]
         blocks: list[Block] = [self._figures(COMPARED), *ranking, doc.Findings(self.findings())]
         return self._document([Section("answer", "", blocks)])
 
@@ -95,7 +95,8 @@ class MatrixReport:
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
         leads = [lead for lead, _ in self._ranking()]
         answer: list[Block] = [
-            doc.Findings([*leads, *self._findings()]),
+            doc.Cards(leads),
+            doc.Findings(self._findings()),
             Paragraph(f"{self._equal_work()} {BARS}".strip()),
         ]
         curves: list[Block] = [Paragraph(CURVES)]
@@ -143,16 +144,16 @@ class MatrixReport:
     def _name(self, cell: CellName) -> str:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
-    def _ranking(self) -> list[tuple[Finding, str]]:
+    def _ranking(self) -> list[tuple[doc.Card, str]]:
         """For each platform of each group: what leads, by how much, and whether that is more than chance; and the
         servers' output throughputs, the best first."""
         found = []
         for group, (host, platform) in product(self.groups, self.platforms.items()):
             cells = [cell for cell in self._ranked(group, host) if cell.figures[MAIN].mean is not None]
             said = ", ".join(f"{self.servers[cell.server]} {_with_ends(figure(cell, MAIN))}" for cell in cells)
-            level, lead = self._lead(cells) if cells[1:] else ("note", "only one server measured.")
+            leader, lead = self._lead(cells) if cells[1:] else ("no ranking", "Only one server was measured.")
             of = f"{self._group_title(group)}, " * (len(self.groups) > 1) + platform
-            found += [(Finding("lead", level, f"{of}: {lead}"), f"{said}.")] if cells else []
+            found += [(doc.Card(of, leader, "", lead), f"{said}.")] if cells else []
         return found
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
@@ -160,27 +161,27 @@ class MatrixReport:
         cells = [cell for cell in self._of(group) if cell.host == host]
         return sorted(cells, key=lambda cell: (not cell.valid, -(cell.figures[MAIN].mean or 0)))
 
-    def _lead(self, cells: Sequence[CellSummary]) -> tuple[Level, str]:
-        """Of cells in their order, the invalid ones last."""
+    def _lead(self, cells: Sequence[CellSummary]) -> tuple[str, str]:
+        """Who leads, and by how much; of cells in their order, the invalid ones last."""
         invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
         bottleneck = f"possible client bottleneck in every run of {invalid}." if invalid else ""
         first, second = cells[:2]
         if not second.valid:
-            return "warning", f"no ranking, {bottleneck}"
+            return "no ranking", f"No ranking, {bottleneck}"
         leader, next_one = self.servers[first.server], self.servers[second.server]
         told = self.between.get((first.cell, second.cell, MAIN)) or self.between[second.cell, first.cell, MAIN]
         if told.ratio is None:
-            return "warning", "no ranking."
+            return "no ranking", "No ranking."
         ratios = [told.ratio, *(told.ci95 or ())]
         if told.a != first.cell:
             ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
         by, *ends = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
         by = f"{by} % (95 %: {' to '.join(ends)} %)" if ends else f"{by} % (too few runs for an interval)"
         won = told.verdict == "different"
-        text = f"{leader} leads {next_one} by {by}." if won else f"no winner: {leader} {by} on {next_one}."
+        text = f"{leader} leads {next_one} by {by}." if won else f"No winner: {leader} {by} on {next_one}."
         text += f" Not ranked: {bottleneck}" if invalid else ""
         text += "" if told.equal_work else " Their output lengths differ: unequal work."
-        return "ok" if won and told.equal_work else "note", text
+        return leader if won else "no winner", text
 
     def _findings(self) -> list[Finding]:
         """Whether the figures are valid."""

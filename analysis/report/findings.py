@@ -60,6 +60,11 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     return Finding("valid", "ok", "Valid: every check passed.")
 
 
+def stopped(summary: Summary) -> int:
+    """Those of the failed that ended because the run, or their user on the interactive page, was stopped."""
+    return summary.requests.errors.get("cancelled", 0)
+
+
 def endings(summary: Summary) -> str:
     """How the requests ended."""
     requests = summary.requests
@@ -67,8 +72,9 @@ def endings(summary: Summary) -> str:
         return "Nothing was sent."
     never = requests.errors.get("session_ended", 0)
     ended = f"never sent, as {'its' if never == 1 else 'their'} session had ended"
-    counts = {"failed": requests.failed, "truncated": requests.truncated, "dropped": requests.dropped - never}
-    counts |= {ended: never, "without a record": requests.unrecorded}
+    counts = {"failed": requests.failed - stopped(summary), "truncated": requests.truncated}
+    counts |= {"dropped": requests.dropped - never, ended: never, "without a record": requests.unrecorded}
+    counts |= {"stopped with the run": stopped(summary)}
     parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not parts:
         return f"All {requests.planned:,} requests complete."
@@ -146,6 +152,7 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
 def most_failed(summary: Summary) -> list[Finding]:
     """The most frequent reason for which requests were not complete."""
     found = [(each, kind) for kind, examples in summary.requests.examples.items() for each in examples]
+    found = [pair for pair in found if pair[1] != "cancelled"]
     if not found or not summary.requests.errors:
         return []
     top, kind = max(found, key=lambda pair: pair[0].count)

@@ -162,7 +162,9 @@ def failures(summary: Summary, run: int | None = None) -> Table:
         firsts = [each.request for each in requests.examples[kind]] if run is None else []
         rows.append(TableRow([*cells, TableCell("", lines=lines, requests=firsts)], kind))
     heads: dict[str, Kind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
-    title = f"{requests.failed:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
+    stopped = findings.stopped(summary)
+    title = f"{requests.failed - stopped:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
+    title += f", {stopped:,} stopped with the run" if stopped else ""
     return Table(title, [TableColumn(*head) for head in heads.items()], rows, "failures", run=run)
 
 

@@ -306,8 +306,8 @@ def _latencies(found: Data, _: Summary) -> str:
 
 def _heat_layout(data: Sequence[Data]) -> Data:
     edges = data[0]["edges"]
-    ticks = {"tickvals": list(range(0, len(edges), 4)), "ticktext": [f"{edge:g}" for edge in edges[::4]]}
-    return {"xaxis": _axis("time, s"), "yaxis": _axis("TTFT, s (log)", **ticks), "bargap": 0}
+    ticks = {"tickvals": list(range(0, len(edges), 4)), "ticktext": [duration(edge, 3) for edge in edges[::4]]}
+    return {"xaxis": _axis("time, s"), "yaxis": _axis("", **ticks), "bargap": 0}
 
 
 def _timeline(drawn: Data, _: Summary) -> str:
@@ -438,11 +438,11 @@ CHARTS: dict[str, Chart] = {
                 "showlegend": True,
                 "xaxis": _axis("time, s", anchor="y3"),
                 **{
-                    f"yaxis{place}": _axis(title, domain=domain, nticks=4)
-                    for place, title, domain in (
-                        ("", "TTFT, s", [0.68, 1]),
-                        ("2", "TPOT, ms", [0.32, 0.64]),
-                        ("3", "failed/s", [0, 0.24]),
+                    f"yaxis{place}": _axis(title, domain=domain, nticks=4, **look)
+                    for place, title, domain, look in (
+                        ("", "TTFT", [0.68, 1], {"tickformat": "~s", "ticksuffix": "s"}),
+                        ("2", "TPOT, ms", [0.32, 0.64], {}),
+                        ("3", "failed/s", [0, 0.24], {}),
                     )
                 },
             },

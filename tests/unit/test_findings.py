@@ -267,7 +267,11 @@ def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> Non
 
 def test_what_was_stopped_with_the_run_is_no_failure(tmp_path: Path) -> None:
     """Counted apart, in the sentence and above the table; it is not named as the most frequent failure."""
-    records = [*burst(12, 4), failed(20, "http_status", "busy"), *(failed(30 + i, "cancelled", "cut") for i in range(3))]
+    records = [
+        *burst(12, 4),
+        failed(20, "http_status", "busy"),
+        *(failed(30 + i, "cancelled", "cut") for i in range(3)),
+    ]
     summary = summary_of(tmp_path, records)
     assert said(summary, "complete") == "12 of 16 requests complete; 1 failed, 3 stopped with the run."
     assert tables.failures(summary).title == "1 failed, 0 truncated, 0 dropped, 3 stopped with the run"

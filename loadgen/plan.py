@@ -29,7 +29,7 @@ from loadgen.errors import PlanError
 from servers.access import certificates, header_lines, redacted, server_url
 from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
-from servers.wire.stamps import AUTO, SOURCES
+from servers.wire.sources import AUTO, SOURCES
 from workloads import arrivals, lengths, pictures, workload
 from workloads.datasets import user_fields
 from workloads.prompts import tokenizer_file

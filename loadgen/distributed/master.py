@@ -30,7 +30,7 @@ from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Telemetry, append, open_run
 from loadgen.server import Say
 from servers.errors import NOT_READABLE
-from servers.wire.stamps import common
+from servers.wire.sources import common
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000

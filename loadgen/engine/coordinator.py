@@ -21,7 +21,7 @@ from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import INTERRUPTS, WorkerTask, work
 from loadgen.gather import Outcome, gather
 from loadgen.runfile import Footer, Header, open_run
-from servers.wire.stamps import common, load
+from servers.wire.sources import common, load
 
 START_LEAD_NS = 100_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""

@@ -38,7 +38,8 @@ from servers.kinds.dialect import Dialect
 from servers.wire.connection import Pool, Target
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
-from servers.wire.stamps import StampSource, open_source
+from servers.wire.sources import open_source
+from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
 from workloads.request import Request
 from workloads.sessions import Conversation
@@ -67,7 +68,7 @@ class WorkerTask:
     model: str
     headers: dict[str, str]
     stamps: str
-    """The source of arrival instants that is wanted, a key of servers.wire.stamps.SOURCES."""
+    """The source of arrival instants that is wanted, a key of servers.wire.sources.SOURCES."""
     part: Path
 
     def requests(self) -> Iterator[Request]:

@@ -44,7 +44,8 @@ from loadgen.prepare import default_folder
 from loadgen.server import longest_of, named
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
-from servers.wire.stamps import PLAIN, StampSource, open_source
+from servers.wire.sources import open_source
+from servers.wire.stamps import PLAIN, StampSource
 from workloads import lengths, workload
 from workloads.syntax import WorkloadError
 

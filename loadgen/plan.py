@@ -6,11 +6,9 @@ generated documentation: loadgen.cli.options makes the options of `loadgen burst
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -23,65 +21,16 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from loadgen.errors import PlanError
+from loadgen.settings import FORWARD, OBJECT, SELDOM, SEVERAL, RunOption, mistakes, must_exist, one_of, sizes
 from servers.access import certificates, header_lines, redacted, server_url
-from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
 from servers.wire.sources import AUTO, SOURCES
-from workloads import arrivals, lengths, pictures, workload
+from workloads import arrivals, lengths, workload
 from workloads.datasets import user_fields
-from workloads.prompts import tokenizer_file
 from workloads.ruler import Counter
 from workloads.syntax import WorkloadError
-
-Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
-"""Under which heading `--help` lists an option."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOption:
-    """How people meet a field of the Plan. Its name, unit and form on the command line follow from the field itself:
-    `timeout_s` is `--timeout` and takes `500ms`, a bool is a flag, a tuple of several values may be repeated."""
-
-    group: Group
-    interactive: Literal["form", "start"] | None = None
-    """Whether `loadgen ui` has it: its web form may change it between runs, or it is fixed when `loadgen ui` starts."""
-    help: str = ""
-    """By default the field's docstring."""
-
-
-def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Like a Literal, of names that are looked up when they are needed."""
-
-    def check(name: str) -> str:
-        if name not in (names := [*known()]):
-            raise PydanticCustomError("literal_error", "unknown", {"expected": any_of(map(repr, names))})
-        return name
-
-    return AfterValidator(check)
-
-
-def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
-    """A check of a value that was given; what is said `otherwise` may quote it."""
-
-    def check(value: Any) -> Any:
-        if value is not None and not hold(value):
-            raise ValueError(otherwise.format(value))
-        return value
-
-    return AfterValidator(check)
-
-
-def _sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple("x".join(map(str, pictures.size(text))) for text in texts)
-
-
-def _there(tokenizer: Path | None) -> Path | None:
-    if tokenizer is not None:
-        tokenizer_file(tokenizer)
-    return tokenizer
 
 
 def _outputs(settings: dict[str, Any]) -> int | str:
@@ -99,15 +48,10 @@ def _endpoints() -> Iterable[str]:
 
 
 _ARRIVALS = any_of(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
-ServerName = Annotated[str, _one_of(lambda: KINDS)]
-StampsName = Annotated[str, _one_of(lambda: (AUTO, *SOURCES))]
-EndpointName = Annotated[str, _one_of(_endpoints)]
+ServerName = Annotated[str, one_of(lambda: KINDS)]
+StampsName = Annotated[str, one_of(lambda: (AUTO, *SOURCES))]
+EndpointName = Annotated[str, one_of(_endpoints)]
 URL = Annotated[str, AfterValidator(server_url)]
-FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
-SELDOM = _must(
-    lambda every_s: not 0 < every_s < 1,
-    "at most once a second, or a server at its limit is measured while it answers us; 0 is off",
-)
 
 
 class Plan(BaseModel):
@@ -159,22 +103,22 @@ class Plan(BaseModel):
     output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = Field(default_factory=_outputs)
     """Tokens to generate, likewise; by default those that a file's own answers have (answers), else 128. max:128 and so
     on lets answers end early."""
-    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}
+    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), OBJECT, RunOption("Prompts", "start")] = {}
     """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
     ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
     """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
-    image: Annotated[tuple[str, ...], AfterValidator(_sizes), RunOption("Prompts", "start")] = ()
+    image: Annotated[tuple[str, ...], AfterValidator(sizes), SEVERAL, RunOption("Prompts", "start")] = ()
     """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
     seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, AfterValidator(_there), RunOption("Prompts", "start")] = None
+    tokenizer: Annotated[Path | None, AfterValidator(must_exist), RunOption("Prompts", "start")] = None
     """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
     lengths: Annotated[Counter | None, RunOption("Prompts", "start")] = None
     """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
-    header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Server", "start")] = ()
+    header: Annotated[tuple[str, ...], AfterValidator(header_lines), SEVERAL, RunOption("Server", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
     ca_file: Annotated[Path | None, AfterValidator(certificates), RunOption("Server", "start")] = None
     """Certificate authorities for https, in PEM."""
@@ -198,7 +142,7 @@ class Plan(BaseModel):
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
     gpu: Annotated[bool | None, RunOption("Measurement")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
-    server_pid: Annotated[tuple[int, ...], RunOption("Measurement")] = ()
+    server_pid: Annotated[tuple[int, ...], SEVERAL, RunOption("Measurement")] = ()
     """A server process on this machine, whose memory is read with that of its children; repeatable."""
     label: Annotated[str, RunOption("Output", "start"), Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = "run"
     """A word for the run's folder and report."""
@@ -212,10 +156,7 @@ class Plan(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                # A default that follows from a field with a mistake is none of its own.
-                found = (each for each in error.errors() if each["type"] != "default_factory_not_called")
-                mistakes = "\n".join(map(_mistake, found))
-                raise PlanError(mistakes, "Nothing was sent. --help lists the options.") from None
+                raise PlanError(mistakes(error), "Nothing was sent. --help lists the options.") from None
 
     def each_repeat(self) -> list[Plan]:
         """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
@@ -259,25 +200,6 @@ class Plan(BaseModel):
             raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
         return int(text) if text.isdecimal() else text
 
-    @field_validator("server_pid", "header", "image", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, int | str) else given or ()
-
-    @field_validator("extra_body", mode="before")
-    @classmethod
-    def _object(cls, given: Any) -> Any:
-        try:
-            if isinstance(given, str):
-                given = json.loads(read_settings(Path(given[1:])) if given.startswith("@") else given)
-        except OSError as error:
-            raise ValueError(f"cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError("must be a JSON object")
-        return given
-
     @field_serializer("header", when_used="json")
     def _kept(self, lines: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(redacted, lines))
@@ -306,33 +228,3 @@ class Plan(BaseModel):
                 f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}"
             )
         return self
-
-
-def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
-    """The fields of the Plan that are options of a run, in their order."""
-    return {
-        name: replace(each, help=each.help or " ".join((field.description or "").split()))
-        for name, field in (plan or Plan).model_fields.items()
-        for each in field.metadata
-        if isinstance(each, RunOption)
-    }
-
-
-def option_name(field: str) -> str:
-    """What a field is called on the command line: units are written with the value."""
-    return "--" + field.removesuffix("_s").replace("_", "-")
-
-
-def _mistake(item: Any) -> str:
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if not item["loc"]:
-        return message
-    name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
-    if name == "header":
-        value = tuple(map(redacted, value))
-    value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
-    if item["type"] == "literal_error":
-        return f"{option} {value}: unknown; choose {item['ctx']['expected']}"
-    if item["type"] == "extra_forbidden":
-        return f"{name}: there is no such setting"
-    return f"{option} {value}: {message[0].lower()}{message[1:]}"

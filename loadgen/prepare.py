@@ -24,7 +24,7 @@ from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
-from workloads import arrivals, lengths, pictures, workload
+from workloads import arrivals, lengths, pictures, processes, workload
 from workloads.prompts import load_tokenizer
 from workloads.sessions import MultiTurn
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
@@ -140,7 +140,7 @@ def schedule_of(plan: Plan) -> Schedule:
 
     named = arrivals.parse(plan.arrivals)
     until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
-    if isinstance(named, arrivals.Concurrency):
+    if isinstance(named, processes.Concurrency):
         clients = named.clients if plan.n is None else min(named.clients, plan.n)
         return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
     due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))
@@ -159,7 +159,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
-    trace = named if isinstance(named, arrivals.Trace) else None
+    trace = named if isinstance(named, processes.Trace) else None
     also: dict[str, Any] = {}
     if plan.extra_body or plan.may_end:
         also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}

@@ -57,9 +57,10 @@ def plan_parameters(
 ) -> Iterator[Parameter]:
     """An option for each field of the Plan but those `without`; `also` are its other names. `interactive` takes only
     what `loadgen ui` has. `partial`: nothing is required, because settings come from elsewhere too."""
-    from loadgen.plan import Plan, option_name, run_options
+    from loadgen.plan import Plan
+    from loadgen.settings import option_name, run_options
 
-    for name, option in run_options().items():
+    for name, option in run_options(Plan).items():
         if name in without or (interactive and not option.interactive):
             continue
         field = Plan.model_fields[name]

@@ -30,8 +30,9 @@ from msgspec import structs
 from loadgen import host
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.driver import Driver, Held, Recorder
-from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
+from loadgen.engine.feed import OpenLoop, Schedule, Slot
 from loadgen.engine.health import Counts
+from loadgen.engine.loops import ClosedLoop, Feed, Sessions
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
 from servers.kinds.dialect import Dialect

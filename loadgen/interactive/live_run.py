@@ -48,6 +48,7 @@ from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
 from workloads.arrivals import INTERACTIVE
+from workloads.datasets import Dataset
 from workloads.request import Request
 from workloads.workload import Prompts
 
@@ -133,7 +134,7 @@ class LiveTarget:
 
     @property
     def _of_file(self) -> bool:
-        return isinstance(workload.parse(self.plan.workload), workload.Dataset)
+        return isinstance(workload.parse(self.plan.workload), Dataset)
 
     def changed(self, plan: Plan) -> LiveTarget:
         """The same server, asked something else."""

@@ -39,9 +39,10 @@ from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
-from loadgen.plan import Plan, run_options
+from loadgen.plan import Plan
 from loadgen.prepare import default_folder
 from loadgen.server import longest_of, named
+from loadgen.settings import run_options
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.sources import open_source
@@ -252,11 +253,11 @@ class LocustSession:
 
 def _fields(*when: str) -> list[str]:
     """The fields of the Plan that are options here: of the `form`, or fixed at the `start`."""
-    return [name for name, option in run_options().items() if option.interactive in when]
+    return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
 
 def _add_options(parser: Any, **_: Any) -> None:
-    for name, option in run_options().items():
+    for name, option in run_options(Plan).items():
         if option.interactive is None:
             continue
         field = Plan.model_fields[name]  # a default that is made follows from other fields

@@ -12,8 +12,8 @@ import pytest
 
 from loadgen import plan as plans
 from loadgen import runfile
-from loadgen.plan import Plan, RunOption
-from loadgen.settings import command_of
+from loadgen.plan import Plan
+from loadgen.settings import RunOption, command_of
 from tests.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."

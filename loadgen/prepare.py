@@ -212,8 +212,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.model_dump(mode="json")
-        | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
+        plan=plan.stored() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
         server={name: getattr(facts, name) for name in type(facts).__slots__}
         | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
         host=host.facts(),

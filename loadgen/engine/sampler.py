@@ -302,7 +302,7 @@ class SamplerProcess:
         """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
         something is missing that the plan asks for."""
         self.ready()
-        found = self._ask({"plan": plan.model_dump(mode="json") | {"header": plan.header}, "server": server})
+        found = self._ask({"plan": plan.stored() | {"header": plan.header}, "server": server})
         if found is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
         if "error" in found:

@@ -121,7 +121,7 @@ class LiveTarget:
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
-                plan = plan.model_copy(update={"n": TEXTS})
+                plan = plan.but(n=TEXTS)
             with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]

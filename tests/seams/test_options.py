@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from tests.command import ROOT, in_process
 HELP = "Which colour the prompts have."
 
 
+@dataclass(frozen=True, init=False)
 class Colourful(Plan):
     """A Plan with a made-up option."""
 

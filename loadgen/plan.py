@@ -207,16 +207,6 @@ class Plan:
         """Whether answers may end before the requested length."""
         return not self.ignore_eos or lengths.outputs(str(self.output_tokens)).may_end
 
-    @property
-    def lengths_said(self) -> tuple[str, str]:
-        """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if arrivals.parse(self.arrivals).facts.recorded and self.workload == "synthetic":
-            return "recorded", "recorded"
-        named = lengths.outputs(str(self.output_tokens)).lengths
-        gaps = f" ({lengths.UNNAMED} where it names none)" if self.workload.startswith("jsonl:") else ""
-        told = f"the file's{gaps}" if named is None else f"{named}"
-        return "the file's" if self.of_file else f"{self.input_tokens}", "at most " * self.may_end + told
-
     def _mistakes(self) -> Iterator[str]:
         """What no single field shows."""
         named = arrivals.parse(self.arrivals)

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
+from loadgen.settings import in_words, lengths_said
 from workloads import arrivals, lengths, pictures, processes, workload
 from workloads.prompts import load_tokenizer
 from workloads.sessions import MultiTurn
@@ -78,7 +80,9 @@ def run(
 
     with prepare(plan, folder, say) as prepared:
         header = prepared.header
-        sampler = sampler_of(plan, header.server, prepared.schedule.due_ns)
+        sampler = partial(sampler_of, plan, header.server, prepared.schedule.due_ns)
+        if plan.gpu or plan.dcgm_url or plan.server_pid:  # what may be missing is asked before there is a folder
+            sampler = partial(lambda made: made, sampler())
         host.make_folder(folder, prepared.bytes)
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
@@ -96,20 +100,22 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
+    from servers.access import target_of
     from servers.find import dialect_on, tokenizer_of
-    from servers.wire.connection import target_of
 
     access = access_of(plan)
     asked = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
-    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, asked)}") as facts:
+    with server_for(
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
+    ) as facts:
         dialect = dialect_for(plan, facts, access, say)
         with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count = "" if schedule.count is None else f"{schedule.count} "
-        tokens = plan.lengths_said[0] if prompts.exact or plan.of_file else f"about {plan.lengths_said[0]}"
+        tokens = "about " * (not prompts.exact and not plan.of_file) + lengths_said(plan)[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
         target = target_of(facts.url, access.tls)
@@ -188,18 +194,6 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
         if there < count:
             raise PlanError(f"{path} holds {there} {what}, and {count} are to be sent", f"Ask for fewer: --n {there}")
     return prompts
-
-
-def _words(plan: Plan, dialect: Dialect) -> str:
-    """The plan in one line."""
-    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
-    how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
-    facts = arrivals.parse(plan.arrivals).facts
-    when = facts.text if facts.burst else plan.arrivals
-    tokens_in, tokens_out = plan.lengths_said
-    about = "about " if plan.lengths == "approximate" and not plan.of_file else ""
-    back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
-    return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {back}"
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:

@@ -20,12 +20,13 @@ from loadgen.errors import PlanError
 from servers.access import redacted, without_secrets
 from servers.errors import read_settings, read_toml
 from servers.kinds import any_of
-from workloads import pictures, workload
+from workloads import arrivals, lengths, pictures, workload
 from workloads.prompts import tokenizer_file
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
+    from servers.kinds.dialect import Dialect
 
 CATALOG = Path(workload.__file__).with_name("catalog")
 """Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
@@ -281,3 +282,25 @@ def command_of(plan: Plan) -> list[str]:
         else:
             words += [text for each in values for text in (flag, str(each))]
     return list(without_secrets(words))
+
+
+def lengths_said(plan: Plan) -> tuple[str, str]:
+    """Prompt and output lengths in words, also where a trace or a file brings its own."""
+    if arrivals.parse(plan.arrivals).facts.recorded and plan.workload == "synthetic":
+        return "recorded", "recorded"
+    named = lengths.outputs(str(plan.output_tokens)).lengths
+    gaps = f" ({lengths.UNNAMED} where it names none)" if plan.workload.startswith("jsonl:") else ""
+    told = f"the file's{gaps}" if named is None else f"{named}"
+    return "the file's" if plan.of_file else f"{plan.input_tokens}", "at most " * plan.may_end + told
+
+
+def in_words(plan: Plan, dialect: Dialect) -> str:
+    """The plan in one line."""
+    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
+    how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
+    facts = arrivals.parse(plan.arrivals).facts
+    when = facts.text if facts.burst else plan.arrivals
+    tokens_in, tokens_out = lengths_said(plan)
+    about = "about " if plan.lengths == "approximate" and not plan.of_file else ""
+    back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
+    return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {back}"

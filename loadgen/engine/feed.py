@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from servers.wire.transport import Exchange
 from workloads.request import Request
 from workloads.sessions import Conversation
+
+if TYPE_CHECKING:
+    from servers.wire.transport import Exchange
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The sampler: reads the server's metrics, the GPUs and the host's memory beside a run, in the coordinator's process.
 
-    idle     before the workers exist, so before the first warm-up request
+    idle     before the workers connect, so before the first warm-up request
     start    when every connection is open and warm-up is over
     run      every `every_s` from the run's instant 0, a thread per source; never while a burst is being sent
     end      as soon as the last request has ended

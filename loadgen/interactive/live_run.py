@@ -39,11 +39,11 @@ from loadgen.plan import Plan
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
+from servers.access import Target, target_of
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
 from servers.kinds.events import one_line
-from servers.wire.connection import Target, target_of
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload

@@ -45,6 +45,11 @@ def test_a_plan_costs_no_heavy_import(root: Path) -> None:
     assert not HEAVY & _loaded(root, f"{plan}from loadgen.plan import Plan\nPlan(server='vllm', n=1)\n")
 
 
+def test_the_coordinator_waits_for_no_event_loop(root: Path) -> None:
+    """What measures is imported by the worker, while its coordinator reads the server for the first time."""
+    assert not (HEAVY | CLIENTS | {"asyncio"}) & _loaded(root, "import loadgen.engine.coordinator\n")
+
+
 @pytest.mark.parametrize("module", ["loadgen.record", "loadgen.runfile", "workloads.request", "servers.kinds.base"])
 def test_the_shared_shapes_are_cheap(root: Path, module: str) -> None:
     """The shapes that every part shares load none of the heavy libraries."""

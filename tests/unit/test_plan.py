@@ -7,7 +7,7 @@ import pytest
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import access_of
-from loadgen.settings import command_of, read_plan
+from loadgen.settings import command_of, lengths_said, read_plan
 from servers import hardware
 from servers.access import without_secrets
 from servers.errors import HostsError
@@ -84,7 +84,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
 )
 def test_lengths_are_said_before_the_run(settings: dict[str, object], said: tuple[str, str]) -> None:
     """What a trace, a file or an option brings, as the first line of output has it."""
-    assert Plan(server="tgi", n=4, **settings).lengths_said == said
+    assert lengths_said(Plan(server="tgi", n=4, **settings)) == said
 
 
 def test_a_plan_file_is_toml(tmp_path: Path) -> None:

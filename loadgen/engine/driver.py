@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence, Set
 
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.decode import no_connection, record_of, said
-from loadgen.engine.feed import Feed, Sessions, Slot
+from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, FirstTokens, Health
+from loadgen.engine.loops import Feed, Sessions
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect

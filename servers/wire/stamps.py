@@ -1,12 +1,12 @@
 """Where arrival instants come from (a StampSource), and what the kernel knows of a connection's losses.
 
-    open_source(name)      before the first connection; the next best where the machine has none of that name
+    Source.open(servers)   before the first connection (servers.wire.sources knows them all)
     source.watch(sock)     each connection as it is opened
     source.instants(...)   after the end of an exchange, for places in its bytes
     source.counts()        once a second, what there is to say of it in the Run
 
 Nobody else asks which source it is: it says its name, whether it is exact, and what its stamps are off by. Records and
-headers keep that. Another source is one class and its line in SOURCES.
+headers keep that.
 
 Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
 asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
@@ -19,9 +19,8 @@ import socket
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module
 from time import sleep
 from typing import Any, ClassVar, Protocol
 
@@ -144,55 +143,7 @@ class SocketStamps(StampSource):
             self._held.close()
 
 
-class RingStamps(StampSource):
-    """The kernel's stamp of each packet, in memory that it shares with us (servers.wire.ring). Reads may be late, and
-    no token shares a stamp with another unless the server sent both in one packet. Each read is held against the
-    socket's stamp, which also stands in for what the ring has not."""
-
-    name = "ring"
-    title = "kernel timestamps of each packet"
-    exact = True
-    error_s = 20e-6
-    by_read = False
-    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
-
-    @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:
-        with suppress(ImportError, AttributeError, OSError):  # not Linux, or not permitted
-            opened: StampSource = import_module(RING).OpenRings.open(servers)
-            return opened
-        return None
-
-
 PLAIN = StampSource()  # What is left where a better source has nothing to say
-SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}
-"""By name, the best first."""
-RING = "servers.wire.ring"  # Imported where it is opened: not every machine can
-AUTO = "auto"  # In plans: the best that this machine has
-
-
-def load(name: str) -> None:
-    """Import what opening this source takes: once, for all processes that are forked later."""
-    with suppress(ImportError, AttributeError):
-        import_module(RING if name in (AUTO, RingStamps.name) else __name__)
-
-
-def open_source(name: str, servers: Sequence[Address]) -> StampSource:
-    """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
-    better = 0 if name == AUTO else [*SOURCES].index(name)
-    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers))), PLAIN)
-
-
-def lacking(wanted: str, name: str) -> str:
-    """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
-    best = next(iter(SOURCES)) if wanted == AUTO else wanted
-    return SOURCES[best].needs if best in SOURCES and best != name else ""
-
-
-def common(names: Iterable[str]) -> str:
-    """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
-    known = [*SOURCES]
-    return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]
 
 
 def kernel_stamps(received: Received) -> list[int] | None:

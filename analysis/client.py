@@ -271,13 +271,11 @@ def first_off_s(frame: Frame) -> Floats:
 
 
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
-    """What the median of these TTFTs is too large by at most, if each is too large by at most what stands in `off_s`:
-    the true median lies between that of all of them lessened and this. NaN among them is no sample."""
+    """What the median of these TTFTs is too large by at most, if each is by at most `off_s`. NaN is no sample."""
     known = ~np.isnan(ttft_s)
-    if not known.any():
-        return 0.0
-    # np.median would import masked arrays: 20 ms.
-    return float(np.percentile(ttft_s[known], 50)) - float(np.percentile((ttft_s - off_s)[known], 50))
+    both = (ttft_s[known], (ttft_s - off_s)[known]) if known.any() else ([0.0], [0.0])
+    most, least = (float(np.percentile(each, 50)) for each in both)  # np.median takes 20 ms to import more
+    return most - least
 
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:

@@ -7,23 +7,18 @@ against due: did the client keep to it? Gaps are those between consecutive reque
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 
-from analysis import client, stats, summary
-from analysis.frame import Ending, EndingCount, Frame, total
+from analysis import client, endings, stats, summary
+from analysis.frame import Frame, total
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
 from loadgen.runfile import Run
 
-EXAMPLES_MAX = 3
-NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
-"""Of two errors' words what does not make them different: numbers, addresses, ids."""
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
 WHOLE = "from the first byte sent to the last answer's end"
@@ -54,7 +49,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     return summary.Summary(
         run=about,
         server=server_info(run),
-        requests=request_counts(run, frame),
+        requests=endings.request_counts(run, frame),
         tokens=token_counts(frame, may_end=about.may_end),
         window=summary.MeasuredWindow(
             from_s=None if span is None else stats.rounded(span[0] / 1e9),
@@ -132,42 +127,6 @@ def server_info(run: Run) -> summary.ServerInfo:
         speed=server.get("speed"),
         limits=server.get("limits") or {},
     )
-
-
-def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
-    """How the requests ended. `unrecorded` are those a killed run left no Record of."""
-    endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
-    states, errors = Counter[str](), Counter[str]()
-    for ending, seen in endings.items():
-        states[ending.state] += seen.number
-        if ending.kind:
-            errors[ending.kind] += seen.number
-    plan, recorded = run.header.plan, states.total()
-    # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
-    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
-    return summary.RequestCounts(
-        sent=recorded - states["dropped"],
-        **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
-        unrecorded=max(0, planned - recorded),
-        warmup=int((~frame.measured).sum()),
-        errors=dict(errors.most_common()),
-        examples=_examples(endings),
-    )
-
-
-def _examples(endings: Mapping[Ending, EndingCount]) -> dict[str, list[summary.ErrorExample]]:
-    """Of each kind of error its most frequent wordings."""
-    alike: dict[tuple[str, int | None, str], list[Ending]] = {}
-    for how in endings:
-        alike.setdefault((how.kind, how.http_status, NUMBER.sub("N", how.detail)), []).append(how)
-    found: dict[str, list[summary.ErrorExample]] = {}
-    for (kind, status, words), group in alike.items():
-        said = group[0].detail if len(group) == 1 else words
-        number, first = sum(endings[how].number for how in group), min(endings[how].id for how in group)
-        found.setdefault(kind, []).append(
-            summary.ErrorExample(count=number, detail=said, http_status=status, request=first)
-        )
-    return {kind: sorted(each, key=lambda one: -one.count)[:EXAMPLES_MAX] for kind, each in found.items() if kind}
 
 
 def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:

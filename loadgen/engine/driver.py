@@ -318,7 +318,7 @@ class Recorder:
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = 0
-        self._first = FirstTokens(counts, self._arrived_ns)
+        self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic)
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -349,11 +349,6 @@ class Recorder:
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
         self._first.look(in_flight)
-
-    def _arrived_ns(self, exchange: Exchange, place: int) -> int | None:
-        """When the byte at this place of an unfinished answer arrived; None where the source cannot say yet."""
-        ready, to_monotonic = self._stamps.ready(exchange), self._clocks.to_monotonic
-        return self._stamps.instants(exchange, [place + 1], to_monotonic)[0][0] if ready else None
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]

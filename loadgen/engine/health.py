@@ -6,12 +6,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from ctypes import Structure, c_int64
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loadgen.record import Record
+    from servers.wire.stamps import StampSource, ToMonotonic
     from servers.wire.transport import Exchange
 
 BUCKETS_PER_OCTAVE = 4
@@ -98,9 +99,10 @@ def total(counts: Iterable[Counts]) -> Counts:
 class FirstTokens:
     """Counts the first tokens of one worker's requests and sums up their TTFTs, each as soon as it is seen."""
 
-    def __init__(self, counts: Counts, arrived_ns: Callable[[Exchange, int], int | None]) -> None:
+    def __init__(self, counts: Counts, stamps: StampSource, to_monotonic: ToMonotonic) -> None:
         self._counts = counts
-        self._arrived_ns = arrived_ns
+        self._stamps = stamps
+        self._to_monotonic = to_monotonic
         self._seen: set[Exchange] = set()
         """In flight, and counted."""
 
@@ -108,10 +110,9 @@ class FirstTokens:
         """At the first event of each unfinished answer: some servers send the head at once, the token much later."""
         for exchange in in_flight - self._seen:
             place = exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
-            if place < 0 or exchange.sent_ns is None:
-                continue
-            if (arrived_ns := self._arrived_ns(exchange, place)) is not None:
+            if place >= 0 and exchange.sent_ns is not None and self._stamps.ready(exchange):
                 self._seen.add(exchange)
+                (arrived_ns,), _ = self._stamps.instants(exchange, [place + 1], self._to_monotonic)
                 self._add(arrived_ns - exchange.sent_ns)
 
     def take(self, exchange: Exchange | None, record: Record) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from bisect import bisect_right
 from io import StringIO
 from typing import cast
 
@@ -13,6 +12,7 @@ from loadgen.engine.health import Counts, FirstTokens
 from loadgen.plan import Plan
 from loadgen.record import Record
 from servers.wire.poller import Poller
+from servers.wire.stamps import PLAIN
 from servers.wire.transport import Exchange
 
 
@@ -95,7 +95,7 @@ def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch, kind: type[StringI
 def test_ttft_so_far_counts_each_first_token_once() -> None:
     """At the first event of an answer under way, not at its head; at the end of one that nobody looked at before."""
     counts = Counts()
-    tokens = FirstTokens(counts, lambda exchange, place: exchange.user[bisect_right(exchange.sizes, place)])
+    tokens = FirstTokens(counts, PLAIN, list)
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     exchange.raw += b"HTTP/1.1 200 OK\r\n\r\n"
     exchange.sizes.append(len(exchange.raw))

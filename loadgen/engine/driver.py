@@ -12,6 +12,7 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
@@ -34,8 +35,10 @@ TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
 BACKLOG = 64
-"""With so many exchanges waiting to be recorded, and with each as many again, one more is recorded per turn: else a
-closed loop whose answers end faster than the loop turns would hold ever more of them."""
+TURN_NS = 20_000_000
+"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting it is as many as take TURN_NS, and with
+each BACKLOG one more however long that takes: else a closed loop whose answers end faster than the loop turns would hold
+ever more of them."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
 
@@ -369,7 +372,10 @@ class Recorder:
         self.ended.popleft()
 
     def _record_some(self) -> None:
-        for _ in range(1 + len(self.ended) // BACKLOG):
+        least, until_ns = len(self.ended) // BACKLOG, time.monotonic_ns() + TURN_NS
+        for done in range(len(self.ended)):
+            if done > least and (len(self.ended) <= BACKLOG or time.monotonic_ns() > until_ns):
+                break
             exchange = self.ended[0][1]
             if exchange is not None and not self._stamps.ready(exchange):
                 asyncio.get_running_loop().call_later(RETRY_S, self._record_some)

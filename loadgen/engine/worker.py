@@ -35,7 +35,7 @@ from loadgen.engine.health import Counts
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
 from servers.kinds.dialect import Dialect
-from servers.wire.connection import Pool, Target
+from servers.wire.connection import ROOM_BYTES, Pool, Target
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.sources import open_source
@@ -46,7 +46,7 @@ from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SWEEPS = {"sweep_s": 0.4, "busy": 0.3}
+SWEEPS = {"sweep_s": 1.6, "busy": 0.1}
 SWEEPS_WAITED_FOR = {"sweep_s": 0.001, "busy": 0.8}
 """How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
 request due, as in closed loops and sessions."""
@@ -139,11 +139,12 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     loop.set_exception_handler(partial(_crash, part))
     started: asyncio.Future[int] = loop.create_future()
     waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
-    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS))
+    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS), ebbs=stamps.ebbs)
+    room = 0 if stamps.by_read or waited_for else ROOM_BYTES
     clock, exchange = SystemClock(loop), partial(Exchange, poller)
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
-        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps)
+        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns)
         most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)

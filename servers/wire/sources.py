@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS = 1_000_000
+EBB = 0.75  # Of the segments per second that came before: clearly fewer
 SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 
 
@@ -49,6 +50,7 @@ class RingStamps(StampSource):
         """A ring for each family of the server's addresses, and what stamps where they have nothing."""
         self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
         self._collected_ns = 0
+        self._came, self._asked_ns, self._per_ns = 0, monotonic_ns(), 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -99,7 +101,14 @@ class RingStamps(StampSource):
             self._collected_ns = now_ns
             for ring, flows in zip(self._rings, self._sorted_by, strict=True):
                 if (came := ring.read()) is not None:
+                    self._came += len(came.key)
                     flows.add(came)
+
+    def ebbs(self) -> bool:
+        self.collect()
+        before, asked_ns, self._asked_ns = self._per_ns, self._asked_ns, monotonic_ns()
+        self._per_ns, self._came = self._came / (self._asked_ns - asked_ns), 0
+        return self._per_ns < EBB * before
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
         flow: Flow | None = received.watched

@@ -25,6 +25,7 @@ SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
+_INTO = [memoryview(bytearray(READ_BYTES))]  # What is read goes through here: room of its own for each read costs more
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -127,18 +128,19 @@ class Exchange:
             self.windows += 1
             self.shut += left < SHUT_BYTES
         try:
-            data, control, _, _ = connection.sock.recvmsg(READ_BYTES, CONTROL_BYTES)
+            count, control, _, _ = connection.sock.recvmsg_into(_INTO, CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._closed(f"connection lost: {error.strerror or error}")
             return
         now = monotonic_ns()
-        if not data:
+        if not count:
             self._closed("the server closed the connection")
             return
-        if late:
-            self._poller.most = max(self._poller.most, len(data))
+        if late and count > self._poller.most:
+            self._poller.most = count
+        data: bytes | memoryview = _INTO[0][:count]
         if connection.tls is not None:
             data = self._unseal(connection, data)
             if not data:
@@ -152,7 +154,7 @@ class Exchange:
         if size > RESPONSE_LIMIT_BYTES:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
-        elif data[-4:] == b"\r\n\r\n" or len(data) < 5 if framing.chunked else size >= framing.need:
+        elif raw.endswith(b"\r\n\r\n") or len(data) < 5 if framing.chunked else size >= framing.need:
             self._scan()
 
     def _scan(self) -> None:
@@ -162,7 +164,7 @@ class Exchange:
         except ProtocolError as error:
             self.fail("protocol", str(error))
 
-    def _unseal(self, connection: Connection, data: bytes) -> bytes:
+    def _unseal(self, connection: Connection, data: memoryview) -> bytes:
         """Plain bytes out of TLS records. A closed session shows as the end of the connection that follows it."""
         assert connection.tls is not None
         connection.incoming.write(data)

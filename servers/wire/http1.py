@@ -10,11 +10,14 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import accumulate, chain, count
-from operator import add, sub
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
+CHUNK_LIMIT_BYTES = 0xFFFFFF  # Of those that are looked at all at once ...
+FEW_BYTES = 4_096  # ... when there are as many bytes as this
+_CARRIAGE_RETURN, _LINE_FEED = b"\r\n"
+_HEXADECIMAL = bytes(int(chr(byte), 16) if chr(byte) in "0123456789abcdefABCDEF" else 255 for byte in range(256))
+"""What a digit counts, -1 for what is none."""
 
 
 class ProtocolError(Exception):
@@ -84,23 +87,19 @@ class Framing:
             and b"close" not in (_field(head, b"connection") or b"")
         )
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """Of each chunk that has come."""
-        return [*zip(self.bounds[::2], self.bounds[1::2], strict=True)]
-
-    def body_spans(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
-        """Where the body's bytes are, in order; what came of it when the response never ended."""
+    def body_bounds(self, raw: bytes | bytearray) -> array[int]:
+        """Start and end of each piece of the body, in order; what came of it when the response never ended."""
         if self.status is None:
-            return []
+            return array("q")
         if not self.chunked:
-            return [(self.body_start, min(len(raw), self.body_end or len(raw)))]
+            return array("q", (self.body_start, min(len(raw), self.body_end or len(raw))))
         if self.ended:
-            return self.spans
+            return self.bounds
         self._scan_chunks(raw)
         line_end = raw.find(b"\r\n", self.position)
         size = _chunk_size(bytes(raw[self.position : line_end])) if line_end >= 0 else 0
-        return [*self.spans, (line_end + 2, min(len(raw), line_end + 2 + size))] if size else self.spans
+        partial = (line_end + 2, min(len(raw), line_end + 2 + size)) if size else ()
+        return self.bounds + array("q", partial)
 
     def _scan_head(self, raw: bytes | bytearray) -> bool:
         status = 0
@@ -140,21 +139,30 @@ class Framing:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray) -> None:
-        """Chunks without a line end in their data, without a step in Python for each; none where it is otherwise."""
-        parts = bytes(memoryview(raw)[self.position :]).split(b"\r\n")
-        lines, data = parts[0:-1:2], parts[1:-1:2]
-        sizes = [*map(len, data)]
-        try:
-            most = sizes.index(0) if 0 in sizes else len(sizes)
-            if [*map(_chunk_size, lines[:most])] != sizes[:most]:
-                return
-        except ProtocolError:
+        """The first chunks, as long as no data holds a carriage return, all at once: nobody steps through them."""
+        if len(raw) - self.position < FEW_BYTES:
             return
-        filled = accumulate(map(add, map(len, lines[:most]), sizes))
-        ends = [*map(add, filled, count(self.position + 2, 4))]
-        if ends:
-            self.bounds.extend(chain.from_iterable(zip(map(sub, ends, sizes), ends, strict=False)))
-            self.position = ends[-1] + 2
+        import numpy as np
+
+        seen = np.frombuffer(raw, np.uint8)[self.position :]
+        returns = np.flatnonzero(seen[:-1] == _CARRIAGE_RETURN)
+        line_ends, data_ends = returns[: len(returns) // 2 * 2].reshape(-1, 2).T
+        begins = np.concatenate(([0], data_ends[:-1] + 2))
+        lengths = line_ends - begins
+        usual = (seen[line_ends + 1] == _LINE_FEED) & (seen[data_ends + 1] == _LINE_FEED)
+        usual &= (lengths > 0) & (lengths <= len(f"{CHUNK_LIMIT_BYTES:x}"))
+        sizes, digits = np.zeros_like(lengths), np.frombuffer(_HEXADECIMAL, np.int8)
+        for place in range(int(lengths[usual].max(initial=0))):
+            inside = usual & (lengths > place)
+            digit = digits[seen[begins[inside] + place]]
+            sizes[inside] = 16 * sizes[inside] + digit
+            usual[inside] &= digit >= 0
+        usual &= (sizes > 0) & (sizes == data_ends - line_ends - 2)
+        most = len(usual) if usual.all() else int(usual.argmin())
+        if most:
+            bounds = np.stack((line_ends[:most] + 2, data_ends[:most]), 1) + self.position
+            self.bounds.frombytes(bounds.astype(np.int64).tobytes())
+            self.position += int(data_ends[most - 1]) + 2
 
     def _scan_chunks(self, raw: bytes | bytearray) -> None:
         self._scan_usual(raw)
@@ -188,6 +196,12 @@ def _field(head: bytes, name: bytes) -> bytes | None:
     start += len(name) + 3
     end = head.find(b"\r\n", start)
     return head[start : end if end >= 0 else None]
+
+
+def joined(raw: bytes | bytearray, bounds: array[int]) -> bytes:
+    """The pieces of `raw` with these starts and ends."""
+    whole = bytes(raw)
+    return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
 
 
 @lru_cache(1024)

@@ -33,6 +33,7 @@ class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
     (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
+    `raw` itself is in `parts` until somebody asks for it: bytes that grow with each read are copied again and again.
     With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
@@ -40,7 +41,8 @@ class Exchange:
     _sealed: bytes | memoryview = b""
     connection: Connection | None = None
     framing: Framing = field(default_factory=Framing)
-    raw: bytearray = field(default_factory=bytearray)
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
     kernel: bytearray = field(default_factory=bytearray)
@@ -57,6 +59,13 @@ class Exchange:
     losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
+
+    @property
+    def raw(self) -> bytes:
+        """All that came."""
+        if len(self.parts) > 1:
+            self.parts = [b"".join(self.parts)]
+        return self.parts[0] if self.parts else b""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
@@ -140,21 +149,20 @@ class Exchange:
             return
         if late and count > self._poller.most:
             self._poller.most = count
-        data: bytes | memoryview = _INTO[0][:count]
+        data, framing = bytes(_INTO[0][:count]), self.framing
         if connection.tls is not None:
             data = self._unseal(connection, data)
             if not data:
                 return
-        raw, framing = self.raw, self.framing
-        raw += data
-        size = len(raw)
+        self.parts.append(data)
+        self.size = size = self.size + len(data)
         self.sizes.append(size)
         self.user.append(now)
         self.kernel += control[0][2][:TIMESPEC_BYTES] if control else _NO_STAMP
         if size > RESPONSE_LIMIT_BYTES:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
-        elif raw.endswith(b"\r\n\r\n") or len(data) < 5 if framing.chunked else size >= framing.need:
+        elif data.endswith(b"\r\n\r\n") or len(data) < 5 if framing.chunked else size >= framing.need:
             self._scan()
 
     def _scan(self) -> None:
@@ -164,12 +172,12 @@ class Exchange:
         except ProtocolError as error:
             self.fail("protocol", str(error))
 
-    def _unseal(self, connection: Connection, data: memoryview) -> bytes:
+    def _unseal(self, connection: Connection, data: bytes) -> bytes:
         """Plain bytes out of TLS records. A closed session shows as the end of the connection that follows it."""
         assert connection.tls is not None
         connection.incoming.write(data)
         connection.received += len(data)
-        parts, size = [], len(self.raw)
+        parts, size = [], self.size
         try:
             while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
                 parts.append(part)
@@ -186,7 +194,7 @@ class Exchange:
     def _closed(self, detail: str) -> None:
         if self.framing.at_eof(self.raw):
             self._finish()
-        elif self.raw:
+        elif self.parts:
             self.fail("truncated", detail)
         else:
             self.fail("connect", f"{detail} before any answer")
@@ -197,7 +205,7 @@ class Exchange:
             return
         self.given_up_ns = monotonic_ns()
         if connection.tls is None:
-            connection.received += len(self.raw)
+            connection.received += self.size
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:

@@ -13,11 +13,8 @@ from functools import lru_cache, partial
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
-CHUNK_LIMIT_BYTES = 0xFFFFFF  # Of those that are looked at all at once ...
-FEW_BYTES = 4_096  # ... when there are as many bytes as this
-_CARRIAGE_RETURN, _LINE_FEED = b"\r\n"
-_HEXADECIMAL = bytes(int(chr(byte), 16) if chr(byte) in "0123456789abcdefABCDEF" else 255 for byte in range(256))
-"""What a digit counts, -1 for what is none."""
+FEW_BYTES = 4_096
+"""Fewer are not worth looking at all at once."""
 
 
 class ProtocolError(Exception):
@@ -142,27 +139,11 @@ class Framing:
         """The first chunks, as long as no data holds a carriage return, all at once: nobody steps through them."""
         if len(raw) - self.position < FEW_BYTES:
             return
-        import numpy as np
+        from servers.wire.chunks import usual  # and with it numpy, which most commands need not load
 
-        seen = np.frombuffer(raw, np.uint8)[self.position :]
-        returns = np.flatnonzero(seen[:-1] == _CARRIAGE_RETURN)
-        line_ends, data_ends = returns[: len(returns) // 2 * 2].reshape(-1, 2).T
-        begins = np.concatenate(([0], data_ends[:-1] + 2))
-        lengths = line_ends - begins
-        usual = (seen[line_ends + 1] == _LINE_FEED) & (seen[data_ends + 1] == _LINE_FEED)
-        usual &= (lengths > 0) & (lengths <= len(f"{CHUNK_LIMIT_BYTES:x}"))
-        sizes, digits = np.zeros_like(lengths), np.frombuffer(_HEXADECIMAL, np.int8)
-        for place in range(int(lengths[usual].max(initial=0))):
-            inside = usual & (lengths > place)
-            digit = digits[seen[begins[inside] + place]]
-            sizes[inside] = 16 * sizes[inside] + digit
-            usual[inside] &= digit >= 0
-        usual &= (sizes > 0) & (sizes == data_ends - line_ends - 2)
-        most = len(usual) if usual.all() else int(usual.argmin())
-        if most:
-            bounds = np.stack((line_ends[:most] + 2, data_ends[:most]), 1) + self.position
-            self.bounds.frombytes(bounds.astype(np.int64).tobytes())
-            self.position += int(data_ends[most - 1]) + 2
+        bounds, length = usual(raw, self.position)
+        self.bounds.frombytes(bounds)
+        self.position += length
 
     def _scan_chunks(self, raw: bytes | bytearray) -> None:
         self._scan_usual(raw)

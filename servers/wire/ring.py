@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -121,14 +122,16 @@ class Flow:
         """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN."""
         if self.held and self.through < offsets[-1]:
             self._skip(offsets[-1])
-        ends, stamps = np.array(self.ends), np.array(self.stamps)
-        at = np.searchsorted(ends, offsets)
-        known = (at < len(ends)) & (np.array(offsets) > self.forgotten)
-        at[~known] = 0
-        if not known.any():
+        if not self.ends:
             return [UNKNOWN] * len(offsets)
-        known &= stamps[at] != UNKNOWN
-        found: list[int] = np.where(known, np.maximum.accumulate(stamps)[at], UNKNOWN).tolist()
+        wanted, stamps = np.array(offsets), np.array(self.stamps)
+        at = np.searchsorted(self.ends, wanted)
+        unknown = (at == len(stamps)) | (wanted <= self.forgotten)
+        at[unknown] = 0
+        unknown |= stamps[at] == UNKNOWN
+        arrived = np.maximum.accumulate(stamps)[at]
+        arrived[unknown] = UNKNOWN
+        found: list[int] = arrived.tolist()
         return found
 
     def off(self, arrivals: Sequence[int], stamps: Sequence[int]) -> list[int]:
@@ -146,7 +149,7 @@ class Flow:
 
     def forget(self, offset: int) -> None:
         """Nobody will ask for anything up to this offset any more."""
-        gone = int(np.searchsorted(np.array(self.ends), offset, side="right"))
+        gone = bisect_right(self.ends, offset)
         if gone:
             self.forgotten = self.ends[gone - 1]
             del self.ends[:gone], self.stamps[:gone]

@@ -124,8 +124,8 @@ class Flow:
             self._skip(offsets[-1])
         if not self.ends:
             return [UNKNOWN] * len(offsets)
-        wanted, stamps = np.array(offsets), np.array(self.stamps)
-        at = np.searchsorted(self.ends, wanted)
+        wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
+        at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
         unknown = (at == len(stamps)) | (wanted <= self.forgotten)
         at[unknown] = 0
         unknown |= stamps[at] == UNKNOWN
@@ -136,11 +136,9 @@ class Flow:
 
     def off(self, arrivals: Sequence[int], stamps: Sequence[int]) -> list[int]:
         """By how many ns, as bit lengths, arrivals that are known differ from another's stamps of them."""
-        ours, others = np.array(arrivals), np.array(stamps)
         # A FIN that is read with the last bytes lends them its stamp.
-        off = np.minimum(abs(ours - others), abs(self.closed_ns - others))[ours >= 0]
-        found: list[int] = np.frexp(off)[1].tolist()
-        return found
+        offs = ((ours, min(abs(ours - stamp), abs(self.closed_ns - stamp))) for ours, stamp in zip(arrivals, stamps))  # noqa: B905
+        return [off.bit_length() for ours, off in offs if ours >= 0]
 
     @property
     def through(self) -> int:

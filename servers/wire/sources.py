@@ -129,9 +129,10 @@ class RingStamps(StampSource):
         if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
             of_reads = flow.arrivals(received.read_ends) if received.read_ends else found
             self._off.update(flow.off(of_reads, stamps))
-        instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
-        if not missing:
+        instants = to_monotonic(found)
+        if min(found) >= 0:
             return instants, self
+        missing = [at for at, stamp in enumerate(found) if stamp < 0]
         self._missed += len(missing)
         others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
         for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it

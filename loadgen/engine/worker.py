@@ -35,6 +35,7 @@ from loadgen.engine.health import Counts
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
 from servers.kinds.dialect import Dialect
+from servers.wire.aside import Aside
 from servers.wire.connection import ROOM_BYTES, Pool, Target
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
@@ -141,11 +142,12 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
     poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS), ebbs=stamps.ebbs)
     room = 0 if stamps.by_read or waited_for else ROOM_BYTES
+    aside = None if stamps.by_read else Aside(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, poller)
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
         pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns, aside)
         most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 
@@ -170,6 +172,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
     await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
+    if aside is not None:
+        aside.close()
 
 
 def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 _CARRIAGE_RETURN, _LINE_FEED = b"\r\n"
-_DIGITS = 4  # Of a chunk's size; as many bytes of a head are always before the first
+_DIGITS = 4  # Of a chunk's size
 _FIRST, _BEFORE, _WEIGHTS = np.array([_DIGITS]), np.arange(-_DIGITS, 0), 16 ** np.arange(_DIGITS)[::-1]
 _VALUES = np.array([int(chr(byte), 16) if chr(byte) in "0123456789abcdefABCDEF" else -1 for byte in range(256)])
 
 
 def usual(raw: bytes | bytearray, position: int) -> tuple[bytes, int]:
-    """Of the chunks from `position` on, up to the first that is not `SIZE CRLF DATA CRLF` with no carriage return in its
-    data: start and end of each one's data, as 64-bit integers, and how many bytes they take."""
-    seen = np.frombuffer(raw, np.uint8)[position - _DIGITS :]
+    """Of these chunks, up to the first that is not `SIZE CRLF DATA CRLF` with no carriage return in its data: where each
+    one's data begins and ends, as 64-bit integers, if the first begins at `position`; and how many bytes they take."""
+    seen = np.frombuffer(bytes(_DIGITS) + raw, np.uint8)
     returns = np.flatnonzero(seen[_DIGITS:-1] == _CARRIAGE_RETURN) + _DIGITS
     line_ends, data_ends = returns[: len(returns) // 2 * 2].reshape(-1, 2).T
     lengths = line_ends - np.concatenate((_FIRST, data_ends[:-1] + 2))

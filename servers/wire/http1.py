@@ -50,20 +50,21 @@ class Framing:
     bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end in the buffer of each chunk's data
     ended: bool = False
 
-    def scan(self, raw: bytes | bytearray) -> bool:
-        """Look at what is new in `raw`; True once the response is complete. Raises ProtocolError."""
+    def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
+        """Look at what is new in `raw`, which has all that came or, of a chunked body, all from `start` on, no later than
+        `position`; True once the response is complete. Raises ProtocolError."""
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
-            self._scan_chunks(raw)
-        elif self.body_end is not None and len(raw) >= self.body_end:
+            self._scan_chunks(raw, start)
+        elif self.body_end is not None and start + len(raw) >= self.body_end:
             self.ended = True
         return self.ended
 
-    def at_eof(self, raw: bytes | bytearray) -> bool:
-        """The peer closed. True if that is how this response was meant to end."""
+    def at_eof(self, size: int) -> bool:
+        """The peer closed after so many bytes. True if that is how this response was meant to end."""
         if self.status is not None and not self.chunked and self.body_end is None:
-            self.body_end = len(raw)
+            self.body_end = size
             self.by_close = self.ended = True
         return self.ended
 
@@ -73,13 +74,13 @@ class Framing:
         coding = (_field(self.head.lower(), b"content-encoding") or b"").strip().decode("latin-1")
         return "" if coding == "identity" else coding
 
-    def leaves_open(self, raw: bytes | bytearray) -> bool:
-        """After the end: may the connection serve another request? (RFC 9112, section 9.3)"""
+    def leaves_open(self, size: int) -> bool:
+        """After the end, when so many bytes have come: may the connection serve another request? (RFC 9112, section 9.3)"""
         head = self.head.lower()
         return (
             self.ended
             and not self.by_close
-            and len(raw) == self.body_end
+            and size == self.body_end
             and head.startswith(b"http/1.1")
             and b"close" not in (_field(head, b"connection") or b"")
         )
@@ -135,19 +136,19 @@ class Framing:
             self.body_end = self.body_start + int(length)
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
-    def _scan_usual(self, raw: bytes | bytearray) -> None:
+    def _scan_usual(self, raw: bytes | bytearray, start: int) -> None:
         """The first chunks, as long as no data holds a carriage return, all at once: nobody steps through them."""
-        if len(raw) - self.position < FEW_BYTES:
+        if start + len(raw) - self.position < FEW_BYTES:
             return
         from servers.wire.chunks import usual  # and with it numpy, which most commands need not load
 
-        bounds, length = usual(raw, self.position)
+        bounds, length = usual(raw[self.position - start :], self.position)
         self.bounds.frombytes(bounds)
         self.position += length
 
-    def _scan_chunks(self, raw: bytes | bytearray) -> None:
-        self._scan_usual(raw)
-        position, bounds = self.position, self.bounds
+    def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
+        self._scan_usual(raw, offset)
+        position, bounds = self.position - offset, self.bounds
         while True:
             line_end = raw.find(b"\r\n", position)
             if line_end < 0:
@@ -159,15 +160,15 @@ class Framing:
             if size == 0:
                 end = raw.find(b"\r\n\r\n", start - 2)  # behind any trailers
                 if end >= 0:
-                    self.ended, self.body_end = True, end + 4
+                    self.ended, self.body_end = True, offset + end + 4
                 break
             if start + size + 2 > len(raw):
                 break
             if not raw.startswith(b"\r\n", start + size):
                 raise ProtocolError("chunk data longer than its size says")
-            bounds.extend((start, start + size))
+            bounds.extend((offset + start, offset + start + size))
             position = start + size + 2
-        self.position = position
+        self.position = offset + position
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:

@@ -15,6 +15,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal
 
+from servers.wire.aside import BLOCK_BYTES, Aside
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
@@ -33,7 +34,7 @@ class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
     (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
-    `raw` itself is in `parts` until somebody asks for it: bytes that grow with each read are copied again and again.
+    `raw` itself is in `parts`, which hold so many bytes, and what was before them `aside`, until somebody asks for all.
     With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
@@ -42,6 +43,8 @@ class Exchange:
     connection: Connection | None = None
     framing: Framing = field(default_factory=Framing)
     parts: list[bytes] = field(default_factory=list)
+    aside: list[Callable[[], bytes]] = field(default_factory=list)
+    held: int = 0
     size: int = 0
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
@@ -63,9 +66,28 @@ class Exchange:
     @property
     def raw(self) -> bytes:
         """All that came."""
+        if self.aside:
+            self.parts = [take() for take in self.aside] + self.parts
+            self.aside, self.held = [], self.size
+        return self._tail()
+
+    def _tail(self) -> bytes:
+        """What of it is not aside."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0] if self.parts else b""
+
+    def lay_aside(self, aside: Aside) -> None:
+        """Have whole blocks of what has come wait there, after a look at them. Raises OSError, and keeps the rest."""
+        self._scan()
+        tail, at = self._tail(), 0
+        done = self.framing.position - (self.size - self.held) if self.framing.chunked else len(tail)
+        try:
+            while at + BLOCK_BYTES <= done:
+                self.aside.append(partial(aside.take, aside.put(tail[at : at + BLOCK_BYTES])))
+                at += BLOCK_BYTES
+        finally:
+            self.parts, self.held = [tail[at:]], len(tail) - at
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
@@ -155,6 +177,7 @@ class Exchange:
             if not data:
                 return
         self.parts.append(data)
+        self.held += len(data)
         self.size = size = self.size + len(data)
         self.sizes.append(size)
         self.user.append(now)
@@ -167,7 +190,7 @@ class Exchange:
 
     def _scan(self) -> None:
         try:
-            if self.framing.scan(self.raw):
+            if self.framing.scan(self._tail(), self.size - self.held):
                 self._finish()
         except ProtocolError as error:
             self.fail("protocol", str(error))
@@ -192,7 +215,7 @@ class Exchange:
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:
-        if self.framing.at_eof(self.raw):
+        if self.framing.at_eof(self.size):
             self._finish()
         elif self.parts:
             self.fail("truncated", detail)
@@ -211,7 +234,7 @@ class Exchange:
         if self.sent_ns is not None:
             self._poller.loop.remove_writer(connection.sock)
             self._poller.remove(connection.sock)
-        if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.raw):
+        if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.size):
             self.free = connection
         else:
             connection.close()

@@ -35,7 +35,8 @@ class Answering(FakeExchange):
         self.user = array("q", [self.net.clock.now])
         self.losses = (0, 0)
         bounds = array("q", (0, len(payload)))
-        self.framing = SimpleNamespace(status=200, coding="", ended=True, bounds=bounds, body_bounds=lambda _raw: bounds)  # type: ignore[assignment]
+        framed = SimpleNamespace(status=200, coding="", ended=True, bounds=bounds, body_bounds=lambda _raw: bounds)
+        self.framing = framed  # type: ignore[assignment]
         super()._end()
 
 

@@ -12,6 +12,7 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 
@@ -23,6 +24,7 @@ from loadgen.engine.loops import Feed, Sessions
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
+from servers.wire.aside import BLOCK_BYTES, Aside
 from servers.wire.connection import Connection, Pool
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
@@ -35,8 +37,12 @@ TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
 BACKLOG = 64
-"""With so many exchanges waiting to be recorded, and with each as many again, one more is recorded per turn: else a
-closed loop whose answers end faster than the loop turns would hold ever more of them."""
+TURN_NS = 20_000_000
+"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting it is as many as take TURN_NS, and with
+each BACKLOG one more however long that takes: else a closed loop whose answers end faster than the loop turns would
+hold ever more of them."""
+HELD_BYTES, ASIDE_BYTES_MOST = 32 << 20, 16 << 20
+"""What answers under way may take of a worker's memory, and what of them is laid aside four times a second."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
 
@@ -303,8 +309,10 @@ class Recorder:
         counts: Counts,
         stamps: StampSource,
         sweep_ns: Callable[[], int] = int,
+        aside: Aside | None = None,
     ) -> None:
-        """`sweep_ns` says how far apart reads were at most since it was last asked."""
+        """`sweep_ns` says how far apart reads were at most since it was last asked. With `aside` answers that take more
+        than HELD_BYTES together wait there for their ends."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -314,6 +322,7 @@ class Recorder:
         self._worker = worker
         self._stamps = stamps
         self._sweep_ns = sweep_ns
+        self._aside = aside
         self._clocks = ClockPairs()
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
@@ -349,6 +358,20 @@ class Recorder:
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
         self._first.look(in_flight)
+        if self._aside is not None:
+            self._lay_aside(in_flight, self._aside)
+
+    def _lay_aside(self, in_flight: Set[Exchange], aside: Aside) -> None:
+        """A little at a time: nothing else is done meanwhile."""
+        more = min(sum(exchange.held for exchange in in_flight) - HELD_BYTES, ASIDE_BYTES_MOST)
+        for exchange in [*in_flight] if more > 0 else ():
+            if exchange.held >= BLOCK_BYTES and more > 0:
+                more -= exchange.held
+                try:
+                    exchange.lay_aside(aside)
+                except OSError:  # the disk is full
+                    self._aside = None
+                    return
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
@@ -373,7 +396,10 @@ class Recorder:
         self.ended.popleft()
 
     def _record_some(self) -> None:
-        for _ in range(1 + len(self.ended) // BACKLOG):
+        least, until_ns = len(self.ended) // BACKLOG, time.monotonic_ns() + TURN_NS
+        for done in range(len(self.ended)):
+            if done > least and (len(self.ended) <= BACKLOG or time.monotonic_ns() > until_ns):
+                break
             exchange = self.ended[0][1]
             if exchange is not None and not self._stamps.ready(exchange):
                 asyncio.get_running_loop().call_later(RETRY_S, self._record_some)

@@ -109,7 +109,7 @@ class FirstTokens:
     def look(self, in_flight: Set[Exchange]) -> None:
         """At the first event of each unfinished answer: some servers send the head at once, the token much later."""
         for exchange in in_flight - self._seen:
-            place = exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
+            place = -1 if exchange.aside else exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
             if place >= 0 and exchange.sent_ns is not None and self._stamps.ready(exchange):
                 self._seen.add(exchange)
                 (arrived_ns,), _ = self._stamps.instants(exchange, [place + 1], self._to_monotonic)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from servers.wire.stamps import StampSource
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SWEEPS = {"sweep_s": 0.4, "busy": 0.3}
+SWEEPS = {"sweep_s": 1.6, "busy": 0.1}
 SWEEPS_WAITED_FOR = {"sweep_s": 0.001, "busy": 0.8}
 """How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
 request due, as in closed loops and sessions."""
@@ -154,7 +154,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
 
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Held, Recorder
-    from servers.wire.connection import Pool
+    from servers.wire.aside import Aside
+    from servers.wire.connection import ROOM_BYTES, Pool
     from servers.wire.poller import Poller
     from servers.wire.transport import Exchange
 
@@ -163,12 +164,14 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
     waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
-    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS))
+    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS), ebbs=stamps.ebbs)
+    room = 0 if stamps.by_read or waited_for else ROOM_BYTES
+    aside = None if stamps.by_read else Aside(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, poller)
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
-        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns)
+        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns, aside)
         most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 
@@ -194,6 +197,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
     await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
+    if aside is not None:
+        aside.close()
 
 
 def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]) -> None:

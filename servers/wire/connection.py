@@ -17,6 +17,9 @@ from servers.access import Target
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
+ROOM_BYTES = 1 << 18
+"""The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
+permits."""
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
 
 
@@ -81,13 +84,15 @@ class Connection:
         self.sock.close()
 
 
-async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps. Raises OSError, ssl.SSLError or
-    TimeoutError."""
+async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0) -> Connection:
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps, with a receive buffer of `room` bytes
+    where the system's own choice is not enough. Raises OSError, ssl.SSLError or TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if room:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)
@@ -107,9 +112,9 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
 class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
-    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource) -> None:
+    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource, room: int = 0) -> None:
         self._spare = spare
-        self._connect = partial(connect, target, timeout_s, stamps)
+        self._connect = partial(connect, target, timeout_s, stamps, room)
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()

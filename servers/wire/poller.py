@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
 SWEEP_S_LEAST = 0.005
-SWEPT_BYTES = 8_192  # In one read. Small segments take six times their room: 50 KiB of a buffer of 128 KiB
-IDLE_SHARE = 0.1  # Of a core, below which sweeps are closer again
+EBB_S = 0.25  # How often to ask in a long pause whether less comes than before
+SWEPT_SHARE = 16  # Of a receive buffer what may come in one read: small segments take six times their room
+IDLE_SHARE = 0.1  # Of a core, below which sweeps are closer again ...
+IDLE_OF_BUSY = 1 / 3  # ... or below so much of what is busy
 LOOK_NS = 50_000_000
 LATE_NS = 10_000_000
 SCHEDULED = Path("/proc/thread-self/schedstat")
@@ -47,14 +49,23 @@ class Poller:
 
     late = False  # Whether what is served in this turn may have waited, so that the window is to be looked at
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, sweep_s: float = 0.0, busy: float = 0.4) -> None:
-        """`busy` is the share of a core, had or waited for, beyond which reading is to take less."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        sweep_s: float = 0.0,
+        busy: float = 0.4,
+        ebbs: Callable[[], bool] = bool,
+    ) -> None:
+        """`busy` is the share of a core, had or waited for, beyond which reading is to take less. `ebbs` says whether
+        less comes than when it was last asked: then answers may have ended, and a long pause does too."""
         self.loop = loop
         self.most = 0  # Bytes of the largest read since the last look
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
-        self._sweep_s, self._busy = sweep_s, busy
-        self._apart_s = 0.0
+        self._sweep_s, self._busy, self._ebbs = sweep_s, busy, ebbs
+        self._swept_bytes = 0
+        self._apart_s = self._left_s = 0.0
         self._widest_s = 0.0
         self._served = 0  # In this sweep
         self._ended_ns = self._looked_ns = time.monotonic_ns()
@@ -64,6 +75,8 @@ class Poller:
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
         """Call back whenever `sock` can be read, which includes that it has been closed or reset."""
+        if self._sweep_s and not self._callbacks:
+            self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
         self._callbacks[sock.fileno()] = callback
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
@@ -109,18 +122,28 @@ class Poller:
             before, self._wanted_ns = self._wanted_ns, wanted_ns()
             share = (self._wanted_ns - before) / wall_ns
             self._looked_ns = self._ended_ns
-            if self.most > SWEPT_BYTES or share < IDLE_SHARE:
+            if self.most > self._swept_bytes or share < min(IDLE_SHARE, IDLE_OF_BUSY * self._busy):
                 self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
             elif share > self._busy:
-                self._apart_s = min(max(2 * self._apart_s, SWEEP_S_LEAST), self._sweep_s)
+                wider = self._apart_s * min(4, self._swept_bytes / max(self.most, 1))
+                self._apart_s = min(max(wider, SWEEP_S_LEAST), self._sweep_s)
             self.most = 0
             self._widest_s = max(self._widest_s, self._apart_s)
         if self._apart_s:
             self.loop.remove_reader(self._epoll.fileno())
-            self._resume = self.loop.call_later(self._apart_s, self._go_on)
+            self._left_s = self._apart_s
+            self._wait()
+
+    def _wait(self) -> None:
+        part_s = min(self._left_s, EBB_S)
+        self._left_s -= part_s
+        self._resume = self.loop.call_later(part_s, self._go_on)
 
     def _go_on(self) -> None:
-        self.loop.add_reader(self._epoll.fileno(), self._run)
+        if self._left_s > 0 and not self._ebbs():
+            self._wait()
+        else:
+            self.loop.add_reader(self._epoll.fileno(), self._run)
 
 
 class Timer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -121,23 +122,23 @@ class Flow:
         """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN."""
         if self.held and self.through < offsets[-1]:
             self._skip(offsets[-1])
-        ends, stamps = np.array(self.ends), np.array(self.stamps)
-        at = np.searchsorted(ends, offsets)
-        known = (at < len(ends)) & (np.array(offsets) > self.forgotten)
-        at[~known] = 0
-        if not known.any():
+        if not self.ends:
             return [UNKNOWN] * len(offsets)
-        known &= stamps[at] != UNKNOWN
-        found: list[int] = np.where(known, np.maximum.accumulate(stamps)[at], UNKNOWN).tolist()
+        wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
+        at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
+        unknown = (at == len(stamps)) | (wanted <= self.forgotten)
+        at[unknown] = 0
+        unknown |= stamps[at] == UNKNOWN
+        arrived = np.maximum.accumulate(stamps)[at]
+        arrived[unknown] = UNKNOWN
+        found: list[int] = arrived.tolist()
         return found
 
     def off(self, arrivals: Sequence[int], stamps: Sequence[int]) -> list[int]:
         """By how many ns, as bit lengths, arrivals that are known differ from another's stamps of them."""
-        ours, others = np.array(arrivals), np.array(stamps)
         # A FIN that is read with the last bytes lends them its stamp.
-        off = np.minimum(abs(ours - others), abs(self.closed_ns - others))[ours >= 0]
-        found: list[int] = np.frexp(off)[1].tolist()
-        return found
+        offs = ((ours, min(abs(ours - stamp), abs(self.closed_ns - stamp))) for ours, stamp in zip(arrivals, stamps))  # noqa: B905
+        return [off.bit_length() for ours, off in offs if ours >= 0]
 
     @property
     def through(self) -> int:
@@ -146,7 +147,7 @@ class Flow:
 
     def forget(self, offset: int) -> None:
         """Nobody will ask for anything up to this offset any more."""
-        gone = int(np.searchsorted(np.array(self.ends), offset, side="right"))
+        gone = bisect_right(self.ends, offset)
         if gone:
             self.forgotten = self.ends[gone - 1]
             del self.ends[:gone], self.stamps[:gone]
@@ -187,6 +188,8 @@ class Flows:
         """Of each key `Flow.through`; UNKNOWN where nothing is watched."""
         self._began_ns = np.zeros(addresses << 16, np.int64)
         """Of each key the stamp of its SYN-ACK: what came before is of a connection before this one."""
+        self._holding: set[int] = set()
+        """Keys of flows of which something is missing before what came."""
         self._greeted: dict[int, tuple[int, int]] = {}
         """First sequence number and stamp of connections that are not watched yet."""
 
@@ -194,12 +197,14 @@ class Flows:
         """From now on. What came before on this key is to be added first, but for its SYN-ACK."""
         flow = self._flows[key] = Flow(opened_ns)
         flow.greeted = key in self._greeted
+        self._holding.discard(key)
         self._first[key], self._began_ns[key] = self._greeted.pop(key, (UNKNOWN, 0))
         self._through[key] = 0
         return flow
 
-    def add(self, came: Segments) -> None:
+    def add(self, *parts: Segments) -> None:
         """Segments, in the order in which they came."""
+        came = Segments(*map(np.concatenate, zip(*parts, strict=True)))
         for at in np.flatnonzero(came.syn).tolist():
             self._greet(int(came.key[at]), (int(came.sequence[at]) + 1) & 0xFFFFFFFF, int(came.stamp_ns[at]))
         for at in np.flatnonzero(came.fin).tolist():
@@ -217,21 +222,29 @@ class Flows:
         away = (came.sequence[order].astype(np.int64) - self._first[key] - through) & 0xFFFFFFFF
         start = through + away - ((away >> 31) << 32)
         end = start + came.length[order]
+        first = np.diff(key, prepend=UNKNOWN) != 0
+        apart = np.cumsum(first) << 40  # so that how far each flow had come is found of all of them at once
+        furthest = np.maximum.accumulate(apart + np.maximum(end, through)) - apart
+        before = np.where(first, through, np.roll(furthest, 1))
+        amiss = self._holding.union(key[start > before].tolist())
+        new = end > before  # else it was sent again, and is known
+        if amiss:
+            new |= np.isin(key, [*amiss])
+        start, end, stamp, key = start[new], end[new], stamp[new], key[new]
         heads = np.flatnonzero(np.diff(key, prepend=UNKNOWN))
-        before = np.concatenate((through[:1], end[:-1]))
-        before[heads] = through[heads]
-        amiss = set(key[start != before].tolist())
-        tails = [*heads[1:].tolist(), len(key)]
-        for head, tail, name in zip(heads.tolist(), tails, key[heads].tolist(), strict=True):
+        tails = np.append(heads[1:], len(key))[: len(heads)]
+        self._through[key[heads]] = end[tails - 1]
+        ends, stamps = end.tobytes(), stamp.tobytes()
+        for head, tail, name in zip(heads.tolist(), tails.tolist(), key[heads].tolist(), strict=True):
             flow = self._flows[name]
-            if name in amiss or flow.held:
+            if name in amiss:
                 for each in zip(start[head:tail].tolist(), end[head:tail].tolist(), stamp[head:tail].tolist()):  # noqa: B905
                     flow.add(*each)
                 self._through[name] = flow.through
+                (self._holding.add if flow.held else self._holding.discard)(name)
             else:
-                flow.ends.frombytes(end[head:tail].tobytes())
-                flow.stamps.frombytes(stamp[head:tail].tobytes())
-                self._through[name] = end[tail - 1]
+                flow.ends.frombytes(ends[8 * head : 8 * tail])
+                flow.stamps.frombytes(stamps[8 * head : 8 * tail])
 
     def _greet(self, key: int, first: int, stamp_ns: int) -> None:
         flow = self._flows.get(key)

@@ -26,10 +26,12 @@ from servers.wire.stamps import (
 )
 
 if TYPE_CHECKING:
-    from servers.wire.ring import Flow, Flows, Ring
+    from servers.wire.ring import Flow, Flows, Ring, Segments
 
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS = 1_000_000
+SORTED_EVERY_NS = 500_000_000
+EBB = 0.75  # Of the segments per second that came before: clearly fewer
 SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 
 
@@ -48,7 +50,9 @@ class RingStamps(StampSource):
     def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
         """A ring for each family of the server's addresses, and what stamps where they have nothing."""
         self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
-        self._collected_ns = 0
+        self._unsorted: list[list[Segments]] = [[] for _ in rings]
+        self._collected_ns = self._sorted_ns = 0
+        self._came, self._asked_ns, self._per_ns = 0, monotonic_ns(), 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -74,7 +78,7 @@ class RingStamps(StampSource):
         peer = sock.getpeername()[:2]
         for ring, flows in zip(self._rings, self._sorted_by, strict=True):
             if ring.family == sock.family and peer in ring.addresses:
-                self.collect()
+                self.collect(at_once=True)
                 return flows.watch(ring.addresses.index(peer) << 16 | sock.getsockname()[1], time_ns())
         return None
 
@@ -84,7 +88,7 @@ class RingStamps(StampSource):
             return True
         wanted = received.offsets(received.sizes[-1:])[0]
         if flow.through < wanted:
-            self.collect()
+            self.collect(at_once=True)
         return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
 
     def pieces(self, received: Received) -> int:
@@ -93,13 +97,28 @@ class RingStamps(StampSource):
             return self._instead.pieces(received)
         return len(flow.ends) - bisect_right(flow.ends, received.begins)
 
-    def collect(self) -> None:
+    def collect(self, *, at_once: bool = False) -> None:
+        """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""
         now_ns = monotonic_ns()
-        if now_ns - self._collected_ns >= COLLECTED_EVERY_NS:
-            self._collected_ns = now_ns
-            for ring, flows in zip(self._rings, self._sorted_by, strict=True):
-                if (came := ring.read()) is not None:
-                    flows.add(came)
+        if now_ns - self._collected_ns < COLLECTED_EVERY_NS:
+            return
+        self._collected_ns = now_ns
+        for ring, unsorted in zip(self._rings, self._unsorted, strict=True):
+            if (came := ring.read()) is not None:
+                self._came += len(came.key)
+                unsorted.append(came)
+        if at_once or now_ns - self._sorted_ns >= SORTED_EVERY_NS:
+            self._sorted_ns = now_ns
+            for flows, unsorted in zip(self._sorted_by, self._unsorted, strict=True):
+                if unsorted:
+                    flows.add(*unsorted)
+                    unsorted.clear()
+
+    def ebbs(self) -> bool:
+        self.collect()
+        before, asked_ns, self._asked_ns = self._per_ns, self._asked_ns, monotonic_ns()
+        self._per_ns, self._came = self._came / (self._asked_ns - asked_ns), 0
+        return self._per_ns < EBB * before
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
         flow: Flow | None = received.watched
@@ -110,9 +129,10 @@ class RingStamps(StampSource):
         if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
             of_reads = flow.arrivals(received.read_ends) if received.read_ends else found
             self._off.update(flow.off(of_reads, stamps))
-        instants, missing = to_monotonic(found), [at for at, stamp in enumerate(found) if stamp < 0]
-        if not missing:
+        instants = to_monotonic(found)
+        if min(found) >= 0:
             return instants, self
+        missing = [at for at, stamp in enumerate(found) if stamp < 0]
         self._missed += len(missing)
         others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
         for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it

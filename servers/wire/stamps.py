@@ -86,6 +86,10 @@ class StampSource:
     def collect(self) -> None:
         """Several times a second: take what has come."""
 
+    def ebbs(self) -> bool:
+        """Whether clearly less has come per second since this was last asked than before that."""
+        return False
+
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """When the byte before each of these places in the received bytes had arrived, and the source that says so:
         a lesser one where something came without a stamp of this one. `received.sizes` itself asks of every read."""

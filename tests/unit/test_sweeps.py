@@ -86,7 +86,28 @@ def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatc
     async def held() -> None:
         watched = Poller(asyncio.get_running_loop(), sweep_s=0.2)
         with read_by(watched) as reader:
-            assert max(size for size, _ in await said(reader, 4000, 1.0)) < 4 * poller.SWEPT_BYTES
+            most = 4 * reader.ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // poller.SWEPT_SHARE
+            assert max(size for size, _ in await said(reader, 4000, 1.0)) < most
+
+    uvloop.run(held())
+
+
+def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then answers may have ended; while as much comes as before, the pause goes on."""
+    monkeypatch.setattr(poller, "wanted_ns", poller.time.monotonic_ns)
+    monkeypatch.setattr(poller, "SWEEP_S_LEAST", 5.0)
+    ebbing = [False, False, True]
+
+    async def held() -> None:
+        watched = Poller(asyncio.get_running_loop(), sweep_s=5.0, ebbs=lambda: ebbing.pop(0))
+        with read_by(watched) as reader:
+            await said(reader, for_s=0.2)
+            paused = monotonic()
+            while ebbing:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert 2 * poller.EBB_S < monotonic() - paused < 5.0
+            assert [late for _, late in reader.reads] == [True]
 
     uvloop.run(held())
 

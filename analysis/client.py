@@ -273,8 +273,9 @@ def first_off_s(frame: Frame) -> Floats:
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is by at most `off_s`. NaN is no sample."""
     known = ~np.isnan(ttft_s)
-    both = (ttft_s[known], (ttft_s - off_s)[known]) if known.any() else ([0.0], [0.0])
-    return float(np.subtract(*(np.percentile(each, 50) for each in both)))  # np.median takes 20 ms to import more
+    # np.median would import masked arrays: 20 ms.
+    most, least = (float(np.percentile(each[known], 50)) if known.any() else 0.0 for each in (ttft_s, ttft_s - off_s))
+    return most - least
 
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:

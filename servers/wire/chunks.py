@@ -11,8 +11,9 @@ _VALUES = np.array([int(chr(byte), 16) if chr(byte) in "0123456789abcdefABCDEF" 
 
 
 def usual(raw: bytes | bytearray, position: int) -> tuple[bytes, int]:
-    """Of these chunks, up to the first that is not `SIZE CRLF DATA CRLF` with no carriage return in its data: where each
-    one's data begins and ends, as 64-bit integers, if the first begins at `position`; and how many bytes they take."""
+    """Of these chunks, up to the first that is not `SIZE CRLF DATA CRLF` with no carriage return in its data: where
+    the data of each begins and ends, as 64-bit integers, if the first begins at `position`; and how many bytes they
+    take."""
     seen = np.frombuffer(bytes(_DIGITS) + raw, np.uint8)
     returns = np.flatnonzero(seen[_DIGITS:-1] == _CARRIAGE_RETURN) + _DIGITS
     line_ends, data_ends = returns[: len(returns) // 2 * 2].reshape(-1, 2).T

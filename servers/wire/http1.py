@@ -51,8 +51,8 @@ class Framing:
     ended: bool = False
 
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
-        """Look at what is new in `raw`, which has all that came or, of a chunked body, all from `start` on, no later than
-        `position`; True once the response is complete. Raises ProtocolError."""
+        """Look at what is new in `raw`, which has all that came or, of a chunked body, all from `start` on, no later
+        than `position`; True once the response is complete. Raises ProtocolError."""
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
@@ -75,7 +75,7 @@ class Framing:
         return "" if coding == "identity" else coding
 
     def leaves_open(self, size: int) -> bool:
-        """After the end, when so many bytes have come: may the connection serve another request? (RFC 9112, section 9.3)"""
+        """After the end, so many bytes having come: may the connection serve another request? (RFC 9112, 9.3)"""
         head = self.head.lower()
         return (
             self.ended

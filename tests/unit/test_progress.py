@@ -97,12 +97,12 @@ def test_ttft_so_far_counts_each_first_token_once() -> None:
     counts = Counts()
     tokens = FirstTokens(counts, PLAIN, list)
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
-    exchange.raw += b"HTTP/1.1 200 OK\r\n\r\n"
+    exchange.parts.append(b"HTTP/1.1 200 OK\r\n\r\n")
     exchange.sizes.append(len(exchange.raw))
     exchange.user.append(1_500)
     tokens.look({exchange})
     assert counts.answered == 0
-    exchange.raw += b"data: {}\n\n"
+    exchange.parts.append(b"data: {}\n\n")
     exchange.sizes.append(len(exchange.raw))
     exchange.user.append(3_000)
     tokens.look({exchange})

@@ -175,6 +175,7 @@ class Driver:
         self._counts.sent += len(ready)
 
     def _listen(self, exchange: Exchange, slot: Slot) -> None:
+        slot.payload = b""
         if not exchange.error_kind:
             self._in_flight[exchange] = slot
             exchange.listen()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from typer import BadParameter, Option
 
 if TYPE_CHECKING:
+    from loadgen.plan import Plan
     from loadgen.settings import PlanField
 
 LOAD, OUTPUT, ADVANCED = ({"rich_help_panel": heading} for heading in ("Load", "Output", "Advanced"))
@@ -32,13 +33,22 @@ class SettingsCommand:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._made, self._shared = function, made, shared
+        self._known: dict[type[Plan], list[Parameter]] = {}
+
+    def _options(self) -> list[Parameter]:
+        """Those that are made: once, though typer asks four times for each command."""
+        from loadgen.plan import Plan
+
+        if Plan not in self._known:
+            self._known[Plan] = [*self._made()]
+        return self._known[Plan]
 
     @property
     def __signature__(self) -> Signature:
-        return Signature([*_own(self._function), *self._made(), *_own(self._shared)])
+        return Signature([*_own(self._function), *self._options(), *_own(self._shared)])
 
     def __call__(self, **given: Any) -> None:
-        made = {each.name for each in self._made()}
+        made = {each.name for each in self._options()}
         settings = {name: value for name, value in given.items() if name in made and value is not None}
         self._function(settings, **{name: value for name, value in given.items() if name not in made})
 

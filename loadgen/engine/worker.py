@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
@@ -37,6 +37,7 @@ from servers.access import Target
 from servers.kinds.dialect import Dialect
 from servers.wire.http1 import post
 from servers.wire.sources import load, open_source
+from workloads.prompts import Stretch
 from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.workload import Prompts
@@ -77,7 +78,12 @@ class WorkerTask:
         """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
         if self.prompts.of_sessions:
             return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
-        return islice(self.prompts.requests(), self.worker, None, self.workers)
+
+        def own(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+            """Of the others nobody looks at the prompts, and to draw them takes long."""
+            return self.prompts.prompt(number, input_tokens, shared) if number % self.workers == self.worker else ""
+
+        return islice(replace(self.prompts, prompt=own).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
         """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
@@ -100,7 +106,8 @@ class WorkerTask:
         headers = {**self.headers, "X-Request-Id": str(request.id)}
         body = self.dialect.encode(request, self.model)
         payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
-        return Slot(request, payload, due_ns, conversation=conversation)
+        said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
+        return Slot(said, payload, due_ns, conversation=conversation)
 
     def turn(self, conversation: Conversation, due_ns: int) -> Slot:
         """The present turn of a session."""

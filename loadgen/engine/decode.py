@@ -7,9 +7,8 @@ import ssl
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import islice, pairwise
-
-import numpy as np
+from itertools import accumulate, islice, pairwise
+from operator import sub
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -144,11 +143,13 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
 
 def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
     """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer have these bounds."""
-    starts, stops = np.array(bounds, np.int64).reshape(-1, 2).T
-    passed, counted = np.cumsum(stops - starts), np.array(ends, np.int64)
-    piece = np.searchsorted(passed, counted)
-    places: list[int] = (stops[piece] - passed[piece] + counted).tolist()
-    return places
+    stops = bounds[1::2]
+    passed = [*accumulate(map(sub, stops, bounds[::2]))]
+    at_stop = dict(zip(passed, stops, strict=True))  # where most events end
+    for end in [end for end in ends if end not in at_stop]:
+        piece = bisect_left(passed, end)
+        at_stop[end] = stops[piece] - passed[piece] + end
+    return [at_stop[end] for end in ends]
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:

@@ -40,7 +40,7 @@ TURN_NS = 20_000_000
 """One exchange is recorded per turn of the loop. With more than BACKLOG waiting it is as many as take TURN_NS, and with
 each BACKLOG one more however long that takes: else a closed loop whose answers end faster than the loop turns would
 hold ever more of them."""
-HELD_BYTES, ASIDE_BYTES_MOST = 32 << 20, 16 << 20
+HELD_BYTES, ASIDE_BYTES_MOST = 64 << 20, 16 << 20
 """What answers under way may take of a worker's memory, and what of them is laid aside four times a second."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
@@ -362,7 +362,7 @@ class Recorder:
         """A little at a time: nothing else is done meanwhile."""
         more = min(sum(exchange.held for exchange in in_flight) - HELD_BYTES, ASIDE_BYTES_MOST)
         for exchange in [*in_flight] if more > 0 else ():
-            if exchange.held >= BLOCK_BYTES and more > 0:
+            if exchange.held >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
                 more -= exchange.held
                 try:
                     exchange.lay_aside(aside)

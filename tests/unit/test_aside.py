@@ -1,0 +1,75 @@
+"""Answers that wait in a file for their ends are what came, and take no memory meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from loadgen.engine import driver
+from loadgen.engine.driver import Held, Recorder
+from loadgen.engine.health import Counts
+from servers.wire.aside import BLOCK_BYTES, Aside
+from servers.wire.stamps import PLAIN
+from servers.wire.transport import Exchange
+from tests.dialects import DIALECTS
+
+EVENT = b'data: {"choices":[{"text":" word"}]}\n\n'
+PIECES = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"%x\r\n%s\r\n" % (len(EVENT), EVENT)] * 9_000]
+END = b"0\r\n\r\n"
+
+
+def under_way(*pieces: bytes) -> Exchange:
+    """An Exchange of which this has been read."""
+    exchange = Exchange(cast(Any, None), lambda _: None)
+    for piece in pieces:
+        read(exchange, piece)
+    return exchange
+
+
+def read(exchange: Exchange, piece: bytes) -> None:
+    exchange.parts.append(piece)
+    exchange.held += len(piece)
+    exchange.size += len(piece)
+
+
+def test_what_was_aside_is_what_came(tmp_path: Path) -> None:
+    """The framing goes on where it was, and all bytes are there in the end; the file has no name and is used again."""
+    aside = Aside(tmp_path)
+    for _ in range(2):
+        exchange = under_way()
+        for piece in PIECES:
+            read(exchange, piece)
+            if exchange.held > 3 * BLOCK_BYTES:
+                exchange.lay_aside(aside)
+                assert exchange.held < BLOCK_BYTES + len(EVENT) + 10
+        read(exchange, END)
+        whole, apart = under_way(*PIECES, END), exchange.size - exchange.held
+        assert apart > 4 * BLOCK_BYTES
+        assert whole.framing.scan(whole.raw)
+        assert exchange.framing.scan(b"".join(exchange.parts), apart)
+        assert exchange.framing.bounds == whole.framing.bounds
+        assert exchange.raw == whole.raw
+        assert exchange.held == exchange.size
+    assert [*tmp_path.iterdir()] == []
+    assert aside.put(bytes(BLOCK_BYTES)) < len(whole.raw) // BLOCK_BYTES
+    aside.close()
+
+
+def test_answers_are_laid_aside_when_they_take_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before; and no more once the disk has refused it, which loses nothing."""
+    exchange = under_way(*PIECES)
+    aside = Aside(tmp_path)
+    recorder = Recorder(DIALECTS["vllm", "completions"], Held(), 0, Counts(), PLAIN, aside=aside)
+    recorder.watch([exchange])
+    assert exchange.held == exchange.size
+    monkeypatch.setattr(driver, "HELD_BYTES", 100_000)
+    recorder.watch([exchange])
+    assert exchange.held < 2 * BLOCK_BYTES
+    exchange = under_way(*PIECES)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 10)
+    recorder.watch([exchange])
+    assert (exchange.held, exchange.raw) == (exchange.size, b"".join(PIECES))
+    aside.close()

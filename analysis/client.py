@@ -273,8 +273,8 @@ def first_off_s(frame: Frame) -> Floats:
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is too large by at most what stands in `off_s`:
     the true median lies between that of all of them lessened and this. NaN among them is no sample."""
-    known = ~np.isnan(ttft_s)
-    return float(np.median(ttft_s[known])) - float(np.median((ttft_s - off_s)[known])) if known.any() else 0.0
+    known = ~np.isnan(ttft_s)  # np.median would import masked arrays: 20 ms
+    return float(np.percentile(ttft_s[known], 50) - np.percentile((ttft_s - off_s)[known], 50)) if known.any() else 0.0
 
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from itertools import product
-from typing import Any
 
 import numpy as np
 
 from analysis import client, stats, summary
 from analysis.frame import Frame, total
 from analysis.metrics import METRICS, Metric
-from analysis.telemetry import counters, memory
+from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
 from loadgen.runfile import Run
 
@@ -45,7 +42,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     latencies = {each.name: stats.describe(each.values(frame), each.groups(frame)) for each in of_requests}
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
-    machines = [_machine(run, frame, told) for told in run.header.client.get("machines", ())]
+    machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
     span = frame.span_ns
     starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
@@ -73,7 +70,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
         },
         burst=summary.BurstSkew(
-            skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
+            skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
         delivery=stats.delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
         memory=memory(run),
@@ -204,42 +201,6 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
 def _figure(metric: Metric, frame: Frame) -> float | None:
     found: float | None = metric.formula(frame)
     return None if found is None else stats.rounded(found)
-
-
-def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> summary.MachineClock:
-    """From the header and the `clock` samples."""
-    samples = [
-        sample.values
-        for sample in run.telemetry
-        if sample.source == "clock" and sample.values.get("workers") == told["workers"]
-    ] or [told]
-    own = frame.measured & np.isin(frame.worker, told["workers"])
-    return summary.MachineClock(
-        name=told["name"],
-        workers=told["workers"],
-        requests=int(own.sum()),
-        complete=int((own & frame.complete).sum()),
-        offset_s=told["offset_ns"] / 1e9,
-        drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / 1e9,
-        uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / 1e9,
-    )
-
-
-def _skew_range_s(machines: Sequence[summary.MachineClock], frame: Frame) -> tuple[float, float]:
-    """Least and most that the skew can have been, given how far each machine's clock may be off. Between a first byte
-    of one machine and a last byte of another stand both machines' uncertainties; on one machine there is nothing
-    between them. A machine that sent nothing is left out."""
-    sent = frame.sent & ~np.isnan(frame.sent_end_ns)
-    ends = [
-        (each.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9)
-        for each in machines
-        if (own := sent & np.isin(frame.worker, each.workers)).any()
-    ]
-    least = most = 0.0
-    for (first, one), (last, other) in product(enumerate(ends), repeat=2):
-        skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
-        least, most = max(least, skew_s - off_s), max(most, skew_s + off_s)
-    return stats.rounded(least), stats.rounded(most)
 
 
 def _turns(frame: Frame) -> list[summary.TurnLatency]:

@@ -13,7 +13,7 @@ import msgspec
 
 from analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.runfile import StampFacts
-from workloads.arrivals import LoadFacts
+from workloads.load import LoadFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""

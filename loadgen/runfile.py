@@ -29,7 +29,8 @@ from loadgen.held import CLOCK, HEADER, SAMPLE
 from loadgen.record import Count, Record, Whole
 from servers.access import hide
 from servers.errors import NOT_READABLE
-from workloads.arrivals import LoadFacts, facts_of
+from workloads.arrivals import facts_of
+from workloads.load import LoadFacts
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20

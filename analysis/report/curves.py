@@ -9,11 +9,12 @@ requests every k-th in the order sent is drawn, and beside them the slowest and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Frame, Integers
+from analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
 from analysis.stats import PERCENTILES, dkw_margin, samples_needed
 from analysis.telemetry import Series
 from analysis.window import in_flight
@@ -262,10 +263,10 @@ def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
     if parts < 2 or x.min() == x.max():
         return found
     order = np.argsort(x, kind="stable")
-    cuts = np.unique(np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]]))
+    cuts = np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]])
     for part in np.split(order, cuts):  # a part holds all requests of one x, or none of them
         if len(part):
-            found["x"].append(round(float(np.median(x[part])), 1))
+            found["x"].append(round(float(np.percentile(x[part], 50)), 1))  # as np.median: see analysis.client
             for share in (50, 90):
                 found[f"p{share}"].append(round(float(np.percentile(y[part], share)), 6))
     return found
@@ -275,13 +276,14 @@ def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
     """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent. Empty lists
     where the chunks of all rows together are too many; then every k-th row has its own."""
     counts = frame.chunk_counts[rows]
-    every = max(1, int(np.ceil(counts.sum() / CHUNKS_MAX)))
-    kept = []
-    for place, row in enumerate(rows):
-        begins, ends = (int(each) for each in frame.offsets[row : row + 2])
-        steps = np.rint((frame.chunk_ns[begins:ends] - frame.sent_ns[row]) / TICK_NS).astype(np.int64)
-        kept.append(np.diff(steps, prepend=0).tolist() if place % every == 0 else [])
-    return kept
+    counts[np.arange(len(rows)) % max(1, int(np.ceil(counts.sum() / CHUNKS_MAX))) > 0] = 0
+    offsets = offsets_of(counts)
+    places = np.arange(offsets[-1]) + np.repeat(frame.offsets[rows] - offsets[:-1], counts)
+    ticks = np.rint((frame.chunk_ns[places] - np.repeat(frame.sent_ns[rows], counts)) / TICK_NS).astype(np.int64)
+    steps, firsts = np.diff(ticks, prepend=0), offsets[:-1][counts > 0]
+    steps[firsts] = ticks[firsts]
+    every = steps.tolist()
+    return [every[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers, Floats]:

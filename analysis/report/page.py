@@ -11,19 +11,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
 from analysis.report import Block, ChartRef, Document, Scorecard
 from analysis.report.charts import PALETTE
+
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
 
 HERE = Path(__file__).parent
 SCRIPTS = ("plotly-basic.min.js", "charts.js", "tables.js")
@@ -40,11 +46,35 @@ HEADERS = {
 }
 
 
+class Compiled(BytecodeCache):
+    """Templates as Python compiled them, where it keeps what it compiles; that takes longer than a page. Neither where
+    it must not write there, nor where it cannot."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError, EOFError, UnpicklingError), self._file(bucket).open("rb") as stream:
+            bucket.load_bytecode(stream)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        fresh = self._file(bucket).with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            if not sys.dont_write_bytecode:
+                fresh.write_bytes(bucket.bytecode_to_string())
+                fresh.replace(self._file(bucket))
+
+    def _file(self, bucket: Bucket) -> Path:
+        return HERE / "__pycache__" / f"{bucket.key}.jinja"
+
+
 def render(document: Document) -> str:
     """The page of a document."""
     loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        bytecode_cache=Compiled(),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"code": _code, "grouped": _grouped, "kind": lambda block: type(block).__name__}
     scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]
@@ -65,6 +95,9 @@ def render(document: Document) -> str:
 
 def server_of(page: bytes) -> ThreadingHTTPServer:
     """A server of this page and nothing else, on an ephemeral port of loopback; the caller runs and closes it."""
+
+    from http import HTTPStatus
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
         """Answers GET and HEAD of `/` to whoever calls it by its loopback name."""

@@ -99,7 +99,7 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
     drive(settings, **shared)
 
 
-@run_command(drive, partial=True)
+@run_command(drive)
 def run(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,

@@ -101,7 +101,7 @@ def run(
             f"--bind {bind}: without a token the master listens on this machine only",
             f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
         )
-    total = plan.model_copy(update={"workers": plan.workers * spread.machines})
+    total = plan.but(workers=plan.workers * spread.machines)
     with (
         prepare.prepare(total, folder, say) as prepared,
         protocol.locust_process("master", bind.host, bind.port) as link,

@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.decode import no_connection, record_of, said
-from loadgen.engine.feed import Feed, Sessions, Slot
+from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, Health
+from loadgen.engine.loops import Feed, Sessions
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from servers.kinds.dialect import Dialect
@@ -180,6 +181,7 @@ class Driver:
         self._counts.sent += len(ready)
 
     def _listen(self, exchange: Exchange, slot: Slot) -> None:
+        slot.payload = b""
         if not exchange.error_kind:
             self._in_flight[exchange] = slot
             exchange.listen()

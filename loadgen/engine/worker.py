@@ -1,14 +1,15 @@
 """One worker process: opens its share of the connections, waits for the common start, drives, and writes its part.
 
 worker                          coordinator
-connect ... ── ("ready", failed) ──>
+imports, encodes                reads the server for the first time
+            <── ("connect",) ──
+connect ... ── ("ready", stamps) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
 drive   ... ── ("done", rescue) ──>         and exit
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -17,34 +18,35 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvloop
 from msgspec import structs
 
 from loadgen import host
-from loadgen.engine.clock import SystemClock
-from loadgen.engine.driver import Driver, Held, Recorder
-from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
+from loadgen.engine.feed import OpenLoop, Schedule, Slot
 from loadgen.engine.health import Counts
+from loadgen.engine.loops import ClosedLoop, Feed, Sessions
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
+from servers.access import Target
 from servers.kinds.dialect import Dialect
-from servers.wire.aside import Aside
-from servers.wire.connection import ROOM_BYTES, Pool, Target
 from servers.wire.http1 import post
-from servers.wire.poller import Poller
-from servers.wire.sources import open_source
-from servers.wire.stamps import StampSource
-from servers.wire.transport import Exchange
+from servers.wire.sources import load, open_source
+from workloads.prompts import Stretch
 from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.workload import Prompts
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from loadgen.engine.driver import Driver, Held
+    from servers.wire.stamps import StampSource
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SWEEPS = {"sweep_s": 1.6, "busy": 0.1}
@@ -76,7 +78,12 @@ class WorkerTask:
         """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
         if self.prompts.of_sessions:
             return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
-        return islice(self.prompts.requests(), self.worker, None, self.workers)
+
+        def own(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+            """Of the others nobody looks at the prompts, and to draw them takes long."""
+            return self.prompts.prompt(number, input_tokens, shared) if number % self.workers == self.worker else ""
+
+        return islice(replace(self.prompts, prompt=own).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
         """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
@@ -99,7 +106,8 @@ class WorkerTask:
         headers = {**self.headers, "X-Request-Id": str(request.id)}
         body = self.dialect.encode(request, self.model)
         payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
-        return Slot(request, payload, due_ns, conversation=conversation)
+        said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
+        return Slot(said, payload, due_ns, conversation=conversation)
 
     def turn(self, conversation: Conversation, due_ns: int) -> Slot:
         """The present turn of a session."""
@@ -118,8 +126,21 @@ class WorkerTask:
         return Sessions(feed, self.turn) if sessions else feed
 
 
+def preload(tasks: Sequence[WorkerTask]) -> None:
+    """Import what several workers need once for all; of one alone, what its coordinator needs too in the end."""
+    load(tasks[0].stamps)
+    if len(tasks) > 1:
+        import uvloop  # noqa: F401
+
+        from loadgen.engine import driver  # noqa: F401
+
+
 def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) -> None:
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
+    import asyncio
+
+    import uvloop
+
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
     for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
@@ -136,8 +157,18 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
 
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
+    import asyncio
+
+    from loadgen.engine.clock import SystemClock
+    from loadgen.engine.driver import Driver, Held, Recorder
+    from servers.wire.aside import Aside
+    from servers.wire.connection import ROOM_BYTES, Pool
+    from servers.wire.poller import Poller
+    from servers.wire.transport import Exchange
+
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))
+    allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
     waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
     poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS), ebbs=stamps.ebbs)
@@ -153,7 +184,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
 
     driver = driver_of(task.feed(), part, counts, task.schedule.spare)
     drivers = [driver]
-    loop.add_reader(pipe.fileno(), _obey, pipe, drivers, started)
+    loop.add_reader(pipe.fileno(), _obey, pipe, drivers, allowed, started)
+    await allowed
     held, warmup, warm_ns = Held(), task.warmup(), 0
     if warmup:
         slots = (task.slot(request, 0) for request in warmup)
@@ -176,12 +208,16 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
         aside.close()
 
 
-def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -> None:
+def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]) -> None:
     try:
         order = pipe.recv()
     except (EOFError, OSError):  # the coordinator is gone: nobody waits for this run any more
-        asyncio.get_running_loop().remove_reader(pipe.fileno())
+        started.get_loop().remove_reader(pipe.fileno())
         order = ("stop",)
+    if not allowed.done():
+        allowed.set_result(None)
+    if order[0] == "connect":
+        return
     if order[0] == "stop":
         for driver in drivers:
             driver.interrupt()

@@ -39,15 +39,16 @@ from loadgen.plan import Plan
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
+from servers.access import Target, target_of
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
 from servers.kinds.events import one_line
-from servers.wire.connection import Target, target_of
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
 from workloads.arrivals import INTERACTIVE
+from workloads.datasets import Dataset
 from workloads.request import Request
 from workloads.workload import Prompts
 
@@ -120,7 +121,7 @@ class LiveTarget:
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
-                plan = plan.model_copy(update={"n": TEXTS})
+                plan = plan.but(n=TEXTS)
             with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]
@@ -133,7 +134,7 @@ class LiveTarget:
 
     @property
     def _of_file(self) -> bool:
-        return isinstance(workload.parse(self.plan.workload), workload.Dataset)
+        return isinstance(workload.parse(self.plan.workload), Dataset)
 
     def changed(self, plan: Plan) -> LiveTarget:
         """The same server, asked something else."""

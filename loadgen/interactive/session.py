@@ -39,9 +39,10 @@ from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
-from loadgen.plan import Plan, run_options
+from loadgen.plan import Plan
 from loadgen.prepare import default_folder
 from loadgen.server import longest_of, named
+from loadgen.settings import fields_of, run_options
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
 from servers.wire.sources import open_source
@@ -149,7 +150,7 @@ class LocustSession:
         if url:
             if target.headers:
                 raise PlanError("this server is sent headers or a key", "Start loadgen ui anew to ask another one.")
-            target = find_target(interactive_plan(plan.model_dump() | {"url": url}), self._stack, LOG.info)
+            target = find_target(interactive_plan(vars(plan) | {"url": url}), self._stack, LOG.info)
         target.prompts(target.dialect(None))
         self.target = target
         if url:
@@ -252,15 +253,14 @@ class LocustSession:
 
 def _fields(*when: str) -> list[str]:
     """The fields of the Plan that are options here: of the `form`, or fixed at the `start`."""
-    return [name for name, option in run_options().items() if option.interactive in when]
+    return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
 
 def _add_options(parser: Any, **_: Any) -> None:
-    for name, option in run_options().items():
+    for name, option in run_options(Plan).items():
         if option.interactive is None:
             continue
-        field = Plan.model_fields[name]  # a default that is made follows from other fields
-        default = DEFAULTS.get(name, None if field.default_factory else field.default)
+        default = DEFAULTS.get(name, None if option.default else fields_of(Plan)[name].default)
         how: dict[str, Any] = {"default": None if default is None else str(default)}
         if default is False:
             how = {"action": "store_true"}

@@ -40,8 +40,9 @@ from loadgen.engine.decode import no_connection
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.record import Record
+from servers.access import Target
 from servers.kinds.dialect import Dialect
-from servers.wire.connection import READ_BYTES, Connection, Target
+from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.stamps import StampSource

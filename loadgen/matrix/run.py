@@ -240,7 +240,7 @@ class Serving:
         try:
             with self._progress(None if plan.of_sessions else plan.n, plain=False) as on_progress:
                 footer = prepare.run(
-                    plan.model_copy(update={"url": server.url, "server_pid": pids}),
+                    plan.but(url=server.url, server_pid=pids),
                     folder,
                     command=matrix.command,
                     say=lambda _line: None,  # the matrix has lines of its own for what a run says

@@ -1,5 +1,5 @@
-"""Connections of the measuring path: one resolved target, opened before the clock starts, and a pool that keeps some
-open before they are needed."""
+"""Connections of the measuring path: opened before the clock starts, and a pool that keeps some open before they are
+needed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns
 from typing import Any
-from urllib.parse import urlsplit
 
-from servers.access import tls_context
+from servers.access import Target
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
@@ -22,35 +21,6 @@ ROOM_BYTES = 1 << 18
 """The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
 permits."""
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the load goes: one resolved address, and how to speak to it."""
-
-    host: str
-    port: int
-    path: str  # Path prefix of the URL, without a trailing slash
-    tls: ssl.SSLContext | None
-    family: int
-    address: tuple[Any, ...]  # As `getaddrinfo` gives it
-
-    @property
-    def host_field(self) -> str:
-        """The Host header field: brackets around IPv6, and the port where it is not the scheme's own."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-
-def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve an http:// or https:// URL; without `tls` the system's authorities are trusted. Raises OSError when its
-    name has no address."""
-    parts = urlsplit(url)
-    host = parts.hostname or "127.0.0.1"
-    secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
 
 
 @dataclass(slots=True, eq=False)

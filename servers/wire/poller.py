@@ -10,7 +10,6 @@ sockets that are ready. And not the loop's timers: uvloop rounds them to a milli
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import select
@@ -18,6 +17,10 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
 SWEEP_S_LEAST = 0.005

@@ -108,7 +108,7 @@ class Exchange:
             self.fail("connect", f"send failed: {error.strerror or error}")
             return
         if count == len(self._sealed):
-            self.sent_end_ns = monotonic_ns()
+            self._sealed, self.sent_end_ns = b"", monotonic_ns()
         else:
             self._sealed = memoryview(self._sealed)[count:]
             self._poller.loop.add_writer(connection.sock, self._on_writable)
@@ -143,7 +143,7 @@ class Exchange:
             return
         self._sealed = memoryview(self._sealed)[count:]
         if not self._sealed:
-            self.sent_end_ns = monotonic_ns()
+            self._sealed, self.sent_end_ns = b"", monotonic_ns()
             self._poller.loop.remove_writer(connection.sock)
 
     def drain(self) -> None:

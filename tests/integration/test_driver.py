@@ -18,7 +18,8 @@ from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.record import Record
 from loadgen.runfile import RunWriter
-from servers.wire.connection import Pool, target_of
+from servers.access import target_of
+from servers.wire.connection import Pool
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.stamps import SocketStamps

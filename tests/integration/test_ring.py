@@ -16,10 +16,11 @@ import trustme
 from analysis.client import compare_with_log, read_log
 from loadgen.engine.clock import ClockPairs
 from loadgen.runfile import read
+from servers.access import target_of
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
 from servers.wire import ring
-from servers.wire.connection import connect, target_of
+from servers.wire.connection import connect
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.sources import RingStamps, open_source

@@ -12,7 +12,8 @@ import pytest
 import trustme
 import uvloop
 
-from servers.wire.connection import connect, target_of
+from servers.access import target_of
+from servers.wire.connection import connect
 from servers.wire.http1 import joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,13 +13,14 @@ import pytest
 
 from loadgen import plan as plans
 from loadgen import runfile
-from loadgen.plan import Plan, RunOption
-from loadgen.settings import command_of
+from loadgen.plan import Plan
+from loadgen.settings import RunOption, command_of
 from tests.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."
 
 
+@dataclass(frozen=True, init=False)
 class Colourful(Plan):
     """A Plan with a made-up option."""
 

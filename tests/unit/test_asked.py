@@ -59,13 +59,13 @@ from workloads import lengths as known_lengths
 )
 def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], sentence: str) -> None:
     """Number, length, arrivals and answers, of plans as they are stored in a run."""
-    stored = Plan(server="tgi", **plan).model_dump(mode="json")
+    stored = Plan(server="tgi", **plan).stored()
     assert asked(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
 
 
 def test_without_answers_it_names_the_endpoint(tmp_path: Path) -> None:
     """Embeddings and rerank have no tokens to give back."""
-    stored = Plan(server="vllm", n=9).model_dump(mode="json") | {"endpoint": "embeddings", "output_tokens": 0}
+    stored = Plan(server="vllm", n=9).stored() | {"endpoint": "embeddings", "output_tokens": 0}
     run = run_of(tmp_path / "run", burst(12, 4), plan=stored)
     assert asked(typed(summarise(run))) == "9 requests of 512 tokens, all at once, embeddings"
 

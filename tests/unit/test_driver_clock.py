@@ -12,8 +12,9 @@ from unittest.mock import Mock
 import pytest
 
 from loadgen.engine.driver import BACKLOG, Driver, Held, Recorder
-from loadgen.engine.feed import ClosedLoop, OpenLoop, Slot
+from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
+from loadgen.engine.loops import ClosedLoop
 from servers.wire.stamps import PLAIN, StampSource
 from tests.dialects import DIALECTS
 from workloads import arrivals

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.engine.feed import ClosedLoop, OpenLoop, Sessions, Slot
+from loadgen.engine.feed import OpenLoop, Slot
+from loadgen.engine.loops import ClosedLoop, Sessions
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
 from workloads.sessions import Conversation, Turn
 

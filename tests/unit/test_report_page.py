@@ -6,12 +6,14 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis import report
+from analysis.report import page as pages
 from analysis.report.page import SCRIPTS, render
 from analysis.report.sections import ReportedRun, full
 from tests.runs import burst, failed, header, loop, part_of, run_of
@@ -162,3 +164,27 @@ def test_the_charting_library_is_the_published_one() -> None:
     digest = hashlib.sha256((folder / "plotly-basic.min.js").read_bytes()).hexdigest()
     assert digest == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert (folder / "plotly-LICENSE.txt").read_text("utf-8").startswith("MIT License")
+
+
+def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python keeps what it compiles; a damaged file is compiled again, and one that cannot be kept does not
+    matter."""
+    compiled = list[str]()
+    whole = pages.Environment.compile
+
+    def counted(*given: Any, **named: Any) -> Any:
+        compiled.append(given[2])
+        return whole(*given, **named)
+
+    monkeypatch.setattr(pages.Environment, "compile", counted)
+    monkeypatch.setattr(pages.Compiled, "_file", lambda _, bucket: tmp_path / "kept" / bucket.key)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    parts = [part(tmp_path / "run")]
+    first = render(full(parts))
+    render(full(parts))
+    assert len(compiled) == 4  # nowhere to keep them
+    (tmp_path / "kept").mkdir()
+    for expected in (6, 6):
+        assert (render(full(parts)), len(compiled)) == (first, expected)
+    next((tmp_path / "kept").iterdir()).write_bytes(b"no code")
+    assert (render(full(parts)), len(compiled)) == (first, 7)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -93,15 +91,6 @@ def said(exchange: Exchange, dialect: Dialect) -> str:
     """The text of an answer that was recorded as complete. Only sessions pay for it."""
     body = joined(exchange.raw, exchange.framing.body_bounds(exchange.raw))
     return dialect.text(split(body)[0])
-
-
-def no_connection(error: OSError | TimeoutError) -> str:
-    """In the system's words: asyncio's own would name the address instead of the cause."""
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:

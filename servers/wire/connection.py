@@ -17,9 +17,6 @@ from servers.access import Target
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
-ROOM_BYTES = 1 << 18
-"""The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
-permits."""
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
 
 

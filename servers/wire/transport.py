@@ -15,11 +15,11 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal
 
-from servers.wire.aside import BLOCK_BYTES, Aside
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
-from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses, window
+from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES
+from servers.wire.tcp_info import losses, window
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
@@ -69,25 +69,13 @@ class Exchange:
         if self.aside:
             self.parts = [take() for take in self.aside] + self.parts
             self.aside, self.held = [], self.size
-        return self._tail()
+        return self.tail()
 
-    def _tail(self) -> bytes:
+    def tail(self) -> bytes:
         """What of it is not aside."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0] if self.parts else b""
-
-    def lay_aside(self, aside: Aside) -> None:
-        """Have whole blocks of what has come wait there, after a look at them. Raises OSError, and keeps the rest."""
-        self._scan()
-        tail, at = self._tail(), 0
-        done = self.framing.position - (self.size - self.held) if self.framing.chunked else len(tail)
-        try:
-            while at + BLOCK_BYTES <= done:
-                self.aside.append(partial(aside.take, aside.put(tail[at : at + BLOCK_BYTES])))
-                at += BLOCK_BYTES
-        finally:
-            self.parts, self.held = [tail[at:]], len(tail) - at
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
@@ -186,11 +174,12 @@ class Exchange:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
         elif data.endswith(b"\r\n\r\n") or len(data) < 5 if framing.chunked else size >= framing.need:
-            self._scan()
+            self.scan()
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
+        """Has it ended?"""
         try:
-            if self.framing.scan(self._tail(), self.size - self.held):
+            if self.framing.scan(self.tail(), self.size - self.held):
                 self._finish()
         except ProtocolError as error:
             self.fail("protocol", str(error))

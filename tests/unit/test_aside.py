@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.engine import driver
-from loadgen.engine.driver import Held, Recorder
+from loadgen.engine.driver import Recorder
 from loadgen.engine.health import Counts
+from loadgen.engine.warmup import Held
+from servers.wire import aside as limits
 from servers.wire.aside import BLOCK_BYTES, Aside
 from servers.wire.stamps import PLAIN
 from servers.wire.transport import Exchange
@@ -35,15 +36,16 @@ def read(exchange: Exchange, piece: bytes) -> None:
     exchange.size += len(piece)
 
 
-def test_what_was_aside_is_what_came(tmp_path: Path) -> None:
+def test_what_was_aside_is_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The framing goes on where it was, and all bytes are there in the end; the file has no name and is used again."""
+    monkeypatch.setattr(limits, "HELD_BYTES", 0)
     aside = Aside(tmp_path)
     for _ in range(2):
         exchange = under_way()
         for piece in PIECES:
             read(exchange, piece)
             if exchange.held > 3 * BLOCK_BYTES:
-                exchange.lay_aside(aside)
+                aside.relieve([exchange])
                 assert exchange.held < BLOCK_BYTES + len(EVENT) + 10
         read(exchange, END)
         whole, apart = under_way(*PIECES, END), exchange.size - exchange.held
@@ -65,7 +67,7 @@ def test_answers_are_laid_aside_when_they_take_much(tmp_path: Path, monkeypatch:
     recorder = Recorder(DIALECTS["vllm", "completions"], Held(), 0, Counts(), PLAIN, aside=aside)
     recorder.watch([exchange])
     assert exchange.held == exchange.size
-    monkeypatch.setattr(driver, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(limits, "HELD_BYTES", 100_000)
     recorder.watch([exchange])
     assert exchange.held < 2 * BLOCK_BYTES
     exchange = under_way(*PIECES)

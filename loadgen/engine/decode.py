@@ -6,7 +6,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
-from operator import sub
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -133,7 +132,7 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
 def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
     """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer have these bounds."""
     stops = bounds[1::2]
-    passed = [*accumulate(map(sub, stops, bounds[::2]))]
+    passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]
     at_stop = dict(zip(passed, stops, strict=True))  # where most events end
     for end in [end for end in ends if end not in at_stop]:
         piece = bisect_left(passed, end)

@@ -40,9 +40,8 @@ CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
 BACKLOG = 64
 TURN_NS = 20_000_000
-"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting it is as many as take TURN_NS, and with
-each BACKLOG one more however long that takes: else a closed loop whose answers end faster than the loop turns would
-hold ever more of them."""
+"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting they are as many as take TURN_NS, and
+with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
 
@@ -312,8 +311,7 @@ class Recorder:
         sweep_ns: Callable[[], int] = int,
         aside: Aside | None = None,
     ) -> None:
-        """`sweep_ns` says how far apart reads were at most since it was last asked. `aside` is for answers that take
-        much memory."""
+        """`sweep_ns` says how far apart reads were at most since it was last asked; `aside` takes what is long."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()

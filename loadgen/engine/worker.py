@@ -204,8 +204,6 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
     await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
-    if aside is not None:
-        aside.close()
 
 
 def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]) -> None:

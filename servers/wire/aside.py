@@ -20,6 +20,11 @@ AT_ONCE_BYTES = 16 << 20
 """What of them is laid aside at a time: nothing else is done meanwhile."""
 
 
+def held(exchange: Exchange) -> int:
+    """Bytes of it that take memory."""
+    return exchange.size - BLOCK_BYTES * len(exchange.aside)
+
+
 class Aside:
     """Blocks of bytes that are not needed yet. Nothing is left of it when it is closed, or the process ends."""
 
@@ -32,10 +37,10 @@ class Aside:
 
     def relieve(self, in_flight: Collection[Exchange]) -> None:
         """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
-        more = min(sum(exchange.held for exchange in in_flight) - HELD_BYTES, AT_ONCE_BYTES)
+        more = min(sum(map(held, in_flight)) - HELD_BYTES, AT_ONCE_BYTES)
         for exchange in [*in_flight] if more > 0 and not self._full else ():
-            if exchange.held >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
-                more -= exchange.held
+            if held(exchange) >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
+                more -= held(exchange)
                 try:
                     self._lay(exchange)
                 except OSError:
@@ -45,14 +50,14 @@ class Aside:
     def _lay(self, exchange: Exchange) -> None:
         exchange.scan()
         tail, at, framing = exchange.tail(), 0, exchange.framing
-        seen = framing.position - (exchange.size - exchange.held) if framing.chunked else len(tail)
+        seen = framing.position - (exchange.size - len(tail)) if framing.chunked else len(tail)
         try:
             while at + BLOCK_BYTES <= seen:
                 number = self.put(tail[at : at + BLOCK_BYTES])
                 exchange.aside.append(partial(self.take, number))
                 at += BLOCK_BYTES
         finally:
-            exchange.parts, exchange.held = [tail[at:]], len(tail) - at
+            exchange.parts = [tail[at:]]
 
     def put(self, block: bytes) -> int:
         """Keep BLOCK_BYTES; the number by which they are taken back. Raises OSError, as of a full disk."""

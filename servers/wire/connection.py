@@ -82,8 +82,8 @@ class Connection:
 
 
 async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0) -> Connection:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps, with a receive buffer of `room` bytes
-    where the system's own choice is not enough. Raises OSError, ssl.SSLError or TimeoutError."""
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps, and with so much `room` for what is not
+    read (0: the system's choice). Raises OSError, ssl.SSLError or TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

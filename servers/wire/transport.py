@@ -34,7 +34,7 @@ class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
     (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
-    `raw` itself is in `parts`, which hold so many bytes, and what was before them `aside`, until somebody asks for all.
+    `raw` itself is in `parts`, and what was before them `aside`, until somebody asks for all.
     With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
@@ -44,7 +44,6 @@ class Exchange:
     framing: Framing = field(default_factory=Framing)
     parts: list[bytes] = field(default_factory=list)
     aside: list[Callable[[], bytes]] = field(default_factory=list)
-    held: int = 0
     size: int = 0
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
@@ -67,8 +66,7 @@ class Exchange:
     def raw(self) -> bytes:
         """All that came."""
         if self.aside:
-            self.parts = [take() for take in self.aside] + self.parts
-            self.aside, self.held = [], self.size
+            self.parts, self.aside = [*(take() for take in self.aside), *self.parts], []
         return self.tail()
 
     def tail(self) -> bytes:
@@ -165,7 +163,6 @@ class Exchange:
             if not data:
                 return
         self.parts.append(data)
-        self.held += len(data)
         self.size = size = self.size + len(data)
         self.sizes.append(size)
         self.user.append(now)
@@ -179,7 +176,8 @@ class Exchange:
     def scan(self) -> None:
         """Has it ended?"""
         try:
-            if self.framing.scan(self.tail(), self.size - self.held):
+            tail = self.tail()
+            if self.framing.scan(tail, self.size - len(tail)):
                 self._finish()
         except ProtocolError as error:
             self.fail("protocol", str(error))

@@ -12,7 +12,7 @@ from loadgen.engine.driver import Recorder
 from loadgen.engine.health import Counts
 from loadgen.engine.warmup import Held
 from servers.wire import aside as limits
-from servers.wire.aside import BLOCK_BYTES, Aside
+from servers.wire.aside import BLOCK_BYTES, Aside, held
 from servers.wire.stamps import PLAIN
 from servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
@@ -32,7 +32,6 @@ def under_way(*pieces: bytes) -> Exchange:
 
 def read(exchange: Exchange, piece: bytes) -> None:
     exchange.parts.append(piece)
-    exchange.held += len(piece)
     exchange.size += len(piece)
 
 
@@ -44,17 +43,17 @@ def test_what_was_aside_is_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyP
         exchange = under_way()
         for piece in PIECES:
             read(exchange, piece)
-            if exchange.held > 3 * BLOCK_BYTES:
+            if held(exchange) > 3 * BLOCK_BYTES:
                 aside.relieve([exchange])
-                assert exchange.held < BLOCK_BYTES + len(EVENT) + 10
+                assert held(exchange) < BLOCK_BYTES + len(EVENT) + 10
         read(exchange, END)
-        whole, apart = under_way(*PIECES, END), exchange.size - exchange.held
+        whole, apart = under_way(*PIECES, END), exchange.size - held(exchange)
         assert apart > 4 * BLOCK_BYTES
         assert whole.framing.scan(whole.raw)
         assert exchange.framing.scan(b"".join(exchange.parts), apart)
         assert exchange.framing.bounds == whole.framing.bounds
         assert exchange.raw == whole.raw
-        assert exchange.held == exchange.size
+        assert held(exchange) == exchange.size
     assert [*tmp_path.iterdir()] == []
     assert aside.put(bytes(BLOCK_BYTES)) < len(whole.raw) // BLOCK_BYTES
     aside.close()
@@ -66,12 +65,12 @@ def test_answers_are_laid_aside_when_they_take_much(tmp_path: Path, monkeypatch:
     aside = Aside(tmp_path)
     recorder = Recorder(DIALECTS["vllm", "completions"], Held(), 0, Counts(), PLAIN, aside=aside)
     recorder.watch([exchange])
-    assert exchange.held == exchange.size
+    assert held(exchange) == exchange.size
     monkeypatch.setattr(limits, "HELD_BYTES", 100_000)
     recorder.watch([exchange])
-    assert exchange.held < 2 * BLOCK_BYTES
+    assert held(exchange) < 2 * BLOCK_BYTES
     exchange = under_way(*PIECES)
     monkeypatch.setattr(os, "pwrite", lambda *_: 10)
     recorder.watch([exchange])
-    assert (exchange.held, exchange.raw) == (exchange.size, b"".join(PIECES))
+    assert (held(exchange), exchange.raw) == (exchange.size, b"".join(PIECES))
     aside.close()

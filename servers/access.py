@@ -233,3 +233,12 @@ def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
 
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
+
+
+def no_connection(error: OSError | TimeoutError) -> str:
+    """In the system's words: asyncio's own would name the address instead of the cause."""
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

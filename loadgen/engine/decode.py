@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import islice, pairwise
-
-import numpy as np
+from itertools import accumulate, islice, pairwise
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -96,15 +92,6 @@ def said(exchange: Exchange, dialect: Dialect) -> str:
     return dialect.text(split(body)[0])
 
 
-def no_connection(error: OSError | TimeoutError) -> str:
-    """In the system's words: asyncio's own would name the address instead of the cause."""
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
 def _since(start_ns: int, instant: int | None) -> int | None:
     return None if instant is None else instant - start_ns
 
@@ -144,11 +131,13 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
 
 def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
     """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer have these bounds."""
-    starts, stops = np.array(bounds, np.int64).reshape(-1, 2).T
-    passed, counted = np.cumsum(stops - starts), np.array(ends, np.int64)
-    piece = np.searchsorted(passed, counted)
-    places: list[int] = (stops[piece] - passed[piece] + counted).tolist()
-    return places
+    stops = bounds[1::2]
+    passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]
+    at_stop = dict(zip(passed, stops, strict=True))  # where most events end
+    for end in [end for end in ends if end not in at_stop]:
+        piece = bisect_left(passed, end)
+        at_stop[end] = stops[piece] - passed[piece] + end
+    return [at_stop[end] for end in ends]
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:

@@ -17,14 +17,16 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.decode import no_connection, record_of, said
+from loadgen.engine.decode import record_of, said
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, FirstTokens, Health
 from loadgen.engine.loops import Feed, Sessions
+from loadgen.engine.warmup import Held
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
+from servers.access import no_connection
 from servers.kinds.dialect import Dialect
-from servers.wire.aside import BLOCK_BYTES, Aside
+from servers.wire.aside import Aside
 from servers.wire.connection import Connection, Pool
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
@@ -38,11 +40,8 @@ CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
 BACKLOG = 64
 TURN_NS = 20_000_000
-"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting it is as many as take TURN_NS, and with
-each BACKLOG one more however long that takes: else a closed loop whose answers end faster than the loop turns would
-hold ever more of them."""
-HELD_BYTES, ASIDE_BYTES_MOST = 32 << 20, 16 << 20
-"""What answers under way may take of a worker's memory, and what of them is laid aside four times a second."""
+"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting they are as many as take TURN_NS, and
+with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
 
@@ -312,8 +311,7 @@ class Recorder:
         sweep_ns: Callable[[], int] = int,
         aside: Aside | None = None,
     ) -> None:
-        """`sweep_ns` says how far apart reads were at most since it was last asked. With `aside` answers that take more
-        than HELD_BYTES together wait there for their ends."""
+        """`sweep_ns` says how far apart reads were at most since it was last asked; `aside` takes what is long."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -360,19 +358,7 @@ class Recorder:
         self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
         self._first.look(in_flight)
         if self._aside is not None:
-            self._lay_aside(in_flight, self._aside)
-
-    def _lay_aside(self, in_flight: Set[Exchange], aside: Aside) -> None:
-        """A little at a time: nothing else is done meanwhile."""
-        more = min(sum(exchange.held for exchange in in_flight) - HELD_BYTES, ASIDE_BYTES_MOST)
-        for exchange in [*in_flight] if more > 0 else ():
-            if exchange.held >= BLOCK_BYTES and more > 0:
-                more -= exchange.held
-                try:
-                    exchange.lay_aside(aside)
-                except OSError:  # the disk is full
-                    self._aside = None
-                    return
+            self._aside.relieve(in_flight)
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
@@ -410,18 +396,3 @@ class Recorder:
             asyncio.get_running_loop().call_soon(self._record_some)
         else:
             self.on_idle()
-
-
-class Held:
-    """A sink in memory: warm-up Records wait here until the run's instant 0 is known."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def add(self, item: Record | Telemetry) -> None:
-        """Keep a Record; the client's health during warm-up is in no figure."""
-        if isinstance(item, Record):
-            self.records.append(item)
-
-    def flush(self) -> None:
-        """Nobody else looks here."""

@@ -45,14 +45,11 @@ from workloads.workload import Prompts
 if TYPE_CHECKING:
     import asyncio
 
-    from loadgen.engine.driver import Driver, Held
+    from loadgen.engine.driver import Driver
+    from loadgen.engine.warmup import Held
     from servers.wire.stamps import StampSource
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SWEEPS = {"sweep_s": 1.6, "busy": 0.1}
-SWEEPS_WAITED_FOR = {"sweep_s": 0.001, "busy": 0.8}
-"""How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
-request due, as in closed loops and sessions."""
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
@@ -160,10 +157,12 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     import asyncio
 
     from loadgen.engine.clock import SystemClock
-    from loadgen.engine.driver import Driver, Held, Recorder
+    from loadgen.engine.driver import Driver, Recorder
+    from loadgen.engine.warmup import Held
     from servers.wire.aside import Aside
-    from servers.wire.connection import ROOM_BYTES, Pool
+    from servers.wire.connection import Pool
     from servers.wire.poller import Poller
+    from servers.wire.sweeps import OFTEN, ROOM_BYTES, SELDOM, Sweeps
     from servers.wire.transport import Exchange
 
     loop = asyncio.get_running_loop()
@@ -171,14 +170,15 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
     waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
-    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS), ebbs=stamps.ebbs)
-    room = 0 if stamps.by_read or waited_for else ROOM_BYTES
-    aside = None if stamps.by_read else Aside(task.part.parent)
+    sweeps = None if stamps.by_read else Sweeps(*(OFTEN if waited_for else SELDOM), ebbs=stamps.ebbs)
+    poller = Poller(loop, sweeps)
+    room = 0 if sweeps is None or waited_for else ROOM_BYTES
+    aside = None if sweeps is None else Aside(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, poller)
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
         pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns, aside)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
         most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 
@@ -204,8 +204,6 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
     await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
-    if aside is not None:
-        aside.close()
 
 
 def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]) -> None:

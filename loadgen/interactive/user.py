@@ -36,11 +36,10 @@ from gevent.event import Event
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
-from loadgen.engine.decode import no_connection
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.record import Record
-from servers.access import Target
+from servers.access import Target, no_connection
 from servers.kinds.dialect import Dialect
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import post

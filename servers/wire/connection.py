@@ -17,9 +17,6 @@ from servers.access import Target
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
-ROOM_BYTES = 1 << 18
-"""The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
-permits."""
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
 
 
@@ -85,8 +82,8 @@ class Connection:
 
 
 async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0) -> Connection:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps, with a receive buffer of `room` bytes
-    where the system's own choice is not enough. Raises OSError, ssl.SSLError or TimeoutError."""
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps, and with so much `room` for what is not
+    read (0: the system's choice). Raises OSError, ssl.SSLError or TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -134,12 +134,6 @@ class Flow:
         found: list[int] = arrived.tolist()
         return found
 
-    def off(self, arrivals: Sequence[int], stamps: Sequence[int]) -> list[int]:
-        """By how many ns, as bit lengths, arrivals that are known differ from another's stamps of them."""
-        # A FIN that is read with the last bytes lends them its stamp.
-        offs = ((ours, min(abs(ours - stamp), abs(self.closed_ns - stamp))) for ours, stamp in zip(arrivals, stamps))  # noqa: B905
-        return [off.bit_length() for ours, off in offs if ours >= 0]
-
     @property
     def through(self) -> int:
         """Up to this offset everything has come."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
+from servers.wire.agreement import off
 from servers.wire.stamps import (
     PLAIN,
     Address,
@@ -24,6 +25,7 @@ from servers.wire.stamps import (
     ToMonotonic,
     kernel_stamps,
 )
+from servers.wire.sweeps import Ebb
 
 if TYPE_CHECKING:
     from servers.wire.ring import Flow, Flows, Ring, Segments
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS = 1_000_000
 SORTED_EVERY_NS = 500_000_000
-EBB = 0.75  # Of the segments per second that came before: clearly fewer
 SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 
 
@@ -52,7 +53,7 @@ class RingStamps(StampSource):
         self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
         self._unsorted: list[list[Segments]] = [[] for _ in rings]
         self._collected_ns = self._sorted_ns = 0
-        self._came, self._asked_ns, self._per_ns = 0, monotonic_ns(), 0.0
+        self._ebb = Ebb()
         self._reset()
 
     def _reset(self) -> None:
@@ -105,7 +106,7 @@ class RingStamps(StampSource):
         self._collected_ns = now_ns
         for ring, unsorted in zip(self._rings, self._unsorted, strict=True):
             if (came := ring.read()) is not None:
-                self._came += len(came.key)
+                self._ebb.came += len(came.key)
                 unsorted.append(came)
         if at_once or now_ns - self._sorted_ns >= SORTED_EVERY_NS:
             self._sorted_ns = now_ns
@@ -116,9 +117,7 @@ class RingStamps(StampSource):
 
     def ebbs(self) -> bool:
         self.collect()
-        before, asked_ns, self._asked_ns = self._per_ns, self._asked_ns, monotonic_ns()
-        self._per_ns, self._came = self._came / (self._asked_ns - asked_ns), 0
-        return self._per_ns < EBB * before
+        return self._ebb.falls()
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
         flow: Flow | None = received.watched
@@ -128,7 +127,7 @@ class RingStamps(StampSource):
         found = flow.arrivals(received.offsets(ends))
         if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
             of_reads = flow.arrivals(received.read_ends) if received.read_ends else found
-            self._off.update(flow.off(of_reads, stamps))
+            self._off.update(off(of_reads, stamps, flow.closed_ns))
         instants = to_monotonic(found)
         if min(found) >= 0:
             return instants, self

@@ -1,4 +1,4 @@
-"""Where arrival instants come from (a StampSource), and what the kernel knows of a connection's losses.
+"""Where arrival instants come from: a StampSource.
 
     Source.open(servers)   before the first connection (servers.wire.sources knows them all)
     source.watch(sock)     each connection as it is opened
@@ -16,7 +16,6 @@ process gets round to reading.
 from __future__ import annotations
 
 import socket
-import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -28,12 +27,8 @@ SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control mes
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
-TOTAL_RETRANS_AT = 100
-RCV_OOOPACK_AT = 224  # since Linux 5.4
-RCV_WND_AT = 232  # since Linux 6.2
 TRIES = 200
 RETRY_S = 0.002
-_U32 = struct.Struct("I")
 Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
@@ -158,25 +153,6 @@ def kernel_stamps(received: Received) -> list[int] | None:
     if not all(seconds):
         return None
     return [s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)]
-
-
-def losses(sock: socket.socket) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order) on this connection. The server's own retransmissions
-    show only as what they leave: segments out of order. (0, 0) where the kernel does not say."""
-    return _told(sock, TOTAL_RETRANS_AT) or 0, _told(sock, RCV_OOOPACK_AT) or 0
-
-
-def window(sock: socket.socket) -> int | None:
-    """Bytes that the peer may still send before we read, as it was last told; None where the kernel does not say."""
-    return _told(sock, RCV_WND_AT)
-
-
-def _told(sock: socket.socket, at: int) -> int | None:
-    """A field of struct tcp_info, whose offsets are those of <linux/tcp.h>."""
-    with suppress(OSError):
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 4)
-        return int(_U32.unpack_from(info, at)[0]) if len(info) >= at + 4 else None
-    return None
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:

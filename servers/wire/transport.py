@@ -15,11 +15,11 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal
 
-from servers.wire.aside import BLOCK_BYTES, Aside
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
-from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses, window
+from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES
+from servers.wire.tcp_info import losses, window
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
@@ -34,7 +34,7 @@ class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
     (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
-    `raw` itself is in `parts`, which hold so many bytes, and what was before them `aside`, until somebody asks for all.
+    `raw` itself is in `parts`, and what was before them `aside`, until somebody asks for all.
     With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
@@ -44,7 +44,6 @@ class Exchange:
     framing: Framing = field(default_factory=Framing)
     parts: list[bytes] = field(default_factory=list)
     aside: list[Callable[[], bytes]] = field(default_factory=list)
-    held: int = 0
     size: int = 0
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
@@ -67,27 +66,14 @@ class Exchange:
     def raw(self) -> bytes:
         """All that came."""
         if self.aside:
-            self.parts = [take() for take in self.aside] + self.parts
-            self.aside, self.held = [], self.size
-        return self._tail()
+            self.parts, self.aside = [*(take() for take in self.aside), *self.parts], []
+        return self.tail()
 
-    def _tail(self) -> bytes:
+    def tail(self) -> bytes:
         """What of it is not aside."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0] if self.parts else b""
-
-    def lay_aside(self, aside: Aside) -> None:
-        """Have whole blocks of what has come wait there, after a look at them. Raises OSError, and keeps the rest."""
-        self._scan()
-        tail, at = self._tail(), 0
-        done = self.framing.position - (self.size - self.held) if self.framing.chunked else len(tail)
-        try:
-            while at + BLOCK_BYTES <= done:
-                self.aside.append(partial(aside.take, aside.put(tail[at : at + BLOCK_BYTES])))
-                at += BLOCK_BYTES
-        finally:
-            self.parts, self.held = [tail[at:]], len(tail) - at
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
@@ -177,7 +163,6 @@ class Exchange:
             if not data:
                 return
         self.parts.append(data)
-        self.held += len(data)
         self.size = size = self.size + len(data)
         self.sizes.append(size)
         self.user.append(now)
@@ -186,11 +171,13 @@ class Exchange:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
         elif data.endswith(b"\r\n\r\n") or len(data) < 5 if framing.chunked else size >= framing.need:
-            self._scan()
+            self.scan()
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
+        """Has it ended?"""
         try:
-            if self.framing.scan(self._tail(), self.size - self.held):
+            tail = self.tail()
+            if self.framing.scan(tail, self.size - len(tail)):
                 self._finish()
         except ProtocolError as error:
             self.fail("protocol", str(error))

@@ -11,10 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from loadgen.engine.driver import BACKLOG, Driver, Held, Recorder
+from loadgen.engine.driver import BACKLOG, Driver, Recorder
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.engine.loops import ClosedLoop
+from loadgen.engine.warmup import Held
 from servers.wire.stamps import PLAIN, StampSource
 from tests.dialects import DIALECTS
 from workloads import arrivals

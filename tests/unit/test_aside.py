@@ -64,13 +64,13 @@ def test_answers_are_laid_aside_when_they_take_much(tmp_path: Path, monkeypatch:
     exchange = under_way(*PIECES)
     aside = Aside(tmp_path)
     recorder = Recorder(DIALECTS["vllm", "completions"], Held(), 0, Counts(), PLAIN, aside=aside)
-    recorder.watch([exchange])
+    recorder.watch({exchange})
     assert held(exchange) == exchange.size
     monkeypatch.setattr(limits, "HELD_BYTES", 100_000)
-    recorder.watch([exchange])
+    recorder.watch({exchange})
     assert held(exchange) < 2 * BLOCK_BYTES
     exchange = under_way(*PIECES)
     monkeypatch.setattr(os, "pwrite", lambda *_: 10)
-    recorder.watch([exchange])
+    recorder.watch({exchange})
     assert (held(exchange), exchange.raw) == (exchange.size, b"".join(PIECES))
     aside.close()

@@ -162,24 +162,24 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     from servers.wire.aside import Aside
     from servers.wire.connection import Pool
     from servers.wire.poller import Poller
-    from servers.wire.sweeps import OFTEN, ROOM_BYTES, SELDOM, Sweeps
+    from servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
     from servers.wire.transport import Exchange
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
-    waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
-    sweeps = None if stamps.by_read else Sweeps(*(OFTEN if waited_for else SELDOM), ebbs=stamps.ebbs)
-    poller = Poller(loop, sweeps)
+    due_ns, most = task.schedule.due_ns, task.schedule.in_flight
+    waited_for = task.prompts.of_sessions or due_ns is None or most < len(due_ns)
+    apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == most else MODERATE
+    sweeps = None if stamps.by_read else Sweeps(*apart, ebbs=stamps.ebbs)
     room = 0 if sweeps is None or waited_for else ROOM_BYTES
     aside = None if sweeps is None else Aside(task.part.parent)
-    clock, exchange = SystemClock(loop), partial(Exchange, poller)
+    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
         pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
-        most = task.schedule.in_flight
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 
     driver = driver_of(task.feed(), part, counts, task.schedule.spare)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SELDOM, OFTEN = (1.6, 0.1), (0.001, 0.8)
+SELDOM, MODERATE, OFTEN = (1.6, 0.1), (0.1, 0.3), (0.001, 0.8)
 """Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
-the next request due, as in closed loops and sessions."""
+the next request due or lets it be sent, `MODERATE` where it only frees a connection for it, `SELDOM` in a burst."""
 ROOM_BYTES = 1 << 18
 """The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
 permits."""

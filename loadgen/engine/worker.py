@@ -162,7 +162,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     from servers.wire.aside import Aside
     from servers.wire.connection import Pool
     from servers.wire.poller import Poller
-    from servers.wire.sweeps import OFTEN, ROOM_BYTES, SELDOM, Sweeps
+    from servers.wire.sweeps import NOW_AND_THEN, OFTEN, ROOM_BYTES, SELDOM, Sweeps
     from servers.wire.transport import Exchange
 
     loop = asyncio.get_running_loop()
@@ -170,11 +170,11 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
     waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
-    sweeps = None if stamps.by_read else Sweeps(*(OFTEN if waited_for else SELDOM), ebbs=stamps.ebbs)
-    poller = Poller(loop, sweeps)
-    room = 0 if sweeps is None or waited_for else ROOM_BYTES
+    pace = OFTEN if waited_for else SELDOM if task.schedule.at_once > 1 else NOW_AND_THEN
+    sweeps = None if stamps.by_read else Sweeps(*pace, ebbs=stamps.ebbs)
+    room = ROOM_BYTES if sweeps is not None and pace is SELDOM else 0
     aside = None if sweeps is None else Aside(task.part.parent)
-    clock, exchange = SystemClock(loop), partial(Exchange, poller)
+    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
         pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)

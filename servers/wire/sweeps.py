@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SELDOM, OFTEN = (1.6, 0.1), (0.001, 0.8)
-"""Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
-the next request due, as in closed loops and sessions."""
+SELDOM, NOW_AND_THEN, OFTEN = (1.6, 0.1), (0.4, 0.3), (0.001, 0.8)
+"""Seconds that reads may be apart at most, and the share of a core beyond which they are: `SELDOM` where all is sent at
+once, `OFTEN` where an end makes the next request due, as in closed loops and sessions. In between an end frees a
+connection."""
 ROOM_BYTES = 1 << 18
 """The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
 permits."""

@@ -61,7 +61,7 @@ class Driver:
         in_flight_most: int,
     ) -> None:
         """`exchange` makes an Exchange, given what to call when it has ended. With `in_flight_most` requests sent and
-        not ended, one that is due is dropped."""
+        not ended, one that is due is dropped. What is due first is drawn and encoded here."""
         self._feed = feed
         self._pool = pool
         self._exchange = exchange
@@ -72,7 +72,7 @@ class Driver:
         self._recorder = recorder
         recorder.on_idle, recorder.on_turn = self._check_done, self._on_turn
         self._group: list[Slot] = []
-        """Prepared, and waiting for its instant."""
+        """Encoded or prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._thinking: list[Slot] = []
@@ -80,10 +80,10 @@ class Driver:
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
+        self._take_group()
 
     async def open(self) -> None:
         """Open the spare connections and prepare what is due first."""
-        self._take_group()
         await self._pool.fill()
         self._prepare(self._group)
 

@@ -237,6 +237,8 @@ def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
 
 def no_connection(error: OSError | TimeoutError) -> str:
     """In the system's words: asyncio's own would name the address instead of the cause."""
+    import ssl
+
     if isinstance(error, TimeoutError):
         return "no connection in time"
     if isinstance(error, ssl.SSLError):

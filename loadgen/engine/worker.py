@@ -173,7 +173,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     waited_for = task.prompts.of_sessions or due_ns is None or most < len(due_ns)
     apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == most else MODERATE
     sweeps = None if stamps.by_read else Sweeps(*apart, ebbs=stamps.ebbs)
-    room = 0 if sweeps is None or waited_for else ROOM_BYTES
+    room = ROOM_BYTES if sweeps is not None and apart is SELDOM else 0
     aside = None if sweeps is None else Aside(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 

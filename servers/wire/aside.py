@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 32_768
 HELD_BYTES = 64 << 20
 """What answers under way may take of a worker's memory."""
-AT_ONCE_BYTES = 16 << 20
+AT_ONCE_BYTES = 6 << 20
 """What of them is laid aside at a time: nothing else is done meanwhile."""
 
 

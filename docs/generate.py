@@ -181,13 +181,49 @@ def hardware() -> str:
     return "\n".join([head_lines, *parts])
 
 
-HARDWARE = """What `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: data-sheet figures, dense,
-per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs talk over PCIe. How
-they become times: [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
+HARDWARE = """What `loadgen limits`, `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: data
+sheets' figures, dense, per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs
+talk over PCIe. `also` are other names. What each constant means, and what becomes of it: [What the hardware could
+do](../concepts/hardware.md) and [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
+
+
+def validation() -> str:
+    """The page of how far the hardware model is from measurements, the worst first."""
+    import numpy as np
+
+    from benchmarks import hardware_model as bench
+
+    def row(name: str, points: list[bench.Point], kept: str) -> tuple[float, str]:
+        errors = [each.error for each in points]
+        p50, p90 = np.quantile(errors, (0.5, 0.9))
+        bias = np.median([each.predicted / each.measured for each in points]) - 1
+        cells = (name, f"{len(points):,}", f"{100 * p50:.0f} %", f"{100 * p90:.0f} %", f"{100 * bias:+.0f} %", kept)
+        return float(p50), f"| {' | '.join(cells)} |"
+
+    def listed(rows: list[tuple[float, str]], first: str) -> str:
+        head = f"| {first} | points | median | p90 | bias |  |"
+        worst_first = [text for _, text in sorted(rows, key=lambda each: -each[0])]
+        return "\n".join([head, "| --- | --: | --: | --: | --: | --- |", *worst_first])
+
+    sources, groups = [], []
+    fitted = {each.name: (each.points(), "kept" if each.kept() else "NOT KEPT") for each in bench.BUDGETS}
+    for name, (points, kept) in (fitted | {name: (made(), "") for name, made in bench.BESIDE.items()}).items():
+        sources.append(row(name, points, kept))
+        by_group: dict[tuple[str, int], list[bench.Point]] = {}
+        for each in points:
+            by_group.setdefault((each.gpu, each.tp), []).append(each)
+        groups += [row(f"{name}: {gpu}, TP {tp}", of, "") for (gpu, tp), of in by_group.items()]
+    filled = {"{sources}": listed(sources, "what"), "{groups}": listed(groups, "what, GPU, tensor parallel")}
+    page = (DOCS / "reference/hardware-validation.template").read_text("utf-8").replace("{note}", NOTE)
+    for mark, table in filled.items():
+        page = page.replace(mark, table)
+    return page
+
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line,
     "reference/hardware.md": hardware,
+    "reference/hardware-validation.md": validation,
     "reference/metrics.md": metrics,
     "reference/summary.md": summary,
     "reference/summary.schema.json": summary_schema,

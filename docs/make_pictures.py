@@ -1,4 +1,4 @@
-"""Make the pictures of reports, comparisons and a matrix again, from real runs against simulated servers.
+"""Make the pictures of reports, comparisons, a matrix and `loadgen limits` again, from runs of simulated servers.
 
     python docs/make_pictures.py          # needs Chromium; takes five minutes
 
@@ -23,6 +23,7 @@ PICTURES = Path(__file__).parent / "pictures"
 MATRIX = Path(__file__).parent.parent / "examples/paper/simulated.toml"
 LOADGEN = [sys.executable, "-m", "loadgen"]
 BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
+LIMITS = ["limits", "--model", "llama-2-70b", "--tp", "8", "--page"]
 LOAD = [
     *("run", "--server", "lightllm", "--arrivals", "poisson:30", "--n", "600", "--quiet", "--seed", "3"),
     *("--input-tokens", "uniform:100..3000", "--output-tokens", "uniform:20..100", "--warmup", "5"),
@@ -57,13 +58,16 @@ ALL = (
     Picture("phone", "load", "#answer", 360, "dark"),
     Picture("report", "burst", "", 1280),
     Picture("matrix", "matrix", "", 1280),
+    Picture("limits", "limits", "#roofline"),
 )
 
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        runs = {"burst": Path(folder) / "burst", "load": Path(folder) / "load"}
+        runs = {name: Path(folder) / name for name in ("burst", "load", "limits")}
+        runs["limits"].mkdir()
+        subprocess.run([*LOADGEN, *LIMITS, runs["limits"] / "report.html"], check=True)
         subprocess.run([*LOADGEN, *BURST, "--out", runs["burst"]], check=False)
         with simulated("--server", "lightllm", *FAULTS) as url:
             subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)

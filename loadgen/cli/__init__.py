@@ -27,6 +27,7 @@ COMMANDS = {
     "report": "loadgen.cli.report",
     "compare": "loadgen.cli.compare",
     "export": "loadgen.cli.report",
+    "limits": "loadgen.cli.limits",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",
     "ui": "loadgen.cli.ui",

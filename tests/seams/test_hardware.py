@@ -14,6 +14,8 @@ import pytest
 
 from servers import hardware
 from servers.hardware import HardwareError, Work, roofline
+from servers.hardware.limits import deploy, limits_of
+from servers.hardware.load import Load
 from servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
@@ -83,6 +85,16 @@ def test_the_command_takes_it(described: Path) -> None:
         assert server.wait(10) == 0
 
 
+def test_its_limits_are_told(described: Path) -> None:
+    """`loadgen limits` of the default card twice over: half the memory limit, and more room for the cache."""
+    load = Load(512, 128, 4)
+    one, two = (limits_of(deploy(name, "llama-2-7b", file=described), load) for name in ("A800", CARD))
+    assert two.limit.decode_step_s == pytest.approx(one.limit.decode_step_s / 2)
+    assert two.limit.kv_tokens > 2 * one.limit.kv_tokens
+    assert two.expected.tpot_s < one.expected.tpot_s
+    assert limits_of(deploy(CARD, MODEL, file=described), load).model == MODEL
+
+
 @pytest.mark.usefixtures("one_row_more")
 def test_a_row_is_enough() -> None:
     """A row of gpus.csv is a card for the simulator, in the lists of errors, as the nearest name, and in the page."""
@@ -90,7 +102,7 @@ def test_a_row_is_enough() -> None:
     with pytest.raises(HardwareError, match=rf"'made-up 900' \(did you mean {CARD}\?\): choose one of .*, {CARD}"):
         hardware.gpu("made-up 900")
     page = runpy.run_path(str(ROOT / "docs/generate.py"))["hardware"]()
-    assert f"| {CARD} |  | 624 |  | 160 | 4078 |" in page
+    assert f"| {CARD} |  |  | 624 |  |  |  | 160 | 4078 |" in page
 
 
 @pytest.mark.parametrize(
@@ -98,7 +110,7 @@ def test_a_row_is_enough() -> None:
     [
         ('[gpus."x"]\nbf16_TFLOPs = 1\nmemory_GB = 1', "x: pcie_GBps must be a positive number, not None"),
         ('[gpus."x"]\nlink_GBps = 1\nbf16_TFLOPs = "many"', "x: bf16_TFLOPs must be a positive number, not 'many'"),
-        ('[gpus."x"]\nspeed = 3', "may have architecture, bf16_TFLOPs, .* and nothing else"),
+        ('[gpus."x"]\nspeed = 3', "may have also, architecture, bf16_TFLOPs, .* and nothing else"),
         ("[cards]", "no table cards: it holds gpus and models"),
         ("gpus", "more.toml: "),
     ],

@@ -26,10 +26,12 @@ from servers.simulated.timing import BatchingClock, Job
 
 @pytest.mark.parametrize("name", [row["model"] for row in tables()["models"]])
 def test_shapes_agree_with_the_parameter_counts(name: str) -> None:
-    """Layers, head and an embedding of the head's size make up the published count, but for the norms' few vectors."""
+    """Layers, head and an embedding of the head's size make up the published count, but for a thousandth: vectors of
+    norms and biases, and learned positions."""
     shape = model(name)
-    matrices = shape.layer_parameters + 2 * shape.head_parameters
-    assert shape.parameters - matrices == (2 * shape.layers + 1) * shape.hidden
+    matrices = shape.layer_parameters + (2 - shape.tied) * shape.head_parameters
+    assert shape.parameters == pytest.approx(matrices, rel=1e-3)
+    assert shape.parameters >= matrices
 
 
 def test_kv_cache_per_token() -> None:
@@ -83,10 +85,10 @@ def test_a_model_that_does_not_fit_is_an_error() -> None:
 def test_unknown_names_are_errors_that_name_the_nearest_one() -> None:
     """GPU, model and degree of tensor parallelism are checked when the roofline is made."""
     with pytest.raises(
-        ValueError, match=r"unknown GPU 'a800' \(did you mean A800-80GB SXM\?\): choose one of RTX 3090"
+        ValueError, match=r"unknown GPU 'a8000' \(did you mean A800-80GB SXM.*\?\): choose one of RTX 3090"
     ):
-        roofline("a800")
-    with pytest.raises(ValueError, match=r"unknown model 'Llama-2-7' \(did you mean Llama-2-7B\?\): choose one of"):
+        roofline("a8000")
+    with pytest.raises(ValueError, match=r"unknown model 'Llama-2-7' \(did you mean Llama-2-7B.*\?\): choose one of"):
         roofline(model_name="Llama-2-7")
     with pytest.raises(HardwareError, match="unknown number format 'xyz': choose one of fp32, bf16"):
         number_format("xyz")

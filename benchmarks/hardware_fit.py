@@ -1,0 +1,112 @@
+"""Fits the constants of frameworks.csv again, and says what they predict of measurements that were held out.
+
+    python -m benchmarks.hardware_fit             # constants beside those of the table, a few minutes
+    python -m benchmarks.hardware_fit --held-out  # fitted without one GPU, TP or model at a time
+
+Least absolute logarithm of predicted over measured, by Nelder and Mead. Kernels, links and architectures stay as their
+tables have them: what an engine adds is fitted to whole batches and loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from benchmarks import hardware_model as bench
+from servers import hardware
+from servers.hardware import Framework, inference, limits
+
+Points = list[bench.Point]
+FITTED = {
+    "TensorRT-LLM 0.9": ("layer_s", "sequence_s", "kv_share", "prefill_share"),
+    "NIM": ("layer_s", "sequence_s", "kv_share", "interference"),
+    "TensorRT-LLM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share", "interference"),
+    "vLLM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share"),
+}
+"""By framework, the constants of its steps; those of its server path follow from TTFT and are not fitted here."""
+AT_MOST_1 = {"kv_share", "prefill_share", "interference"}
+TRIES = 80
+HELD_OUT: dict[str, dict[str, Callable[[bench.Point], bool]]] = {
+    "TensorRT-LLM 0.9": {
+        "A100": lambda each: each.gpu.startswith("A100"),
+        "L40 and L40S": lambda each: each.gpu.startswith("L40"),
+        "H100 NVL": lambda each: each.gpu == "H100 NVL",
+        "TP 8": lambda each: each.tp == 8,
+        "Llama-2-70B": lambda each: "70B" in each.case,
+    },
+    "NIM": {
+        "A100": lambda each: each.gpu.startswith("A100"),
+        "Llama-3-70B at TP 4": lambda each: each.tp == 4,
+        "fp8": lambda each: "fp8" in each.case,
+    },
+    "TensorRT-LLM": {"H100": lambda each: each.gpu.startswith("H100"), "TP 8": lambda each: each.tp == 8},
+    "vLLM": {"H100": lambda each: each.gpu.startswith("H100"), "TP 8": lambda each: each.tp == 8},
+}
+
+
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """GEMMs are the same whatever an engine adds to them."""
+    known: dict[Any, Any] = {}
+
+    def answer(card: Any, stored: Any, m: Any, n: int, k: int) -> Any:
+        key = (card.name, stored, np.asarray(m).tobytes(), n, k)
+        if key not in known:
+            known[key] = function(card, stored, m, n, k)
+        return known[key]
+
+    return answer
+
+
+def points_of(engine: Framework) -> Points:
+    """What is measured of this engine, with the constants given."""
+    known = hardware.framework
+    bench.framework = bench_framework = lambda name: engine if name == engine.name else known(name)
+    limits.framework = bench_framework
+    try:
+        if engine.name == "TensorRT-LLM 0.9":
+            return [*bench.static.__wrapped__("prefill"), *bench.static.__wrapped__("TPOT")]
+        return bench.closed_loops.__wrapped__("TPOT", only=engine.name)
+    finally:
+        bench.framework = limits.framework = known
+
+
+def fit(name: str, without: Callable[[bench.Point], bool]) -> Framework:
+    """The framework with constants fitted to all points but those `without`."""
+    names, start = FITTED[name], hardware.framework(name)
+
+    def made(logs: Sequence[float]) -> Framework:
+        values = {each: float(np.exp(log)) for each, log in zip(names, logs, strict=True)}
+        return replace(start, **{each: min(1.0, one) if each in AT_MOST_1 else one for each, one in values.items()})
+
+    def loss(logs: Sequence[float]) -> float:
+        kept = [each for each in points_of(made(logs)) if not without(each)]
+        return float(np.mean([abs(np.log(each.predicted / each.measured)) for each in kept]))
+
+    first = [np.log(max(getattr(start, each), 1e-6)) for each in names]
+    return made(minimize(loss, first, method="Nelder-Mead", options={"maxfev": TRIES}).x)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--held-out", action="store_true", help="fit without a part, and predict that part")
+    given = parser.parse_args(arguments)
+    inference.gemm_s = remembered(inference.gemm_s)
+    for name, names in FITTED.items():
+        parts = HELD_OUT[name] if given.held_out else {"": lambda _: False}
+        for part, of_it in parts.items():
+            found = fit(name, of_it)
+            judged = [each.error for each in points_of(found) if not part or of_it(each)]
+            p50, p90 = np.quantile(judged, (0.5, 0.9))
+            shown = ", ".join(f"{each} {getattr(found, each):.3g}" for each in names)
+            print(f"{name:18} {part:22} {len(judged):5}, median {100 * p50:4.1f} %, p90 {100 * p90:4.1f} %: {shown}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

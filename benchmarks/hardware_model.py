@@ -1,0 +1,451 @@
+"""The hardware model against published measurements: errors by source, GPU and tensor parallelism.
+
+    python -m benchmarks.hardware_model              # the budgets, about fifteen seconds
+    python -m benchmarks.hardware_model --rows gemm  # every row of one source as CSV
+    python -m benchmarks.hardware_model --factors    # what makes B200 faster than A100 in training
+
+An error is |predicted - measured| / measured. `benchmarks.hardware_fit` fits the constants again, also without a part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servers.hardware import framework, gpu, gpu_links, model, number_format
+from servers.hardware.inference import Deployment, step
+from servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
+from servers.hardware.limits import deploy
+from servers.hardware.load import Load, expected
+from servers.hardware.training import Training, iteration, memory
+
+DATA = [Path(__file__).parent / "data"]
+"""Folders of rows, the first that has them: `--data` puts another in front."""
+Rows = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One published figure and what the model says of it."""
+
+    source: str
+    quantity: str
+    gpu: str
+    tp: int
+    case: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted - self.measured) / self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What errors of one quantity may be. Most is of each point alone."""
+
+    name: str
+    points: Callable[[], list[Point]]
+    median: float = np.inf
+    p90: float = np.inf
+    most: float = np.inf
+    mean: float = np.inf
+
+    def found(self) -> tuple[int, float, float, float, float]:
+        """How many, then median, p90, largest and mean error."""
+        errors = np.array([each.error for each in self.points()])
+        p50, p90 = np.quantile(errors, (0.5, 0.9))
+        return len(errors), float(p50), float(p90), float(errors.max()), float(errors.mean())
+
+    def kept(self) -> bool:
+        return all(np.array(self.found()[1:]) <= (self.median, self.p90, self.most, self.mean))
+
+
+@cache
+def gemms() -> list[Point]:
+    """All GEMMs but nvfp4's, which the budget does not name."""
+    return [each for each in _gemms() if not each.case.startswith("nvfp4")]
+
+
+@cache
+def gemms_nvfp4() -> list[Point]:
+    return [each for each in _gemms() if each.case.startswith("nvfp4")]
+
+
+@cache
+def _gemms() -> list[Point]:
+    def times(card: str, stored: str, *shape: Any) -> Any:
+        found = gpu(card)
+        return 1e6 * gemm_s(found, found.stored(number_format(stored)), *shape)
+
+    return _kernels("GEMM", "gemm", ("gpu", "format"), ("m", "n", "k"), times)
+
+
+@cache
+def decode_attention() -> list[Point]:
+    def times(card: str, stored: str, batch: Any, context: Any, _: Any, kv_heads: Any) -> Any:
+        size = number_format(stored).weight_bytes
+        return 1e6 * decode_attention_s(gpu(card), batch, context, kv_heads, 128, size)
+
+    columns = ("batch", "context", "heads", "kv_heads")
+    return _kernels("decode attention", "decode_attention", ("gpu", "kv_format"), columns, times)
+
+
+@cache
+def prefill_attention() -> list[Point]:
+    def times(card: str, batch: Any, tokens: Any, heads: Any) -> Any:
+        return 1e6 * prefill_attention_s(gpu(card), batch, tokens, heads, 128)
+
+    return _kernels("prefill attention", "prefill_attention", ("gpu",), ("batch", "tokens", "heads"), times)
+
+
+@cache
+def all_reduces() -> list[Point]:
+    """From 16 KiB to 256 MiB; NCCL's and those of vLLM and TensorRT-LLM."""
+
+    def times(card: str, kernel: str, gpus: str, size: Any) -> Any:
+        link = gpu(card).link_over(int(gpus))
+        return 1e6 * all_reduce_s(link, int(gpus), size, "nccl" if kernel == "NCCL" else "custom")
+
+    return _kernels("all-reduce", "all_reduce", ("gpu", "kernel", "gpus"), ("bytes",), times)
+
+
+@cache
+def static(quantity: str) -> list[Point]:
+    """Static batches of TensorRT-LLM 0.9: `prefill` or `TPOT`."""
+    return _static("TensorRT-LLM 0.9", "static_trtllm09", "TensorRT-LLM 0.9", quantity)
+
+
+@cache
+def splitwise(quantity: str) -> list[Point]:
+    """Llama-2-70B on the engines of 2023; nothing was fitted to it."""
+    return _static("Splitwise", "splitwise", "TensorRT-LLM 0.9", quantity)
+
+
+@cache
+def mi300x() -> list[Point]:
+    """Static batches of vLLM on eight MI300X; nothing was fitted to it."""
+    points = []
+    for row in _rows("mi300x"):
+        made = deploy(row["gpu"], row["model"], row["format"], int(row["tp"]), framework_name="vLLM")
+        load = Load(int(row["input"]), int(row["output"]), int(row["batch"]))
+        found = expected(replace(made, kv_bytes=2.0), load)
+        seconds = float(found.prefill_s + (load.output_tokens - 1) * found.decode_step_s)
+        points.append(_point("MI300X", "batch", row, float(row["seconds"]), seconds, f"batch {row['batch']}"))
+    return points
+
+
+@cache
+def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Point]:
+    """Up to 64 in flight: `TPOT` or `TTFT`, of all frameworks or `only` one."""
+    points = []
+    key = ("source", "framework", "gpu", "model", "format", "tp", "input", "output")
+    for names, rows in _grouped(_rows("closed_loops"), key):
+        source, engine, card, shape, stored, tp, prompt, output = names
+        if (stored == "nvfp4") != nvfp4 or only not in ("", engine):
+            continue
+        made = deploy(card, shape, stored, int(tp), framework_name=engine)
+        load = Load(int(prompt), int(output), np.array([int(row["in_flight"]) for row in rows]))
+        found = expected(made, load)
+        predicted = found.tpot_s if quantity == "TPOT" else found.ttft_s
+        for row, seconds in zip(rows, predicted, strict=True):
+            case = f"{shape} {stored} {prompt}/{output}, {row['in_flight']} in flight"
+            measured = float(row[f"{quantity.lower()}_ms"]) / 1000
+            points.append(_point(f"{source}, {engine}", quantity, row, measured, float(seconds), case))
+    return points
+
+
+LLAMA_2 = {
+    ("A100", "Llama-2-7B"): (2.19, 1.544, 1.28, 1.187),
+    ("A100", "Llama-2-13B"): (3.884, 2.499, 1.894, 1.693),
+    ("A100", "Llama-2-70B"): (None, 10.5, 6.403, None),
+    ("H100", "Llama-2-7B"): (1.44, 1.143, 0.924, 0.828),
+    ("H100", "Llama-2-13B"): (2.396, 1.717, 1.431, 1.201),
+    ("H100", "Llama-2-70B"): (None, 6.267, 4.1226, None),
+}
+"""Seconds for 200 + 200 tokens at batch 1 and TP 1, 2, 4, 8: NVIDIA's, as github.com/gkarfakis19/RAPID-LLM (317a2cb)
+keeps them; the page itself is gone."""
+TWO_TERMS = {"A100": 0.054, "H100": 0.045}
+"""Mean error of weights / bandwidth + a constant per layer, fitted to all points of each GPU."""
+
+
+@cache
+def llama_2(card: str) -> list[Point]:
+    """With the constants of NIM, TensorRT-LLM of the same time; nothing was fitted to it."""
+    points = []
+    for (name, shape), latencies in LLAMA_2.items():
+        for tp, seconds in zip((1, 2, 4, 8), latencies, strict=True):
+            if seconds and name == card:
+                found = expected(deploy(name, shape, "fp16", tp, framework_name="NIM"), Load(200, 200, 1))
+                took = float(found.prompt_prefill_s + 199 * found.decode_step_s)
+                points.append(Point("Llama-2 200 + 200", "latency", name, tp, shape, seconds, took))
+    return points
+
+
+MEGATRON = (
+    ("Megatron-22B", 8, 1, 4, 4, 1, (1.42, 1.10), (45.5625, 59.25, 9.5625)),
+    ("GPT-3-175B", 8, 8, 64, 1, 3, (18.13, 13.75), (45.5625, 66.84375, 12.3515625)),
+    ("MT-NLG-530B", 8, 35, 280, 1, 3, (49.05, 37.83), (31.640625, 114.0234375, 23.076171875)),
+    ("Megatron-1T", 8, 64, 512, 1, 1, (94.42, 71.49), (32.958984375, 131.25, 26.5625)),
+)
+"""arXiv 2205.05198: model, TP, PP, batch, micro-batch, chunks; seconds with full recomputation, and with selective and
+sequence parallel (table 5); GiB of parameters and optimiser, of activations without and with both (figure 1)."""
+
+
+def _megatron() -> Iterator[tuple[Training, tuple[float, float], tuple[float, float, float]]]:
+    for name, tp, pp, batch, micro, chunks, seconds, sizes in MEGATRON:
+        shape = {"tensor": tp, "pipeline": pp, "batch": batch, "micro_batch": micro, "interleave": chunks}
+        yield Training(gpu=gpu("A100"), model=model(name), **shape), seconds, sizes
+
+
+@cache
+def training_times() -> list[Point]:
+    points = []
+    for setup, (full, selective), _ in _megatron():
+        other = replace(setup, recomputation="selective", sequence_parallel=True)
+        for case, seconds in ((replace(setup, recomputation="full"), full), (other, selective)):
+            name, took = f"{setup.model.name}, {case.recomputation}", iteration(case).total_s
+            points.append(Point("arXiv 2205.05198", "iteration", "A100", setup.tensor, name, seconds, took))
+    return points
+
+
+@cache
+def training_memory() -> list[Point]:
+    points = []
+    for setup, _, sizes in _megatron():
+        both = replace(setup, recomputation="selective", sequence_parallel=True)
+        states = memory(setup)
+        found = (states.total - states.activations, states.activations, memory(both).activations)
+        for what, measured, size in zip(("states", "none", "selective + SP"), sizes, found, strict=True):
+            case = f"{setup.model.name}, {what}"
+            points.append(Point("arXiv 2205.05198", "GiB", "A100", setup.tensor, case, measured, size / 2**30))
+    return points
+
+
+@cache
+def mt_nlg() -> list[Point]:
+    """530B on A100-40GB, batch 1,920 (arXiv 2201.11990, section 2.4); nothing was fitted to it."""
+    points = []
+    for replicas, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
+        setup = Training(
+            gpu=gpu("A100 40GB"), model=model("MT-NLG-530B"), batch=1920, tensor=8, pipeline=35, data=replicas
+        )
+        took = iteration(replace(setup, recomputation="full")).total_s
+        case = f"MT-NLG-530B, {replicas} replicas"
+        points.append(Point("arXiv 2201.11990", "iteration", "A100-40GB SXM", 8, case, seconds, took))
+    return points
+
+
+@cache
+def ladder_speeds() -> list[Point]:
+    """Tokens per second of 70B on H100, prompts of 1,024 and answers of 512 tokens."""
+    points = []
+    for row in _rows("ladder_70b"):
+        made = deploy("H100", "Llama-3-70B", "bf16", int(row["tp"]), framework_name="gpt-fast")
+        made = replace(made, architecture=row["architecture"])
+        if row["p2p"] == "off":
+            made = replace(made, gpu=replace(made.gpu, link=gpu_links()["NVLink 4 without P2P"]))
+        batch = int(row["batch"])
+        took = step(made, batch, 1024).total + 511 * step(made, decoding=batch, context=1280).total
+        case = f"{row['architecture']}, batch {batch}, P2P {row['p2p']}"
+        speed, source = float(row["tokens_per_s"]), "arXiv 2501.06589"
+        points.append(Point(source, "tokens/s", "H100 SXM", int(row["tp"]), case, speed, float(512 * batch / took)))
+    return points
+
+
+def ladder_gains() -> list[Point]:
+    """Of ladder over standard at TP 8 and batch 1, as factors."""
+    speeds = {(each.tp, each.case): each for each in ladder_speeds()}
+    points = []
+    for p2p in ("on", "off"):
+        one, other = (speeds[8, f"{name}, batch 1, P2P {p2p}"] for name in ("ladder", "standard"))
+        ratios = one.measured / other.measured, one.predicted / other.predicted
+        points.append(Point("arXiv 2501.06589", "gain of ladder", "H100 SXM", 8, f"P2P {p2p}", *ratios))
+    return points
+
+
+def ladder_order() -> int:
+    """In how many of the figure's groups the architectures are not in the order that was measured."""
+    wrong = 0
+    key = lambda each: (each.tp, each.case.partition(", ")[2])  # noqa: E731 - a key
+    for _, group in groupby(sorted(ladder_speeds(), key=key), key):
+        points = list(group)
+        measured = sorted(points, key=lambda each: each.measured)
+        wrong += [*sorted(points, key=lambda each: each.predicted)] != measured
+    return wrong
+
+
+BUDGETS = (
+    Budget("GEMM, bf16 and fp8, m 1 to 16,384", gemms, median=0.15),
+    Budget("decode attention", decode_attention, median=0.20),
+    Budget("all-reduce, 16 KiB to 256 MiB", all_reduces, median=0.20),
+    Budget("static batches: prefill", lambda: static("prefill"), median=0.12, p90=0.30),
+    Budget("static batches: TPOT", lambda: static("TPOT"), median=0.12, p90=0.30),
+    Budget("closed loops: TPOT", lambda: closed_loops("TPOT"), median=0.08, p90=0.20),
+    Budget("closed loops: TTFT", lambda: closed_loops("TTFT"), median=0.25),
+    Budget("Llama-2 200 + 200, A100", lambda: llama_2("A100"), mean=TWO_TERMS["A100"]),
+    Budget("Llama-2 200 + 200, H100", lambda: llama_2("H100"), mean=TWO_TERMS["H100"]),
+    Budget("training: iteration", training_times, most=0.10),
+    Budget("training: memory", training_memory, most=0.01),
+)
+BESIDE = {
+    "GEMM, nvfp4": gemms_nvfp4,
+    "prefill attention": prefill_attention,
+    "closed loops, nvfp4: TPOT": lambda: closed_loops("TPOT", nvfp4=True),
+    "closed loops, nvfp4: TTFT": lambda: closed_loops("TTFT", nvfp4=True),
+    "MI300X, vLLM: whole batch": mi300x,
+    "Splitwise, engines of 2023: prefill": lambda: splitwise("prefill"),
+    "Splitwise, engines of 2023: TPOT": lambda: splitwise("TPOT"),
+    "Ladder Residual, 70B: tokens/s": ladder_speeds,
+    "training: MT-NLG on 2,240 to 3,360 GPUs": mt_nlg,
+}
+"""What has no budget."""
+GAINS = {"on": (1.3079, 0.03), "off": (1.5987, 0.08)}
+"""arXiv 2501.06589, table 2: what ladder gains at 70B, TP 8, batch 1, and how far off the model may be."""
+
+
+def factors() -> list[tuple[str, float, float]]:
+    """What each property of B200 adds to training GPT-3 175B on 64 A100: its name, the factor it buys, seconds."""
+    card, new = gpu("A100"), gpu("B200")
+    now = Training(gpu=card, model=model("GPT-3-175B"), batch=64, tensor=8, pipeline=8, interleave=3)
+    now = replace(now, recomputation="full")
+    peaks = {"bf16": new.peaks["bf16"]}
+    steps = (
+        (
+            "tensor cores in bf16",
+            lambda at: replace(
+                at,
+                gpu=replace(
+                    at.gpu,
+                    peaks=peaks,
+                    sms=new.sms,
+                    clock_hz=new.clock_hz,
+                    architecture=new.architecture,
+                    watts=new.watts,
+                ),
+            ),
+        ),
+        (
+            "memory bandwidth and L2",
+            lambda at: replace(
+                at, gpu=replace(at.gpu, memory_bytes_per_s=new.memory_bytes_per_s, l2_bytes=new.l2_bytes)
+            ),
+        ),
+        ("NVLink", lambda at: replace(at, gpu=replace(at.gpu, link=new.link))),
+        (
+            "capacity: no recomputation of the MLP",
+            lambda at: replace(at, recomputation="selective", sequence_parallel=True),
+        ),
+        ("attention without scores in memory", lambda at: replace(at, recomputation="none", flash=True)),
+        ("capacity: fewer stages, larger batch", lambda at: replace(at, pipeline=4, data=2, interleave=6, batch=256)),
+        ("fp8", lambda at: replace(at, gpu=new, number="fp8")),
+        ("fp4", lambda at: replace(at, number="nvfp4")),
+    )
+    found, before = [], iteration(now).total_s / now.batch
+    for name, change in steps:
+        now = change(now)
+        after = iteration(now).total_s / now.batch
+        found.append((name, before / after, after))
+        before = after
+    return found
+
+
+def _kernels(
+    quantity: str, name: str, key: Sequence[str], columns: Sequence[str], times: Callable[..., Any]
+) -> list[Point]:
+    points = []
+    for names, rows in _grouped(_rows(name), key):
+        shapes = [np.array([float(row[column]) for row in rows]) for column in columns]
+        gpus = int(names[2]) if key[-1] == "gpus" else 1
+        for row, us in zip(rows, times(*names, *shapes), strict=True):
+            case = " ".join([*names[1:], *(f"{column} {row[column]}" for column in columns)])
+            points.append(Point("aiconfigurator", quantity, names[0], gpus, case, float(row["us"]), float(us)))
+    return points
+
+
+def _static(source: str, name: str, engine: str, quantity: str) -> list[Point]:
+    points = []
+    for names, rows in _grouped(_rows(name), ("gpu", "model", "format", "tp")):
+        card, shape, stored, tp = names
+        made = Deployment(gpu(card), model(shape), number_format(stored), framework(engine), int(tp))
+        made = replace(made, kv_bytes=1.0 if stored == "fp8" and made.framework.fp8_kv else 2.0)
+        batch, prompt, output = (np.array([float(row[each]) for row in rows]) for each in ("batch", "input", "output"))
+        if quantity == "prefill":
+            column, took = "prefill_ms", step(made, batch, prompt).total
+        else:
+            column, took = "tpot_ms", step(made, decoding=batch, context=prompt + output / 2).total
+        for row, seconds in zip(rows, took, strict=True):
+            case = f"{shape} {stored} {row['input']}/{row['output']}, batch {row['batch']}"
+            if row[column]:
+                points.append(_point(source, quantity, row, float(row[column]) / 1000, float(seconds), case))
+    return points
+
+
+def _point(source: str, quantity: str, row: dict[str, str], measured: float, predicted: float, case: str) -> Point:
+    return Point(source, quantity, row["gpu"], int(row["tp"]), case, measured, predicted)
+
+
+@cache
+def _rows(name: str) -> Rows:
+    path = next(file for folder in DATA if (file := folder / f"{name}.csv.gz").exists())
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _grouped(rows: Rows, columns: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Rows]]:
+    def key(row: dict[str, str]) -> tuple[str, ...]:
+        return tuple(row[column] for column in columns)
+
+    return ((names, list(group)) for names, group in groupby(sorted(rows, key=key), key))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 1 where a budget is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", metavar="WORD", help="print the rows of budgets whose name holds WORD, as CSV")
+    parser.add_argument("--factors", action="store_true", help="A100 to B200, factor by factor")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="rows of one's own, in the columns of data/")
+    given = parser.parse_args(arguments)
+    DATA[:0] = [given.data] if given.data else []
+    if given.rows:
+        table = csv.writer(sys.stdout)
+        for each in (each for budget in BUDGETS if given.rows in budget.name for each in budget.points()):
+            table.writerow([each.source, each.quantity, each.gpu, each.tp, each.case, each.measured, each.predicted])
+        return 0
+    if given.factors:
+        total = 1.0
+        for name, factor, _ in factors():
+            total *= factor
+            print(f"{name:45} x {factor:5.2f}   together {total:6.1f}")
+        return 0
+    print(f"{'':40} rows  median   p90   most   mean")
+    for budget in BUDGETS:
+        count, *errors = budget.found()
+        shown = " ".join(f"{100 * error:6.1f}" for error in errors)
+        print(f"{budget.name:40} {count:5} {shown} %  {'kept' if budget.kept() else 'NOT KEPT'}")
+    for name, points in BESIDE.items():
+        count, *errors = Budget(name, points).found()
+        print(f"{name:40} {count:5} {' '.join(f'{100 * error:6.1f}' for error in errors)} %")
+    off = {each.case.split()[1]: each for each in ladder_gains()}
+    for p2p, (published, most) in GAINS.items():
+        gain, kept = off[p2p].predicted, abs(off[p2p].predicted - published) <= most
+        print(
+            f"ladder, 70B, TP 8, P2P {p2p}: x {gain:.3f}, published {published:.3f}  {'kept' if kept else 'NOT KEPT'}"
+        )
+    print(f"ladder: {ladder_order()} groups not in the order that was measured")
+    return 0 if all(budget.kept() for budget in BUDGETS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""`loadgen limits`: what can this hardware do at best, and what is to be expected of it? No server is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
+
+from loadgen.cli.options import SettingsCommand
+from loadgen.errors import OutputError, PlanError
+
+if TYPE_CHECKING:
+    from servers.hardware.training import Training
+
+LOAD, TRAINING = "Load", "Training"
+NO_P2P = "NVLink 4 without P2P"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLimits:
+    """The options, by the names that they have on the command line."""
+
+    gpu: Annotated[str, Option(help="Such as A100, A800, H100, H200, B200, L40S, RTX4090, MI300X.")] = "H100"
+    model: Annotated[str, Option(help="Such as llama-3.1-8b, qwen3-32b, or a Hugging Face config.json.")] = (
+        "llama-3.1-8b"
+    )
+    tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = 1
+    pp: Annotated[int, Option(min=1, help="Groups of those that share the layers (pipeline parallel).")] = 1
+    dp: Annotated[int, Option(min=1, help="Replicas that share requests, or the batch (data parallel).")] = 1
+    format: Annotated[str, Option(help="Of weights: bf16, fp8, int8, int4 or nvfp4.")] = "bf16"
+    kv_format: Annotated[str | None, Option(help="Of the KV cache. Default: the framework's own.")] = None
+    framework: Annotated[
+        str, Option(help="Whose overheads to expect: vllm, trtllm, nim, trtllm-0.9, gpt-fast or kernels (none).")
+    ] = "vllm"
+    set: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="What if: memory_bandwidth=8TB/s. May be repeated.")
+    ] = None
+    p2p: Annotated[bool, Option(help="Whether GPUs reach each other's memory.")] = True
+    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.")] = None
+    page: Annotated[Path | None, Option(help="Write a page: roofline, and latency against throughput.")] = None
+    json: Annotated[bool, Option("--json", help="Print JSON and nothing else.")] = False
+    input: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per prompt.")] = 512
+    output: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per answer.")] = 128
+    in_flight: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Requests at any time.")] = 64
+    memory_fraction: Annotated[
+        float, Option(min=0.1, max=1, rich_help_panel=LOAD, help="Of GPU memory, for weights and KV cache.")
+    ] = 0.9
+    architecture: Annotated[
+        str, Option(rich_help_panel=LOAD, help="How all-reduces are hidden: standard, parallel, ladder or none.")
+    ] = "standard"
+    training: Annotated[
+        bool, Option("--training", rich_help_panel=TRAINING, help="One iteration of training instead of a load.")
+    ] = False
+    batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences per iteration.")] = 64
+    sequence: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Tokens per sequence.")] = 2048
+    micro_batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences at a time.")] = 1
+    interleave: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Chunks of layers per stage.")] = 1
+    recomputation: Annotated[
+        Literal["none", "selective", "full"], Option(rich_help_panel=TRAINING, help="Of activations.")
+    ] = "none"
+    sequence_parallel: Annotated[
+        bool, Option("--sequence-parallel", rich_help_panel=TRAINING, help="Norms are split over tokens.")
+    ] = False
+    flash: Annotated[bool, Option("--flash", rich_help_panel=TRAINING, help="Attention keeps no scores.")] = False
+    zero: Annotated[int, Option(min=0, max=3, rich_help_panel=TRAINING, help="Stage of ZeRO.")] = 0
+    offload: Annotated[bool, Option("--offload", rich_help_panel=TRAINING, help="The host holds optimiser states.")] = (
+        False
+    )
+    lora: Annotated[int, Option(min=0, rich_help_panel=TRAINING, help="Rank of adapters; 0 trains all.")] = 0
+    qlora: Annotated[bool, Option("--qlora", rich_help_panel=TRAINING, help="Adapters on a 4-bit base.")] = False
+
+
+def _limits(settings: dict[str, Any]) -> None:
+    """What GPUs allow for a model under a load, and what a framework is expected to make of it.
+
+    `limit` is physics: every FLOP, byte and message at the data sheet's rate. `expected` adds what was measured of the
+    named framework. How far off that is: docs/reference/hardware-validation.md. Exit codes: 0 answered, 2 usage.
+    """
+    asked = AskedLimits(**settings)
+    with _told():
+        found = _training(asked) if asked.training else _serving(asked)
+    if asked.json:
+        from msgspec import json
+
+        print(json.format(json.encode(found)).decode())
+
+
+def _made() -> Iterator[Parameter]:
+    return iter(signature(AskedLimits, eval_str=True).parameters.values())
+
+
+def _nothing() -> None:
+    """Shares no option with other commands."""
+
+
+limits = SettingsCommand(_limits, _made, _nothing)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong with hardware is wrong with the command line."""
+    from servers.hardware import HardwareError
+
+    try:
+        yield
+    except HardwareError as problem:
+        raise PlanError(str(problem)) from None
+
+
+def _serving(asked: AskedLimits) -> Any:
+    from servers.hardware import gpu_links
+    from servers.hardware.limits import deploy, limits_of
+    from servers.hardware.load import Load
+
+    architecture = "no communication" if asked.architecture == "none" else asked.architecture
+    made = deploy(
+        *(asked.gpu, asked.model, asked.format, asked.tp, asked.pp, asked.framework, asked.kv_format, architecture),
+        file=asked.hardware,
+        changes=asked.set or (),
+    )
+    if not asked.p2p:
+        slow = gpu_links()[NO_P2P] if made.gpu.link.name.startswith("NVLink") else made.gpu.pcie
+        made = replace(made, gpu=replace(made.gpu, link=replace(slow, bytes_per_s=made.gpu.link.bytes_per_s)))
+    load = Load(asked.input, asked.output, max(1, asked.in_flight // asked.dp))
+    found = limits_of(made, load, asked.memory_fraction, replicas=asked.dp)
+    if asked.page:
+        from analysis.hardware import document
+        from analysis.report.page import render
+
+        try:
+            asked.page.write_text(render(document(found, made)), "utf-8")
+        except OSError as problem:
+            raise OutputError(
+                f"cannot write {asked.page}: {problem.strerror}", "Name a file in a folder that exists."
+            ) from None
+    if not asked.json:
+        from analysis.hardware import text
+
+        print(text(found))
+        if asked.page:
+            print(f"\nPage: {asked.page}")
+    return found
+
+
+def _training(asked: AskedLimits) -> dict[str, Any]:
+    from servers.hardware.training import iteration, memory, mfu
+
+    setup = _setup(asked)
+    took, held = iteration(setup), memory(setup)
+    tokens = setup.batch * setup.sequence
+    found = {
+        "gpu": setup.gpu.name,
+        "model": setup.model.name,
+        "gpus": setup.gpus,
+        "iteration_s": took.total_s,
+        "tokens_per_s": tokens / took.total_s,
+        "tokens_per_s_per_gpu": tokens / took.total_s / setup.gpus,
+        "mfu": mfu(setup, took.total_s),
+        "seconds": asdict(took),
+        "memory_bytes": asdict(held) | {"total": held.total, "fits": held.total <= setup.gpu.memory_bytes},
+    }
+    if not asked.json:
+        from analysis.hardware import training_text
+
+        print(training_text(found))
+    return found
+
+
+def _setup(asked: AskedLimits) -> Training:
+    from servers.hardware import changed, gpu, model
+    from servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, Training
+
+    return Training(
+        gpu=changed(gpu(asked.gpu, asked.hardware), asked.set or ()),
+        model=model(asked.model, asked.hardware),
+        batch=asked.batch,
+        sequence=asked.sequence,
+        micro_batch=asked.micro_batch,
+        tensor=asked.tp,
+        pipeline=asked.pp,
+        data=asked.dp,
+        interleave=asked.interleave,
+        number=asked.format,
+        recomputation=asked.recomputation,
+        sequence_parallel=asked.sequence_parallel,
+        flash=asked.flash,
+        zero=asked.zero,
+        offload=asked.offload,
+        adapter_rank=asked.lora or (64 if asked.qlora else 0),
+        base_bytes=NF4_BYTES if asked.qlora else WEIGHT_BYTES,
+    )

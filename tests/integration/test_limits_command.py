@@ -1,0 +1,160 @@
+"""`loadgen limits` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIGURES = {"ttft_s", "tpot_s", "prefill_s", "decode_step_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu"}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+
+
+def limits(*options: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "loadgen", "limits", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def found(*options: str) -> dict[str, Any]:
+    """What it prints as JSON."""
+    ended = limits("--json", *options)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+def test_limit_and_expected_have_the_same_figures() -> None:
+    """With the KV cache and what binds; nothing is expected to be faster than the limit."""
+    answer = found("--gpu", "H100", "--model", "llama-2-70b", "--tp", "8")
+    for name in ("limit", "expected"):
+        assert answer[name].keys() >= FIGURES | {"kv_tokens", "bound"}
+    assert answer["limit"]["bound"] == "memory"
+    assert answer["expected"]["tpot_s"] > answer["limit"]["tpot_s"] > 0
+    rates = answer["expected"]["output_tokens_per_s"], answer["expected"]["output_tokens_per_s_per_gpu"]
+    assert rates[0] == pytest.approx(8 * rates[1])
+    assert {each["phase"] for each in answer["gemms"]} == {"prefill", "decode"}
+    assert answer["curve"]["in_flight"][0] == 1
+
+
+def test_text_is_for_people() -> None:
+    """Tables of both, of each GEMM and of each number in flight, and what a step is spent on."""
+    ended = limits("--gpu", "RTX4090", "--model", "llama-3.1-8b", "--format", "int4", "--framework", "nim")
+    assert ended.returncode == 0, ended.stderr
+    for words in (
+        "Llama-3.1-8B in int4 on 1 x RTX 4090",
+        "expected",
+        "bound by",
+        "gate and up",
+        "in flight",
+        "KV cache",
+    ):
+        assert words in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpu", "H10"], "unknown GPU 'H10' (did you mean H100 SXM"),
+        (["--model", "llama-3.1-7b"], "unknown model 'llama-3.1-7b' (did you mean Llama-3.1-70B"),
+        (["--format", "fp6"], "unknown number format 'fp6' (did you mean fp"),
+        (["--framework", "vlm"], "unknown framework 'vlm' (did you mean vLLM?)"),
+        (["--architecture", "stairs"], "unknown architecture 'stairs': choose one of standard, parallel"),
+        (["--set", "bandwidth=8TB/s"], "cannot set 'bandwidth' (did you mean link_bandwidth"),
+        (["--set", "memory=lots"], "memory=lots: write a positive number with its unit"),
+        (["--model", "llama-3-70b"], "Llama-3-70B does not fit 1 x H100 SXM in bf16: choose more GPUs (--tp)"),
+        (["--model", "nowhere.json"], "nowhere.json: "),
+        (["--page", "nowhere/page.html"], "cannot write nowhere/page.html"),
+    ],
+)
+def test_mistakes_are_sentences(options: list[str], words: str) -> None:
+    """Exit code 2, and what to do instead."""
+    ended = limits(*options)
+    assert (ended.returncode, words in ended.stderr) == (2, True), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_change_says_what_it_buys() -> None:
+    """Twice the bandwidth halves the memory limit, and less than halves what is expected."""
+    one, two = found(), found("--set", "memory_bandwidth=6.7TB/s")
+    assert two["limit"]["decode_step_s"] == pytest.approx(one["limit"]["decode_step_s"] / 2)
+    assert one["expected"]["tpot_s"] / 2 < two["expected"]["tpot_s"] < one["expected"]["tpot_s"]
+    assert found("--set", "memory=160GB")["limit"]["kv_tokens"] > 2 * one["limit"]["kv_tokens"]
+
+
+def test_a_config_of_hugging_face_is_a_model(tmp_path: Path) -> None:
+    """By its file or its folder: the shape of Llama-3.1-8B gives its figures. Mixtures of experts are refused."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG), "utf-8")
+    ours = found("--model", "llama-3.1-8b")
+    assert found("--model", str(file))["expected"] == found("--model", str(tmp_path))["expected"] == ours["expected"]
+    file.write_text(json.dumps(CONFIG | {"num_local_experts": 8}), "utf-8")
+    assert "mixtures of experts are not modelled" in limits("--model", str(file)).stderr
+
+
+def test_a_users_own_gpu(tmp_path: Path) -> None:
+    """A TOML file with what the tables have."""
+    file = tmp_path / "mine.toml"
+    file.write_text('[gpus."Mine"]\nbf16_TFLOPs = 500\nmemory_GB = 200\nmemory_GBps = 6000\npcie_GBps = 128\n', "utf-8")
+    answer = found("--gpu", "mine", "--hardware", str(file), "--tp", "2")
+    assert (answer["gpu"], answer["gpus"]) == ("Mine", 2)
+
+
+def test_ladder_hides_all_reduces() -> None:
+    """Without P2P it helps more than with it."""
+    base = ["--model", "llama-3-70b", "--tp", "8", "--framework", "gpt-fast"]
+    base += ["--input", "1024", "--output", "512", "--in-flight", "1"]
+    gains = [
+        found(*base, *link, "--architecture", "ladder")["expected"]["output_tokens_per_s"]
+        / found(*base, *link)["expected"]["output_tokens_per_s"]
+        for link in ([], ["--no-p2p"])
+    ]
+    assert gains == [pytest.approx(1.308, abs=0.03), pytest.approx(1.599, abs=0.08)]
+
+
+def test_training_is_answered_too() -> None:
+    """GPT-3 175B with full recomputation: 18.13 s were published (arXiv 2205.05198, table 5)."""
+    base = ["--training", "--gpu", "A100", "--model", "gpt-3-175b", "--tp", "8", "--pp", "8", "--interleave", "3"]
+    answer = found(*base, "--recomputation", "full")
+    assert answer["iteration_s"] == pytest.approx(18.13, rel=0.1)
+    assert answer["gpus"] == 64
+    assert answer["memory_bytes"]["fits"] is True
+    ended = limits(*base)
+    assert "It does not fit: recompute, split" in ended.stdout
+
+
+def test_an_answer_takes_less_than_half_a_second() -> None:
+    """Of CPU time, so that what else runs here does not count; the best of three."""
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found("--gpu", "B200", "--model", "llama-3.1-70b", "--tp", "8", "--format", "fp8")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(spent) < 0.5
+
+
+def test_it_needs_nothing_beyond_numpy() -> None:
+    """Neither SciPy nor pandas, nor what the measuring path needs, is imported."""
+    code = (
+        "import sys; from servers.hardware.limits import *; from servers.hardware.training import *\n"
+        "limits_of(deploy('H100', 'llama-3.1-8b'), Load(512, 128, 64))\n"
+        "print(sorted({'scipy', 'pandas', 'uvloop', 'aiohttp', 'pydantic', 'rich'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")

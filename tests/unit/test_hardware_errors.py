@@ -1,0 +1,60 @@
+"""How far the hardware model is from published measurements: the budgets that `benchmarks.hardware_model` prints."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from benchmarks import hardware_model as bench
+
+
+@pytest.mark.parametrize("budget", bench.BUDGETS, ids=lambda budget: budget.name)
+def test_errors_stay_within_their_budget(budget: bench.Budget) -> None:
+    """Median, p90, mean or largest error, whichever the budget names."""
+    assert budget.kept(), budget.found()
+
+
+def test_rows_of_ones_own_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--data` reads what it has from there, and the rest from here."""
+    rows = "gpu,model,format,tp,input,output,batch,seconds\nMI300X,Llama-3.1-70B,fp8,8,128,128,1,1.0\n"
+    with gzip.open(tmp_path / "mi300x.csv.gz", "wt", encoding="utf-8") as file:
+        file.write(rows)
+    before = [*bench.DATA]
+    try:
+        assert bench.main(["--data", str(tmp_path), "--rows", "iteration"]) == 0
+        assert [tmp_path, *before] == bench.DATA
+        assert len(bench._rows.__wrapped__("mi300x")) == 1
+    finally:
+        bench.DATA[:] = before
+    assert len(bench._rows.__wrapped__("closed_loops")) > 200
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("point", bench.ladder_gains(), ids=lambda point: point.case)
+def test_ladder_gains_what_was_published(point: bench.Point) -> None:
+    """70B at TP 8 and batch 1: within 3 points with P2P, 8 without (arXiv 2501.06589, table 2)."""
+    published, most = bench.GAINS[point.case.removeprefix("P2P ")]
+    assert point.predicted == pytest.approx(published, abs=most)
+
+
+def test_the_four_architectures_are_in_order() -> None:
+    """In every group of the published figure: standard, parallel, ladder, no communication."""
+    assert bench.ladder_order() == 0
+
+
+def test_b200_is_faster_by_factors_that_multiply() -> None:
+    """A100 to B200 for training: each factor at its place in the chain, together what first and last differ by."""
+    found, together = bench.factors(), 1.0
+    for _, factor, _ in found:
+        assert factor > 1
+        together *= factor
+    assert 10 < together < 35
+
+
+@pytest.mark.parametrize(("points", "most"), [(bench.mi300x, 0.10), (lambda: bench.splitwise("prefill"), 0.25)])
+def test_what_nothing_was_fitted_to_is_near(points: object, most: float) -> None:
+    """Eight MI300X, whose constants are assumed, and Llama-2-70B on the engines of 2023: medians."""
+    assert callable(points)
+    assert bench.Budget("", points).found()[1] < most

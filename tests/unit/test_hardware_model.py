@@ -1,0 +1,254 @@
+"""The hardware model, formula by formula, by hand and against published values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from servers.hardware import HardwareError, constant, framework, gpu, gpu_links, model, number_format, tables
+from servers.hardware.inference import Deployment, exposed_s, gemms, physical_s, step
+from servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
+from servers.hardware.limits import deploy, limits_of, verdict
+from servers.hardware.load import Load, expected, limit
+from servers.hardware.training import NF4_BYTES, Training, adapter_parameters, iteration, memory
+
+
+def test_a_large_gemm_runs_at_the_share_of_the_peak_that_was_measured() -> None:
+    """16,384 cubed on H100 in bf16: 2 m n k FLOPs at 0.81 of 989 TFLOP/s, and some for tiles and waves."""
+    took = float(gemm_s(gpu("H100"), number_format("bf16"), 16384, 16384, 16384))
+    assert took == pytest.approx(2 * 16384**3 / (0.81 * 989.4e12), rel=0.05)
+
+
+def test_a_gemm_of_one_row_reads_its_weights() -> None:
+    """At m = 1 the weights' bytes over what memory gives, and the start of the kernel."""
+    card = gpu("H100")
+    took = float(gemm_s(card, number_format("bf16"), 1, 8192, 8192))
+    reading = 2 * 8192 * 8192 / (card.memory_bytes_per_s * card.architecture.memory_share)
+    assert took == pytest.approx(reading + card.architecture.launch_s, rel=0.02)
+
+
+def test_waves_are_whole() -> None:
+    """132 tiles of 256 x 128 fill an H100; one more takes more than its share, whatever tile is best then."""
+    card, stored = gpu("H100"), number_format("bf16")
+    full, more = gemm_s(card, stored, 256 * 132, 128, 8192), gemm_s(card, stored, 256 * 133, 128, 8192)
+    assert more / full > 133 / 132
+
+
+def test_a_format_that_tensor_cores_do_not_know_stores_weights_alone() -> None:
+    """An A100 has no fp8: its GEMMs read half the bytes, and compute as in bf16."""
+    card = gpu("A100")
+    assert card.stored(number_format("fp8")).computes == "bf16"
+    assert gpu("H100").stored(number_format("fp8")).computes == "fp8"
+    small, large = gemm_s(card, card.stored(number_format("fp8")), [1, 8192], 32768, 8192)
+    bf16_small, bf16_large = gemm_s(card, number_format("bf16"), [1, 8192], 32768, 8192)
+    assert (small / bf16_small, large / bf16_large) == pytest.approx((0.55, 1), rel=0.1)
+
+
+def test_decode_attention_reads_the_cache() -> None:
+    """64 sequences of 8,192 tokens with 8 KV heads: 2 * 64 * 8192 * 8 * 128 values, from memory."""
+    card = gpu("H100")
+    took = float(decode_attention_s(card, 64, 8192, 8, 128, 2))
+    read_bytes = 2 * 64 * 8192 * 8 * 128 * 2
+    assert took == pytest.approx(read_bytes / (card.memory_bytes_per_s * 0.855), rel=0.1)
+
+
+def test_a_small_cache_stays_in_l2() -> None:
+    """8 MB of KV cache are read faster than memory could."""
+    card = gpu("L40S")
+    took = float(decode_attention_s(card, 8, 2048, 4, 128, 2))
+    assert took - card.architecture.attention_launch_s < 2 * 8 * 2048 * 4 * 128 * 2 / card.memory_bytes_per_s
+
+
+def test_a_ring_moves_twice_the_message_but_for_one_part() -> None:
+    """2 (p - 1) / p of the message over the link (Patarasuk and Yuan 2009), and a latency for each step."""
+    link = gpu("A100").link
+    took = float(all_reduce_s(link, 8, 256e6, "nccl"))
+    assert took == pytest.approx(1.75 * 256e6 / (300e9 * link.share) + link.nccl_s + 14 * link.step_s, rel=1e-9)
+    assert float(ring_s(link, 8, 256e6, "all-gather")) == pytest.approx((took + link.nccl_s) / 2, rel=1e-9)
+
+
+def test_switches_that_add_help_eight_gpus_more_than_two() -> None:
+    """On H100 two GPUs use the ring, eight the switch: 431 GB/s of bus bandwidth were measured, of 450."""
+    link = gpu("H100").link
+    bus_bytes_per_s = 1.75 * 256e6 / float(all_reduce_s(link, 8, 256e6, "nccl"))
+    assert bus_bytes_per_s == pytest.approx(400e9, rel=0.1)
+    ring = replace(link, switch_share=0.0)
+    assert all_reduce_s(ring, 2, 256e6) == all_reduce_s(link, 2, 256e6)
+
+
+def test_a_bridge_joins_two_and_pcie_more() -> None:
+    """H100 NVL: a pair talks over NVLink, four over PCIe."""
+    card = gpu("H100 NVL")
+    assert [card.link_over(gpus).bytes_per_s for gpus in (2, 4)] == [300e9, 64e9]
+
+
+def test_weights_are_split_over_gpus() -> None:
+    """Llama-2-70B at TP 8: every GEMM has an eighth of its weights, and each GPU one KV head."""
+    one, eight = (deploy("H100", "llama-2-70b", "bf16", tensor) for tensor in (1, 8))
+    assert sum(each.n * each.k for each in gemms(one)) == 8 * sum(each.n * each.k for each in gemms(eight))
+    assert (eight.kv_heads, eight.kv_token_bytes) == (1, 327680)
+    assert deploy("H100", "llama-2-70b", "bf16", 16).kv_token_bytes == 2 * 327680
+
+
+def test_the_limit_of_a_decode_step_is_the_weights_over_the_bandwidth() -> None:
+    """Llama-2-7B on one A100: 13.2 GB without the embedding, and the cache, over 2,039 GB/s."""
+    made = deploy("A100", "llama-2-7b")
+    least = physical_s(made, 0, 0, 1, 1000)
+    read_bytes = 2 * (made.model.layer_parameters + made.model.head_parameters) + 1000 * 524288
+    assert float(least["memory"]) == pytest.approx(read_bytes / 2039e9, rel=1e-9)
+    assert float(least["network"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "waits"), [("standard", 50), ("parallel", 25), ("ladder", 12), ("no communication", 0)]
+)
+def test_all_reduces_hide_behind_the_next_block(architecture: str, waits: float) -> None:
+    """25 us each, beside blocks of 40 and 18: of ladder's two one is hidden wholly, both must be joined."""
+    found = exposed_s(architecture, 25e-6, 40e-6, 18e-6)
+    assert float(found) == pytest.approx(1e-6 * waits)
+    assert constant("join_s") == 5e-6
+
+
+def test_decoding_waits_for_the_prompts_of_others() -> None:
+    """TPOT is more than the decode step by the prompts that come on the way, and with shorter answers by more."""
+    made = deploy("H100", "llama-3.1-8b")
+    long, short = (expected(made, Load(2000, output, 32)) for output in (2000, 100))
+    assert short.tpot_s - short.decode_step_s > 10 * (long.tpot_s - long.decode_step_s)
+    alone = expected(made, Load(2000, 100, 1))
+    assert alone.tpot_s == alone.decode_step_s
+
+
+def test_who_finds_no_room_waits() -> None:
+    """Beyond the KV cache more requests in flight give no more tokens, and wait longer."""
+    made = deploy("A100", "llama-2-7b")
+    some, many = (expected(made, Load(3000, 1000, number)) for number in (30, 300))
+    assert many.running < 40
+    assert float(many.output_tokens_per_s) == pytest.approx(float(some.output_tokens_per_s), rel=0.2)
+    assert many.ttft_s > 5 * some.ttft_s
+
+
+def test_a_model_that_does_not_fit_says_what_to_do() -> None:
+    """70B in 16 bits on one GPU."""
+    with pytest.raises(HardwareError, match="does not fit 1 x H100 SXM in bf16: choose more GPUs"):
+        limit(deploy("H100", "llama-2-70b"), Load(512, 128, 1))
+
+
+def test_a_measurement_is_held_against_the_limit() -> None:
+    """In sentences that a report can print, with the shares of bandwidth and peak that it amounts to."""
+    made = deploy("H100", "llama-2-70b", "bf16", 8)
+    found = limits_of(made, Load(512, 128, 1))
+    said = verdict(found, made, tpot_s=2 * found.limit.tpot_s, output_tokens_per_s=50)
+    assert said.mbu == pytest.approx(0.5, rel=1e-3)
+    assert said.tpot_over_limit == pytest.approx(2)
+    assert said.sentences[0].startswith("TPOT is 2.0 times the memory limit of ")
+    assert "% of what physics allows" in said.sentences[2]
+    with pytest.raises(HardwareError, match="nothing measured"):
+        verdict(found, made)
+
+
+def test_a_slow_link_binds_what_is_added_up() -> None:
+    """Eight RTX 4090 over PCIe: the all-reduces after attention and MLP take longer than the GEMMs themselves."""
+    found = limits_of(deploy("RTX4090", "llama-2-70b", "fp8", 8), Load(512, 128, 8))
+    bounds = {each.gemm: each.bound for each in found.gemms if each.phase == "prefill"}
+    assert [bounds[name] for name in ("QKV", "attention output", "down")] == ["compute", "network", "network"]
+
+
+def test_replicas_add_up() -> None:
+    """Two replicas with half of the requests each: twice the tokens per second of one, at its latency."""
+    made = deploy("H100", "llama-3.1-8b")
+    one, two = limits_of(made, Load(512, 128, 32)), limits_of(made, Load(512, 128, 32), replicas=2)
+    assert two.expected.output_tokens_per_s == 2 * one.expected.output_tokens_per_s
+    assert (two.gpus, two.in_flight, two.expected.tpot_s) == (2, 64, one.expected.tpot_s)
+
+
+def test_pipelines_split_requests() -> None:
+    """Two stages of 8 GPUs: half the requests in each step, twice the room for the cache and more."""
+    one, two = (deploy("H100", "llama-2-70b", "bf16", 8, pipeline) for pipeline in (1, 2))
+    assert two.kv_tokens(0.9) > 2 * one.kv_tokens(0.9)
+    assert float(step(two, decoding=64, context=500).gemm) == float(step(one, decoding=32, context=500).gemm)
+
+
+ADAM = Training(gpu=gpu("A100"), model=model("llama-2-7b"), batch=8, micro_batch=1, data=8, recomputation="full")
+
+
+@pytest.mark.parametrize(("stage", "share"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)])
+def test_zero_splits_states(stage: int, share: float) -> None:
+    """Bytes per parameter with 8 replicas: optimiser, then gradients, then weights (arXiv 1910.02054, figure 1)."""
+    held = memory(replace(ADAM, zero=stage))
+    assert held.total - held.activations == pytest.approx(share * ADAM.model.layer_parameters)
+
+
+def test_adapters_need_little() -> None:
+    """LoRA of rank 64 on all matrices of Llama-2-7B trains 160 million parameters (PEFT prints 159,907,840); QLoRA
+    holds the base in 4 bits and a little."""
+    lora = replace(ADAM, adapter_rank=64)
+    assert adapter_parameters(lora) == 159_907_840
+    base = ADAM.model.layer_parameters
+    assert memory(lora).parameters == 2 * base + 2 * 159_907_840
+    assert memory(replace(lora, base_bytes=NF4_BYTES)).parameters == pytest.approx(0.516 * base + 2 * 159_907_840)
+    assert iteration(lora).backward_s == pytest.approx(iteration(ADAM).backward_s / 2)
+
+
+def test_interleaving_shrinks_the_bubble() -> None:
+    """By the number of chunks (arXiv 2104.04473): 7 / 64 of an iteration at 8 stages, a third of that with 3."""
+    setup = Training(gpu=gpu("A100"), model=model("gpt-3-175b"), batch=64, tensor=8, pipeline=8)
+    plain, three = iteration(setup), iteration(replace(setup, interleave=3))
+    work = plain.forward_s + plain.backward_s + plain.tensor_s
+    assert plain.bubble_s == pytest.approx(7 / 64 * work, rel=0.05)
+    assert three.bubble_s == pytest.approx(plain.bubble_s / 3, rel=0.1)
+
+
+def test_offloading_costs_the_way_to_the_host() -> None:
+    """No optimiser states on the GPU, and many times the time for them."""
+    there, here = replace(ADAM, zero=2, offload=True), replace(ADAM, zero=2)
+    assert memory(there).optimiser == 0
+    assert iteration(there).optimiser_s > 10 * iteration(here).optimiser_s
+
+
+def test_a_batch_must_be_shared_evenly() -> None:
+    """The message says which numbers do not go together."""
+    with pytest.raises(HardwareError, match="a batch of 9 is no multiple of 8 replicas x 1"):
+        iteration(replace(ADAM, batch=9))
+
+
+def test_every_constant_says_where_it_is_from() -> None:
+    """Each row of the tables of constants is a data sheet's, measured, counted or assumed, and names the source of what
+    was measured."""
+    for name in ("architectures", "links", "frameworks", "constants"):
+        for row in tables()[name]:
+            assert row["kind"] in {"data sheet", "measured", "counted", "assumed"}, row
+            assert row["source"] or row["kind"] == "assumed", row
+    for name in ("gpus", "models", "formats"):
+        assert all(row["source"] for row in tables()[name])
+
+
+def test_arrays_are_many_numbers() -> None:
+    """A load of several numbers in flight gives what each gives alone."""
+    made = deploy("B200", "llama-3.1-70b", "fp8", 2)
+    together = expected(made, Load(1024, 1024, np.array([1, 8, 64])))
+    alone = [float(expected(made, Load(1024, 1024, number)).tpot_s) for number in (1, 8, 64)]
+    assert together.tpot_s.tolist() == pytest.approx(alone)
+
+
+def test_the_fp8_cache_follows_the_framework() -> None:
+    """TensorRT-LLM 0.9 holds the cache of fp8 models in fp8, vLLM on Hopper does not; an option decides otherwise."""
+    assert deploy("H100", "llama-2-7b", "fp8", framework_name="trtllm-0.9").kv_bytes == 1
+    assert deploy("H100", "llama-2-7b", "fp8").kv_bytes == 2
+    assert deploy("H100", "llama-2-7b", "fp8", kv_format="fp8").kv_bytes == 1
+
+
+def test_names_as_people_write_them() -> None:
+    """Of GPUs, models, formats and frameworks, with what drivers call a card."""
+    names = ("A100", "A800", "H100", "H200", "B200", "L40S", "RTX4090", "RTX3090", "NVIDIA H100 80GB HBM3")
+    assert [gpu(name).name for name in names][-2:] == ["RTX 3090", "H100 SXM"]
+    for name in ("llama-2-7b", "llama-3-70b", "llama-3.1-8b", "qwen3-32b"):
+        assert model(name).name.casefold() == name
+    served = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B", "mistralai/Mistral-7B-Instruct-v0.3")
+    assert [model(name).name for name in served] == ["Llama-3.1-8B", "Qwen3-32B", "Mistral-7B"]
+    for name in ("bf16", "fp8", "int8", "int4", "nvfp4"):
+        assert number_format(name).name == name
+    assert [framework(name).name for name in ("vllm", "trtllm", "nim")] == ["vLLM", "TensorRT-LLM", "NIM"]
+    assert Deployment(gpu("MI300X"), model("llama-3.1-70b"), number_format("fp8"), framework("vllm")).gpus == 1
+    assert gpu_links()["PCIe"].bytes_per_s == 32e9

@@ -60,7 +60,7 @@ THEIRS = {
 HEADINGS = ("Load", "Server", "Prompts", "Output")
 HELP_ALL = "--help-all"
 OPTIONS_EXPLAINED = 24
-"""A command with more has a first screen, and --help-all."""
+"""A command with more, some of them advanced, has a first screen, and --help-all."""
 
 
 class Screen:
@@ -98,13 +98,19 @@ class Grouped(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         """`--help-all` stands beside `--help` where that is one screen."""
         params = super().get_params(ctx)
-        if len(self.params) > OPTIONS_EXPLAINED:
+        if self._has_advanced():
             own = cast("Any", params[-1])
             more: Any = copy(own)
             more.name, more.opts, more.callback = "help_all", [HELP_ALL], self._help_all
             more.help = "Explain every option, and exit."
             params.append(more)
         return params
+
+    def _has_advanced(self) -> bool:
+        """Whether it has so many options that the first screen only names the advanced ones."""
+        return len(self.params) > OPTIONS_EXPLAINED and any(
+            getattr(each, "rich_help_panel", None) == "Advanced" for each in self.params
+        )
 
     def _help_all(self, ctx: Any, _: Any, asked: bool) -> None:
         if asked and not ctx.resilient_parsing:
@@ -113,8 +119,8 @@ class Grouped(TyperCommand):
             ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Of a command with more options than fit a screen only the names of the advanced ones, unless asked for."""
-        if len(self.params) <= OPTIONS_EXPLAINED or HELP_ALL in ctx.meta:
+        """Of advanced options only the names, unless all are asked for."""
+        if not self._has_advanced() or HELP_ALL in ctx.meta:
             super().format_help(ctx, formatter)
             return
         self.format_usage(ctx, formatter)

@@ -249,7 +249,8 @@ def _said(values: Mapping[str, Any]) -> dict[str, str]:
     for name, value in values.items():
         if value not in (None, ""):
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
-            found[name.removesuffix("_bytes").replace("_", " ")] = size(value) if name.endswith("_bytes") else text
+            known = name.endswith("_bytes") and type(value) is int and value < 2**63  # damaged files hold anything
+            found[name.removesuffix("_bytes").replace("_", " ")] = size(value) if known else text
     return found
 
 

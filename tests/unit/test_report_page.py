@@ -196,3 +196,12 @@ def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (render(full(parts)), len(compiled)) == (first, expected)
     next((tmp_path / "kept").iterdir()).write_bytes(b"no code")
     assert (render(full(parts)), len(compiled)) == (first, 7)
+
+
+def test_facts_of_a_damaged_header_are_shown_as_they_are(tmp_path: Path) -> None:
+    """What should be a number of bytes and is none is no size, and ends nothing."""
+    run = run_of(tmp_path / "run", burst(4, 2))
+    run.header.host.update(memory_bytes="unreadable", cache_bytes=10**400, swap_bytes=2**30)
+    shown = " ".join(render(full([part_of(run)])).split())
+    assert "unreadable" in shown
+    assert "1.00 GiB" in shown

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import Finding, Level
@@ -46,6 +47,8 @@ def findings(summary: Summary) -> list[Finding]:
         flat = summary.window.reason.startswith("no plateau")
         found.append(Finding("window", "warning" if flat else "ok", measured, "course"))
     found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
+    if summary.limit:
+        found.append(Finding("limit", "warning" if summary.limit.beaten else "note", limit(summary.limit)))
     return [*found, *_warnings(summary)]
 
 
@@ -211,6 +214,24 @@ def window(summary: Summary) -> str:
         return ""
     ends = f"{significant(found.from_s)} s to {significant(found.to_s)} s"
     return f"Measured from {ends} of the run ({found.reason}): {count(found.requests, 'request')} due within."
+
+
+def limit(found: HardwareLimit) -> str:
+    """What the hardware allows for the load, and how much of that was had."""
+    most = f"{significant(found.output_tokens_per_s)} tokens/s"
+    parts = [f"{share(found.throughput_share)} of the {most} that {found.bound} allows"]
+    for name, ratio, least, what in (
+        ("TTFT", found.ttft_ratio, found.ttft_s, "the prompt alone"),
+        ("TPOT", found.tpot_ratio, found.tpot_s, f"the {found.tpot_bound} limit"),
+    ):
+        parts += [f"{name} {significant(ratio, 2)} times {what}, {duration(least)}"] if ratio is not None else []
+    used = [f"{name} {share(part)}" for name, part in (("MBU", found.mbu), ("MFU", found.mfu)) if part is not None]
+    text = f"Hardware limit ({found.gpus} x {found.gpu}, {found.model}, {found.format}): {'; '.join(parts)}; "
+    text += f"{', '.join(used)}. At {significant(found.decoding, 2)} decoding, {share(found.overhead_share, 2)} of a "
+    text += f"step in {found.framework} is overhead."
+    if found.beaten:
+        text += " Faster than possible: is the GPU, their number or the format another? Say so with --gpu-model."
+    return text
 
 
 def memory(summary: Summary) -> list[str]:

@@ -139,6 +139,7 @@ class Gpu:
     l2_bytes: float
     link: Link  # To the other GPUs: NVLink where there is one, else PCIe
     pcie: Link
+    source: str = ""  # The data sheet
 
     @property
     def flops_per_s(self) -> float:
@@ -263,6 +264,12 @@ def roofline(
 def gpu(name: str, file: Path | None = None) -> Gpu:
     """A GPU of gpus.csv or of a TOML file, which wins. Raises HardwareError, which names the nearest one and all."""
     return _pick("GPU", name, _rows("gpus", file), _gpu)
+
+
+def cards(text: str) -> tuple[int, str]:
+    """How many GPUs, and the name of one: of `H100`, or `4 x A100`. Raises HardwareError."""
+    number, name = re.fullmatch(r"(?:([1-9]\d{0,2})\s*[x×]\s*)?(.*)", text.strip(), re.IGNORECASE).groups()  # type: ignore[union-attr]
+    return int(number or 1), gpu(name).name
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
@@ -402,6 +409,7 @@ def _gpu(name: str, row: Mapping[str, Any]) -> Gpu:
         l2_bytes=1e6 * _number(name, row, "l2_cache_MB", 0),
         link=link,
         pcie=pcie,
+        source=str(row.get("source") or ""),
     )
 
 

@@ -78,9 +78,9 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
 
     @property
     def beaten(self) -> bool:
-        """Whether more was measured than there can be: then something else is the case than was said."""
+        """Whether more was measured than there can be, beyond what means of a load that varies leave open."""
         least = min(self.ttft_ratio or 1, self.tpot_ratio or 1)
-        return (self.throughput_share or 0) > 1.02 or least < 0.98  # noqa: PLR2004 - means of a load that varies
+        return (self.throughput_share or 0) > 1.02 or least < 0.98
 
 
 class _Known(NamedTuple):
@@ -90,19 +90,20 @@ class _Known(NamedTuple):
     by: str
 
 
-def limit_of(
-    run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate: float | None
-) -> HardwareLimit | None:
+def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate: float | None) -> HardwareLimit | None:
     """None where GPU, model or load are unknown; `rate` is the measured output tokens per second."""
-    known, rows = _known(run), frame.inside & frame.complete
-    workload = str(run.header.plan.get("workload") or "")
+    from servers.hardware import HardwareError
+
+    try:
+        known = _known(run)
+    except HardwareError:  # a run file of another version
+        return None
+    rows, workload = frame.inside & frame.complete, str(run.header.plan.get("workload") or "")
     if known is None or frame.span_ns is None or not rows.any() or workload.startswith(CACHED) or not rate:
         return None
     prompt, output = float(frame.prompt_tokens[rows].mean()), float(frame.output_tokens[rows].mean())
     if not (prompt >= 1 and output >= 1):  # NaN is neither
         return None
-    from servers.hardware import HardwareError
-
     try:
         return _limit(known, run, frame, (prompt, output), (latencies["ttft_s"].mean, latencies["tpot_s"].mean, rate))
     except HardwareError:
@@ -164,30 +165,28 @@ def _known(run: Run) -> _Known | None:
     model = str(server.get("model") or plan.get("model") or "")
     if server.get("simulated"):
         told = server.get("hardware") or {}
-        return _Known(told["gpu"], told["tensor_parallel"], told["model"], "simulated") if told else None
-    launched = int((server.get("launch") or {}).get("tensor_parallel") or 1)
+        if not {"gpu", "model", "tensor_parallel"} <= told.keys():
+            return None
+        return _Known(told["gpu"], told["tensor_parallel"], told["model"], "simulated")
     if named := plan.get("gpu_model"):
         from servers.hardware import cards
 
         gpus, name = cards(str(named))
-        return _Known(name, max(gpus, launched), model, "--gpu-model")
+        return _Known(name, gpus, model, "--gpu-model")
     told = run.header.telemetry.get("gpu") or {}
-    seen = {str(each.get("index")): str(each.get("name") or "") for each in told.get("gpus") or ()}
-    if len(used := seen if len(seen) == 1 else {of: seen[of] for of in _in_use(run) & seen.keys()}) == 0:
-        return None
-    name, *others = set(used.values())
+    seen = {str(each.get("index")): each for each in told.get("gpus") or ()}
+    busy = set(seen) if len(seen) == 1 else _in_use(run, seen)
+    used = {of: each for of, each in seen.items() if of in busy}
+    name, *others = {str(each.get("name") or "") for each in used.values()} or {""}
     return None if others or not name else _Known(name, len(used), model, str(told.get("by") or "telemetry"))
 
 
-def _in_use(run: Run) -> set[str]:
+def _in_use(run: Run, seen: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """GPUs whose memory something holds, by their index."""
-    sizes = {str(each.get("index")): each.get("memory_total_bytes") for each in run.header.telemetry["gpu"]["gpus"]}
     read = [each for sample in run.telemetry if sample.source == "gpu" for each in sample.values.get("gpus", ())]
-    return {
-        of
-        for each in read
-        if (size := sizes.get(of := str(each.get("index")))) and (each.get("memory_used_bytes") or 0) > IN_USE * size
-    }
+    sizes = {of: each.get("memory_total_bytes") for of, each in seen.items()}
+    used = ((str(each.get("index")), each.get("memory_used_bytes") or 0) for each in read)
+    return {of for of, bytes_used in used if (size := sizes.get(of)) and bytes_used > IN_USE * size}
 
 
 def _deployment(known: _Known, server: str) -> Deployment:

@@ -218,19 +218,21 @@ def window(summary: Summary) -> str:
 
 def limit(found: HardwareLimit) -> str:
     """What the hardware allows for the load, and how much of that was had."""
-    most = f"{significant(found.output_tokens_per_s)} tokens/s"
-    parts = [f"{share(found.throughput_share)} of the {most} that {found.bound} allows"]
-    for name, ratio, least, what in (
-        ("TTFT", found.ttft_ratio, found.ttft_s, "the prompt alone"),
-        ("TPOT", found.tpot_ratio, found.tpot_s, f"the {found.tpot_bound} limit"),
-    ):
-        parts += [f"{name} {significant(ratio, 2)} times {what}, {duration(least)}"] if ratio is not None else []
+    rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
+    text = (
+        f"Hardware limit ({cards}, {found.model}, {found.format}): {share(found.throughput_share)} of {rate} tokens/s"
+    )
+    text += f", bound by {found.bound}."
+    if found.tpot_ratio is not None:
+        text += f" TPOT is {significant(found.tpot_ratio, 2)} times the {found.tpot_bound} limit"
+        text += f" of {duration(found.tpot_s)}."
+    if found.ttft_ratio is not None:
+        text += f" TTFT is {significant(found.ttft_ratio, 2)} times one prompt's {duration(found.ttft_s)}."
     used = [f"{name} {share(part)}" for name, part in (("MBU", found.mbu), ("MFU", found.mfu)) if part is not None]
-    text = f"Hardware limit ({found.gpus} x {found.gpu}, {found.model}, {found.format}): {'; '.join(parts)}; "
-    text += f"{', '.join(used)}. At {significant(found.decoding, 2)} decoding, {share(found.overhead_share, 2)} of a "
-    text += f"step in {found.framework} is overhead."
+    text += f" {', '.join(used)}; at {significant(found.decoding, 2)} decoding {share(found.overhead_share)} of a step"
+    text += f" is overhead ({found.framework}, as measured elsewhere)."
     if found.beaten:
-        text += " Faster than possible: is the GPU, their number or the format another? Say so with --gpu-model."
+        text += " No GPU is faster than its limit: is it another, or are there more? Name them with --gpu-model."
     return text
 
 

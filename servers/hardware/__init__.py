@@ -268,8 +268,8 @@ def gpu(name: str, file: Path | None = None) -> Gpu:
 
 def cards(text: str) -> tuple[int, str]:
     """How many GPUs, and the name of one: of `H100`, or `4 x A100`. Raises HardwareError."""
-    number, name = re.fullmatch(r"(?:([1-9]\d{0,2})\s*[x×]\s*)?(.*)", text.strip(), re.IGNORECASE).groups()  # type: ignore[union-attr]
-    return int(number or 1), gpu(name).name
+    several = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
+    return (int(several[1]), gpu(text[several.end() :]).name) if several else (1, gpu(text).name)
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:

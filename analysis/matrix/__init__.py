@@ -131,7 +131,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     verdicts: dict[str, int]
     """Of the client on itself, how many runs each."""
     memory: CellMemory
-    limit: HardwareLimit | None
+    limit: HardwareLimit | None = None
     """Of its first valid run: what the hardware allows for the load."""
     runs: list[CellRun]
 

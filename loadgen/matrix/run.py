@@ -217,7 +217,7 @@ class Serving:
         owned: dict[str, Any] = {"server": start.server.server, "platform": matrix.hosts[start.host.name].platform}
         owned |= {"repeat": repeat.number, "repeats": matrix.plan.repeats}
         owned["seed"] = matrix.plan.seed + repeat.number - 1
-        optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url, "gpu_model": _cards(start)}
+        optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url, "gpu_model": cards_of(start)}
         owned |= {name: value for name, value in optional.items() if value}
         try:
             if matrix.plan.equal_work not in (None, start.server.name):
@@ -385,7 +385,7 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     return Estimate(takes_s + PREPARED_S, "guessed" if modelled_s is None else "modelled")
 
 
-def _cards(start: Start) -> str:
+def cards_of(start: Start) -> str:
     """The GPUs of a real server, where the plan names ones that are known; a simulated one says so itself."""
     from servers.hardware import HardwareError, cards
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from analysis.compare import compare
 from analysis.limits import HardwareLimit
 from analysis.report.findings import limit
 from analysis.report.page import render
 from analysis.report.sections import full
 from analysis.summarise import summarise
+from loadgen.cli.matrix import write_report
+from loadgen.cli.output import Output
 from loadgen.errors import PlanError
+from loadgen.matrix import run as matrix_run
+from loadgen.matrix import starts
 from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import Run, Telemetry, read
 from servers.hardware import HardwareError, cards
 from servers.hardware.inference import physical_s
 from servers.hardware.limits import deploy
+from tests.compared import run as compared
+from tests.matrices import fabricate, plan
 from tests.runs import complete, footer, header, part_of, text_of, write
 
 STEP_NS = 20_000_000
@@ -162,3 +170,41 @@ def test_a_mistyped_gpu_is_refused() -> None:
     with pytest.raises(PlanError, match=r"--gpu-model.*unknown GPU 'H1000'"):
         Plan(server="vllm", n=1, gpu_model="H1000")
     assert Plan(server="vllm", n=1, gpu_model="2 x H100").gpu_model == "2 x H100"
+
+
+def test_a_comparison_has_a_line_for_each_side(tmp_path: Path) -> None:
+    """So that a ratio of two servers is read beside how far either is from its hardware."""
+    sides = [header(8).plan | {"gpu_model": name} for name in ("H100", "2 x H100")]
+    a, b = (compared(tmp_path / name, plan=plan) for name, plan in zip("ab", sides, strict=True))
+    notes = [note for note in compare([a], [b]).notes if "Hardware limit" in note]
+    assert [note[:25] for note in notes] == ["A: Hardware limit (1 x H1", "B: Hardware limit (2 x H1"]
+
+
+def test_a_matrix_says_it_of_each_cell(tmp_path: Path) -> None:
+    """matrix.json has the limit of its first valid run, the page a table of them; without a GPU there is neither."""
+    folder = fabricate(tmp_path / "m")
+    told: dict[str, Any] = json.loads((folder / "matrix.json").read_text("utf-8"))
+    assert "What the hardware allows" not in (folder / "matrix.html").read_text("utf-8")
+    assert [cell["limit"] for cell in told["cells"] if cell["limit"]] == []
+    for file in folder.rglob("run.jsonl"):
+        file.write_text(
+            file.read_text("utf-8").replace('"platform":', '"gpu_model":"4 x A100","platform":', 1), "utf-8"
+        )
+    write_report(folder, Output(as_json=False, quiet=True))
+    told = json.loads((folder / "matrix.json").read_text("utf-8"))
+    assert {cell["limit"]["gpus"] for cell in told["cells"] if cell["runs"]} == {4}
+    page = (folder / "matrix.html").read_text("utf-8")
+    assert page.count("4 x A100-80GB SXM") == len([cell for cell in told["cells"] if cell["runs"]])
+
+
+def test_a_host_of_a_matrix_names_the_gpus_of_its_runs(tmp_path: Path) -> None:
+    """As many as the model is spread over; a simulated server says itself what it simulates."""
+
+    def of(gpu: str, **options: Any) -> str:
+        changes = {"hosts": [{"name": "here", "platform": "A", "gpu": gpu}], "options": options}
+        return matrix_run.cards_of(starts(plan(launch="process", **changes))[0])
+
+    assert (of("A800"), of("A800", tensor_parallel=4)) == ("1 x A800-80GB SXM", "4 x A800-80GB SXM")
+    assert (of("a card of our own"), of("")) == ("", "")
+    simulated = plan(launch="simulated", hosts=[{"name": "here", "platform": "A", "gpu": "A800"}])
+    assert not matrix_run.cards_of(starts(simulated)[0])

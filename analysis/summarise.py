@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis import client, endings, stats, summary
 from analysis.frame import Frame, total
+from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
 from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
@@ -45,6 +46,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     skew_s = _figure(METRICS["skew_s"], frame)
     span = frame.span_ns
     starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
+    throughput = _throughput(frame, health)
     missing = int((frame.inside & ~frame.complete).sum())
     return summary.Summary(
         run=about,
@@ -58,7 +60,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             reason=WHOLE if frame.window is None else frame.window.reason,
             requests=int(frame.inside.sum()),
         ),
-        throughput=_throughput(frame, health),
+        throughput=throughput,
         latencies=latencies,
         intervals=summary.IntervalMeaning(
             confidence=stats.CONFIDENCE,
@@ -77,6 +79,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         client=health,
         machines=machines,
         turns=_turns(frame),
+        limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from analysis.limits import HardwareLimit
 from analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.runfile import StampFacts
 from workloads.load import LoadFacts
@@ -444,7 +445,7 @@ class MachineClock(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """summary.json. `machines`, `turns`, `goodput` and `objectives` are there only where a run has them."""
+    """summary.json. `machines`, `turns`, `limit`, `goodput` and `objectives` are there only where a run has them."""
 
     run: RunInfo
     server: ServerInfo
@@ -466,6 +467,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: ClientHealth
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
+    limit: HardwareLimit | None = None
     goodput: Goodput | None = None
     objectives: list[ObjectiveVerdict] = []
 

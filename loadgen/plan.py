@@ -23,6 +23,7 @@ from loadgen.settings import (
     RunOption,
     canonical,
     existing,
+    known_gpu,
     must,
     one_of,
     settled,
@@ -166,6 +167,8 @@ class Plan:
     """A word for the run's folder and report."""
     platform: Annotated[str, SHORT, RunOption("Advanced", "start")] = ""
     """What the server runs on, such as A800; stands by its name."""
+    gpu_model: Annotated[str, known_gpu, RunOption("Advanced", "start")] = ""
+    """The server's GPUs, for what they allow at most: H100, or 4 x A100; by default what NVML or DCGM says."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
 

@@ -93,6 +93,15 @@ def sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("x".join(map(str, pictures.size(text))) for text in texts)
 
 
+def known_gpu(text: str) -> str:
+    """GPUs that servers.hardware knows; none where none is named."""
+    if text:
+        from servers.hardware import cards
+
+        cards(text)
+    return text
+
+
 def existing(tokenizer: Path) -> Path:
     """A tokenizer whose file is there."""
     tokenizer_file(tokenizer)

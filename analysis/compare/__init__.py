@@ -40,6 +40,7 @@ from analysis.compare.noise import RUNS_DIFFER, ComparedRun, name_of
 from analysis.repeats import state
 from analysis.report import tables, terminal
 from analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
+from analysis.report.findings import limit
 from analysis.report.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
 from analysis.report.sections import DEFINITIONS, ReportedRun
 from analysis.report.tables import LEVELS as GATE_LEVELS
@@ -226,6 +227,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         found.append(SAME_ADDRESS)
     for title, group in (("A", a), ("B", b)):
+        found += [f"{title}: {limit(said)}" for run in group[:1] if (said := run.summary.limit)]
         if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
             found.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
     return found

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from analysis.compare import LENGTHS_ALIKE
 from analysis.compare.figures import RUN_VARIATION, of_values
 from analysis.frame import Floats, Frame
+from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
 from analysis.stats import percentile
@@ -130,6 +131,8 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     verdicts: dict[str, int]
     """Of the client on itself, how many runs each."""
     memory: CellMemory
+    limit: HardwareLimit | None = None
+    """Of its first valid run: what the hardware allows for the load."""
     runs: list[CellRun]
 
     @property
@@ -326,6 +329,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
         errors=dict(errors.most_common()),
         verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
         memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
+        limit=next((each.limit for each in summaries if each.limit and each.client.ok), None),
         runs=[each.run for each in runs],
     )
 

@@ -109,7 +109,7 @@ class MatrixReport:
         published: list[Block] = [Paragraph(PUBLISHED), doc.Definitions(quoted)]
         sections = [
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
-            Section("figures", "Ranking", [Paragraph(MEANS), self._figures(SHOWN)]),
+            Section("figures", "Ranking", [Paragraph(MEANS), self._figures(SHOWN), *self._limits()]),
             Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
             Section("differences", "Differences", self._differences()),
             Section("memory", "Memory", self._memory()),
@@ -234,6 +234,17 @@ class MatrixReport:
             )
             rows.append((cell, (runs, *figures, _number(cell.lengths.mean, 1))))
         return self._table("Means over the repeats", numbers("runs", *map(figure_title, names), "tokens each"), rows)
+
+    def _limits(self) -> list[Block]:
+        """What the hardware allows for each cell's load, where it is known."""
+        rows = list[tuple[CellName, Cells]]()
+        for cell, each in ((cell, cell.limit) for cell in self.cells if cell.limit):
+            ratios = (significant(ratio, 2) for ratio in (each.ttft_ratio, each.tpot_ratio))
+            of = share(each.throughput_share), *ratios, share(each.mbu), share(each.mfu)
+            rows.append((cell, (f"{each.gpus} x {each.gpu}", significant(each.output_tokens_per_s), *of, each.bound)))
+        heads: dict[str, Kind] = {"hardware": "text", **numbers("at most, tokens/s", "had", "TTFT / limit")}
+        heads |= {**numbers("TPOT / limit", "MBU", "MFU"), "bound by": "text"}
+        return [self._table("What the hardware allows, first valid run of each", heads, rows)] if rows else []
 
     def _marked(self, cell: CellSummary, name: str) -> TableCell:
         """A figure, marked where it is the best of its platform, or worse than that, by more than chance."""

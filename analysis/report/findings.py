@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import Finding, Level
@@ -46,6 +47,8 @@ def findings(summary: Summary) -> list[Finding]:
         flat = summary.window.reason.startswith("no plateau")
         found.append(Finding("window", "warning" if flat else "ok", measured, "course"))
     found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
+    if summary.limit:
+        found.append(Finding("limit", "warning" if summary.limit.beaten else "note", limit(summary.limit)))
     return [*found, *_warnings(summary)]
 
 
@@ -211,6 +214,26 @@ def window(summary: Summary) -> str:
         return ""
     ends = f"{significant(found.from_s)} s to {significant(found.to_s)} s"
     return f"Measured from {ends} of the run ({found.reason}): {count(found.requests, 'request')} due within."
+
+
+def limit(found: HardwareLimit) -> str:
+    """What the hardware allows for the load, and how much of that was had."""
+    rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
+    text = (
+        f"Hardware limit ({cards}, {found.model}, {found.format}): {share(found.throughput_share)} of {rate} tokens/s"
+    )
+    text += f", bound by {found.bound}."
+    if found.tpot_ratio is not None:
+        text += f" TPOT is {significant(found.tpot_ratio, 2)} times the {found.tpot_bound} limit"
+        text += f" of {duration(found.tpot_s)}."
+    if found.ttft_ratio is not None:
+        text += f" TTFT is {significant(found.ttft_ratio, 2)} times one prompt's {duration(found.ttft_s)}."
+    used = [f"{name} {share(part)}" for name, part in (("MBU", found.mbu), ("MFU", found.mfu)) if part is not None]
+    text += f" {', '.join(used)}; at {significant(found.decoding, 2)} decoding {share(found.overhead_share)} of a step"
+    text += f" is overhead ({found.framework}, as measured elsewhere)."
+    if found.beaten:
+        text += " No GPU is faster than its limit: is it another, or are there more? Name them with --gpu-model."
+    return text
 
 
 def memory(summary: Summary) -> list[str]:

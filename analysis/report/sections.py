@@ -95,6 +95,8 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     summaries, drawn = [run.summary for run in runs], chart_runs(runs)
     answer: list[Block] = [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
+    limits = [(each.limit, place if len(runs) > 1 else None) for place, each in enumerate(summaries) if each.limit]
+    answer += [Paragraph(findings.limit(found), "note", place) for found, place in limits if not found.beaten]
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     words = {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),

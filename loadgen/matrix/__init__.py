@@ -60,7 +60,7 @@ WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""
 OWNED = (
     *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
-    *("server_pid", "dcgm_url"),
+    *("server_pid", "dcgm_url", "gpu_model"),
 )
 """Settings of a run that the matrix makes itself."""
 JOURNAL, FORMAT = "matrix.jsonl", 1
@@ -106,7 +106,7 @@ class HostChoice(_Named):
     platform: str = Field("", max_length=60)
     """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
     gpu: str = ""
-    """The card's name in servers/hardware/gpus.csv: for the estimate, and what a simulated server models."""
+    """The card's name in servers/hardware/gpus.csv: for the estimate, a simulated server, and the limit in reports."""
     dcgm_url: str | None = None
     """A DCGM exporter on that host, which tells of its GPUs."""
 

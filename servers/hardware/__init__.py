@@ -139,6 +139,7 @@ class Gpu:
     l2_bytes: float
     link: Link  # To the other GPUs: NVLink where there is one, else PCIe
     pcie: Link
+    source: str = ""  # The data sheet
 
     @property
     def flops_per_s(self) -> float:
@@ -263,6 +264,12 @@ def roofline(
 def gpu(name: str, file: Path | None = None) -> Gpu:
     """A GPU of gpus.csv or of a TOML file, which wins. Raises HardwareError, which names the nearest one and all."""
     return _pick("GPU", name, _rows("gpus", file), _gpu)
+
+
+def cards(text: str) -> tuple[int, str]:
+    """How many GPUs, and the name of one: of `H100`, or `4 x A100`. Raises HardwareError."""
+    several = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
+    return (int(several[1]), gpu(text[several.end() :]).name) if several else (1, gpu(text).name)
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
@@ -402,6 +409,7 @@ def _gpu(name: str, row: Mapping[str, Any]) -> Gpu:
         l2_bytes=1e6 * _number(name, row, "l2_cache_MB", 0),
         link=link,
         pcie=pcie,
+        source=str(row.get("source") or ""),
     )
 
 

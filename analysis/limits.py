@@ -96,7 +96,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
 
     try:
         known = _known(run)
-    except HardwareError:  # a run file of another version
+    except (HardwareError, AttributeError, KeyError, TypeError, ValueError):  # another version's file, or a damaged one
         return None
     rows, workload = frame.inside & frame.complete, str(run.header.plan.get("workload") or "")
     if known is None or frame.span_ns is None or not rows.any() or workload.startswith(CACHED) or not rate:
@@ -106,7 +106,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
         return None
     try:
         return _limit(known, run, frame, (prompt, output), (latencies["ttft_s"].mean, latencies["tpot_s"].mean, rate))
-    except HardwareError:
+    except (HardwareError, ArithmeticError, TypeError, ValueError):
         return None
 
 

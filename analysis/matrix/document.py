@@ -242,7 +242,7 @@ class MatrixReport:
             ratios = (significant(ratio, 2) for ratio in (each.ttft_ratio, each.tpot_ratio))
             of = share(each.throughput_share), *ratios, share(each.mbu), share(each.mfu)
             rows.append((cell, (f"{each.gpus} x {each.gpu}", significant(each.output_tokens_per_s), *of, each.bound)))
-        heads: dict[str, Kind] = {"hardware": "text", **numbers("at most, tokens/s", "had", "TTFT / limit")}
+        heads: dict[str, Kind] = {"hardware": "text", **numbers("at most, tokens/s", "reached", "TTFT / limit")}
         heads |= {**numbers("TPOT / limit", "MBU", "MFU"), "bound by": "text"}
         return [self._table("What the hardware allows, first valid run of each", heads, rows)] if rows else []
 

@@ -217,7 +217,7 @@ def window(summary: Summary) -> str:
 
 
 def limit(found: HardwareLimit) -> str:
-    """What the hardware allows for the load, and how much of that was had."""
+    """What the hardware allows for the load, and how much of that was reached."""
     rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
     text = (
         f"Hardware limit ({cards}, {found.model}, {found.format}): {share(found.throughput_share)} of {rate} tokens/s"

@@ -160,7 +160,7 @@ def _adds_up(folder: Path, live: dict[str, Any]) -> None:
     assert {record.error_kind for record in run.records if record.state == "failed"} <= {"cancelled"}
     assert live["failures"] == []
     assert live["requests"]["failed"] == 0
-    assert live["requests"]["cut_off"] == run.footer.failed
+    assert live["requests"]["cut_off"] == run.footer.failed > 0
 
 
 def _fill(opened: Page, *, users: int, **fields: int) -> None:

@@ -29,7 +29,7 @@ BEFORE, MANY = 4096, 64
 """What attention over prompts is a straight line in, how much each computed before, and how many: where it is read."""
 
 
-class Steps(Protocol):
+class StepDurations(Protocol):
     """How long steps take."""
 
     def __call__(self, batch: Batch) -> int:

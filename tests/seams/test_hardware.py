@@ -49,10 +49,10 @@ def one_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_card_is_as_fast_as_its_row_says(described: Path) -> None:
-    """Twice the rates halve the GEMMs of a prompt, and twice the memory holds more than twice the cache."""
+    """Twice the rates nearly halve the GEMMs of a prompt, and twice the memory holds more than twice the cache."""
     one, two = (deploy(name, "llama-2-7b", file=described) for name in ("A800", CARD))
     gemms_s = [step(each, 1, tokens=8192).gemm for each in (one, two)]
-    assert gemms_s[1] == pytest.approx(gemms_s[0] / 2, rel=0.05)
+    assert gemms_s[1] == pytest.approx(gemms_s[0] / 2, rel=0.15)
     assert two.kv_tokens(0.9) > 2 * one.kv_tokens(0.9)
     assert step(deploy(CARD, MODEL, file=described), 1, tokens=8192).gemm < step(two, 1, tokens=8192).gemm
 

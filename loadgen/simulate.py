@@ -27,9 +27,10 @@ from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, schedule_of
 from loadgen.record import Record, record_for, unsent
 from loadgen.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append
 from loadgen.server import longest_of
-from loadgen.twin import Twin, step_time_of
+from loadgen.twin import REQUEST, Twin, step_time_of
 from servers.find import dialect_on
-from servers.hardware import HardwareError
+from servers.hardware import DEFAULT_FORMAT, HardwareError
+from servers.hardware.inference import Deployment
 from servers.kinds import KINDS
 from servers.simulated.engines import CURRENT, engine_of
 from servers.simulated.scheduler import Job, Policy, Scheduler
@@ -96,14 +97,14 @@ class Asked:
     """Tokens of its session before this turn."""
 
 
-def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str], prediction: Any = None) -> Footer:
+def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str], prediction: Sequence[Any] = ()) -> Footer:
     """Run the plan in virtual time and write `folder/run.jsonl`, with what a twin's `prediction` says beside it. Raises
     LoadgenError or WorkloadError."""
     served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
     host.make_folder(folder, (schedule.count or schedule.clients) * bytes_each)
     header = _header(plan, modelled, served, command)
-    header.server |= {"prediction": prediction} if prediction else {}
+    header.server |= {"prediction": list(prediction)} if prediction else {}
     append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
     writer = RunWriter(folder / "run.jsonl")
     footer = Virtual(plan, served, prompts, schedule, writer.add).run()
@@ -138,7 +139,7 @@ def serving(plan: Plan, modelled: Modelled, draw: int | None = None) -> Served:
 
 def _modelled(server: str, modelled: Modelled) -> Served:
     """By the hardware model alone."""
-    vintage, format_name = modelled.vintage or CURRENT, modelled.format or "bf16"
+    vintage, format_name = modelled.vintage or CURRENT, modelled.format or DEFAULT_FORMAT
     engine, tensor = engine_of(server, vintage), modelled.tensor or 1
     more: dict[str, Any] = {"tensor": tensor, "file": modelled.hardware, "changes": modelled.changes}
     deployment = engine.deployment(modelled.gpu or GPU, modelled.model or MODEL, format_name=format_name, **more)
@@ -151,7 +152,7 @@ def _modelled(server: str, modelled: Modelled) -> Served:
         path_s=deployment.framework.server_s,
         version=engine.version,
         model=deployment.model.name,
-        hardware={"gpu": deployment.gpu.name, "gpus": deployment.gpus, "vintage": vintage},
+        hardware={**_hardware(deployment), "vintage": vintage},
     )
 
 
@@ -165,17 +166,37 @@ def _twins(modelled: Modelled, twin: Twin, draw: int | None) -> Served:
     if deployment and as_it_was and not modelled.kv_tokens:
         kv_tokens = round(kv_tokens * engine.kv_tokens(deployment) / engine.kv_tokens(as_it_was))
     limits = modelled.running_limit or twin.running_limit, modelled.step_tokens or twin.step_tokens
-    hardware = {"gpu": deployment.gpu.name, "gpus": deployment.gpus} if deployment else {}
     return Served(
         policy=engine.rules(kv_tokens, *limits),
         kv_tokens=kv_tokens,
         step_time=step_time_of(values, engine, deployment),
-        request_s=values["request_s"],
-        path_s=values["path_s"],
+        **{name: values[name] for name in REQUEST},
         version=twin.server_version,
         model=deployment.model.name if deployment else twin.served,
-        hardware=hardware | {"twin": ", ".join(str(each["run"]) for each in twin.runs)},
+        hardware={**_hardware(deployment), "twin": ", ".join(str(each["run"]) for each in twin.runs)},
     )
+
+
+def _hardware(deployment: Deployment | None) -> dict[str, Any]:
+    """As analysis.limits reads it."""
+    if deployment is None:
+        return {}
+    stored = deployment.weights.name
+    named = deployment.model.name + f"-{stored}" * (stored != DEFAULT_FORMAT)
+    return {"gpu": deployment.gpu.name, "model": named, "tensor_parallel": deployment.tensor, "format": stored}
+
+
+def described(plan: Plan, modelled: Modelled) -> str:
+    """What serves, in words. Raises PlanError."""
+    served = serving(plan, modelled)
+    told = served.hardware
+    kind = f"twin of {told['twin']}" if modelled.twin else told["vintage"]
+    where = (
+        f"{told['tensor_parallel']} x {told['gpu']}: {served.model}, {told['format']}"
+        if "gpu" in told
+        else served.model
+    )
+    return f"{plan.server} ({kind}) on {where}"
 
 
 def _header(plan: Plan, modelled: Modelled, served: Served, command: list[str]) -> Header:

@@ -95,7 +95,8 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     draws: list[list[float]]
     """Constants as other samples of the same runs would give them, in order of `constants`: for intervals."""
     residual: dict[str, float]
-    """By how much the fit misses: of ttft, tpot and rate the root mean square logarithm, over tenths of runs."""
+    """By how much the fit misses ttft, tpot and e2e of tenths of runs, and rate and p99 of runs: the logarithm's
+    deviation."""
     runs: list[dict[str, Any]]
     """What it was fitted to."""
 
@@ -122,7 +123,7 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
             if gpu or model or tensor or number_format or changes:
                 raise PlanError(
                     "this twin knows no hardware: --gpu, --model, --tp, --format and --set change nothing",
-                    "Fit it with the hardware it was measured on: loadgen twin fit --gpu H100 --model llama-3.1-8b RUN...",
+                    "Fit it with the hardware it was measured on: loadgen twin fit RUN --gpu H100 --model llama-3.1-8b",
                 )
             return None
         file = hardware or (Path(self.hardware) if self.hardware else None)

@@ -50,9 +50,11 @@ UNKNOWN_KV = 1 << 24
 """Where nobody says how many tokens the KV cache holds: no limit."""
 STARTS = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
 """Where neither hardware tables nor stamps say."""
-REQUEST_S, PATH_S = (0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)
-"""What the way in is tried with."""
-CHANGE = 0.05
+WAYS_IN = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)))
+"""What a fit is begun with of the front end and of the way behind it."""
+MEDIAN_TO_DEVIATION = 1.4826
+"""Of normal residuals, so that a few blocks far off do not make all intervals wide."""
+CHANGE = 0.15
 """Of a constant, for a derivative: smaller ones see the steps of the tables."""
 
 
@@ -231,9 +233,7 @@ class Problem:
         """The logarithms that fit best: downhill from the best of some starts, as the way in has steps of its own."""
         from scipy.optimize import least_squares
 
-        starts = [self._prior.copy() for _ in range(len(REQUEST_S) * len(PATH_S))]
-        for start, ways in zip(starts, product(REQUEST_S, PATH_S), strict=True):
-            start[-2:] = np.log(ways)
+        starts = [np.append(self._prior[:-2], np.log(ways)) for ways in WAYS_IN]
         start = min(starts, key=lambda each: float(np.sum(self._all(each) ** 2)))
         found = least_squares(self._all, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
         return np.asarray(found.x)
@@ -243,7 +243,8 @@ class Problem:
         derivatives at what was found."""
         random, jacobian, residuals = np.random.default_rng(0), self._jacobian(found), self._residuals(found)
         number = len(residuals)
-        blocks = np.concatenate([np.tile(place * BLOCKS + run.blocks, 2) for place, run in enumerate(self.runs)])
+        blocks = np.concatenate([np.tile(place * BLOCKS + run.blocks, 3) for place, run in enumerate(self.runs)])
+        best = np.linalg.lstsq(jacobian, self._all(found), rcond=None)[0]  # what the steps of the tables left undone
         drawn = []
         for _ in range(DRAWS):
             counts = np.concatenate([random.multinomial(BLOCKS, [1 / BLOCKS] * BLOCKS) for _ in self.runs])
@@ -251,23 +252,33 @@ class Problem:
             moved = self._prior + self._spread * random.standard_normal(len(found))
             rows = np.vstack([weight[:, None] * jacobian[:number], jacobian[number:]])
             wanted = np.concatenate([weight * residuals, (found - moved) / self._spread])
-            change = -np.linalg.lstsq(rows, wanted, rcond=None)[0]
+            change = best - np.linalg.lstsq(rows, wanted, rcond=None)[0]
             drawn.append(np.exp(found + np.clip(change, -1.5, 1.5)))
         return np.array(drawn)
 
     def residual(self, found: Floats) -> dict[str, float]:
         """By how much the fit misses, as `Twin.residual` has it."""
-        missed: dict[str, list[float]] = {"ttft": [], "tpot": [], "rate": []}
+        missed: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
             ttft_s, tpot_s, ended_s = self._replayed(run, found)
-            for block in range(BLOCKS):
-                rows = run.blocks == block
-                for name, simulated, measured in (("ttft", ttft_s, run.ttft_s), ("tpot", tpot_s, run.tpot_s)):
-                    both = rows & ~np.isnan(simulated) & ~np.isnan(measured)
-                    if both.any():
-                        missed[name].append(float(np.log(np.median(simulated[both]) / np.median(measured[both]))))
+            later = np.array(run.output_tokens) - 1
+            pairs = {"ttft": (ttft_s, run.ttft_s), "tpot": (tpot_s, run.tpot_s)}
+            pairs["e2e"] = (ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s)
+            for name, (simulated, measured) in pairs.items():
+                both = ~np.isnan(simulated) & ~np.isnan(measured)
+                parts = [rows for block in range(BLOCKS) if (rows := both & (run.blocks == block)).any()]
+                missed[name] += [
+                    float(np.log(np.median(simulated[each]) / np.median(measured[each]))) for each in parts
+                ]
             missed["rate"].append(float(np.log(ended_s / run.ended_s)))
-        return {name: _short(np.sqrt(np.mean(np.square(each)))) if each else 0.0 for name, each in missed.items()}
+            measured, told = (
+                figures(run, *each) for each in ((run.ttft_s, run.tpot_s, run.ended_s), (ttft_s, tpot_s, ended_s))
+            )
+            for name in (name for name in told if name.endswith("p99")):
+                missed.setdefault(name, []).append(float(np.log((told[name] or 1) / (measured[name] or 1))))
+        middle = {name: MEDIAN_TO_DEVIATION * np.median(np.abs(each or [0.0])) for name, each in missed.items()}
+        tails = {name: np.sqrt(np.mean(np.square(each))) for name, each in missed.items() if name.endswith("p99")}
+        return {name: _short(each) for name, each in (middle | tails).items()}
 
     def _begin(self) -> list[float]:
         starts = dict(STARTS)
@@ -288,12 +299,14 @@ class Problem:
         return replay(run, self.limits, step_time_of(values, self.limits.rules, self.deployment), values)
 
     def _residuals(self, logarithms: Floats) -> Floats:
-        """TTFT of all requests of a run, then TPOT, run by run. A TTFT counts beside half a step."""
+        """TTFT of all requests of a run, then TPOT, then E2E, run by run. A TTFT counts beside half a step."""
         parts = []
         for run in self.runs:
             ttft_s, tpot_s, _ = self._replayed(run, logarithms)
             beside_s = np.nanmedian(run.tpot_s) / 2 if not np.isnan(run.tpot_s).all() else 0.0
-            pairs = ((ttft_s + beside_s, run.ttft_s + beside_s), (tpot_s, run.tpot_s))
+            pairs = [(ttft_s + beside_s, run.ttft_s + beside_s), (tpot_s, run.tpot_s)]
+            later = np.array(run.output_tokens) - 1
+            pairs.append((ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s))
             for simulated, measured in pairs:
                 off = np.log(np.maximum(simulated, 1e-6) / np.maximum(measured, 1e-6))
                 weight = np.sqrt(WORTH / max(1, (~np.isnan(off)).sum())) / NOISE
@@ -308,6 +321,27 @@ class Problem:
         moves = CHANGE * np.eye(len(logarithms))
         columns = [(self._all(logarithms + move) - self._all(logarithms - move)) / 2 / CHANGE for move in moves]
         return np.column_stack(columns)
+
+
+def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
+    """Of a run with these latencies, by the names that --assert knows."""
+    seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
+    later = np.array(run.output_tokens) - 1
+    found: dict[str, float | None] = {
+        "output_tokens_per_s": sum(run.output_tokens) / ended_s,
+        "requests_per_s": len(run.output_tokens) / ended_s,
+    }
+    for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", ttft_s + later * np.nan_to_num(tpot_s))):
+        if len(known := values[seen & ~np.isnan(values)]):
+            found |= {f"{name}.p{part}": float(np.percentile(known, part)) for part in (50, 99)}
+    return found
+
+
+def foretold(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
+    """What the twin makes of the requests of a run, sent when they were."""
+    engine, values = engine_of(twin.rules, twin.vintage), twin.values(draw)
+    limits = Limits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
+    return figures(run, *replay(run, limits, step_time_of(values, engine, twin.deployment(engine)), values))
 
 
 def straight_line(runs: Sequence[Observed]) -> dict[str, float]:

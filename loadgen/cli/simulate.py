@@ -23,17 +23,24 @@ LEFT_OUT = (
 def drive(
     settings: dict[str, Any],
     *,
-    gpu: Annotated[str, Option(help="Such as A100, A800, H100, H200, B200, L40S, RTX4090.", **ENGINE)] = "A800",
+    twin: Annotated[
+        Path | None,
+        Option(help="What `loadgen twin fit` wrote: that server; options below then say what if.", **ENGINE),
+    ] = None,
+    gpu: Annotated[
+        str | None, Option(help="Such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **ENGINE)
+    ] = None,
     model: Annotated[
-        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **ENGINE)
-    ] = "llama-2-7b",
-    tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)] = 1,
-    format_name: Annotated[str, Option("--format", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)] = (
-        "bf16"
-    ),
-    vintage: Annotated[str, Option(help="Which generation of the server's scheduler: current or 2023.", **ENGINE)] = (
-        "current"
-    ),
+        str | None,
+        Option(help="Such as llama-2-7b (default), llama-3.1-8b, or a Hugging Face config.json.", **ENGINE),
+    ] = None,
+    tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)] = None,
+    format_name: Annotated[
+        str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **ENGINE)
+    ] = None,
+    vintage: Annotated[
+        str | None, Option(help="Which generation of the server's scheduler: current (default) or 2023.", **ENGINE)
+    ] = None,
     kv_tokens: Annotated[
         int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
     ] = None,
@@ -59,21 +66,22 @@ def drive(
 ) -> NoReturn:
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
     from loadgen import prepare, simulate
+    from loadgen.cli.twin import predict
     from loadgen.plan import Plan
+    from loadgen.twin import read
     from servers.access import without_secrets
 
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = Plan(**settings)
+    known = read(twin) if twin else None
+    asked = Plan(**({"server": known.server} if known else {}) | settings)
     limits = (kv_tokens, running_limit, step_tokens)
-    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()))
+    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known)
     folder, command = out or prepare.default_folder(asked), without_secrets(["loadgen", *sys.argv[1:]])
-    output.say(f"SIMULATED (virtual) {asked.server} {vintage} on {tp} x {gpu}: {model}, {format_name}; nothing is sent")
-    if asked.repeats == 1:
-        simulate.run(asked, modelled, folder, command)
-    else:
-        for plan in asked.each_repeat():
-            simulate.run(plan, modelled, folder / f"repeat-{plan.repeat}", command)
+    output.say(f"SIMULATED (virtual) {simulate.described(asked, modelled)}; nothing is sent")
+    for plan in asked.each_repeat() if asked.repeats > 1 else [asked]:
+        own = folder / f"repeat-{plan.repeat}" if asked.repeats > 1 else folder
+        simulate.run(plan, modelled, own, command, predict(plan, modelled) if known else ())
     raise Exit(finish(output, folder, report=report))
 
 

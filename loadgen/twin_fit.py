@@ -46,6 +46,8 @@ OUTLIER = 0.3
 """Past which a residual counts less than its square."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
 """Budgets of a step that are tried, beside the rules' own."""
+CLEARLY = 0.1
+"""How much better one of them has to be, as a factor's logarithm."""
 UNKNOWN_KV = 1 << 24
 """Where nobody says how many tokens the KV cache holds: no limit."""
 STARTS = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
@@ -106,7 +108,7 @@ class Limits:
 def observed(run: Run) -> Observed:
     """Raises PlanError for a run with too few complete requests."""
     sent = [each for each in run.records if each.phase == "measured" and each.sent_ns is not None]
-    sent = sorted(sent, key=lambda each: each.sent_ns or 0)[:REQUESTS_MOST]
+    sent = sorted(sent, key=lambda each: (each.sent_ns or 0, each.id))[:REQUESTS_MOST]
     name = run.path.resolve().parent.name
     sent = [each for each in sent if each.chunk_ns and (each.prompt_tokens or each.prompt_tokens_asked)]
     complete = [each.state == "complete" for each in sent]
@@ -187,6 +189,8 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
     limits = Limits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
     problem = Problem(seen, limits, deployment)
     found = problem.solve()
+    if problem.other_budget(found):
+        found = problem.solve()
     draws = problem.draws(found)
     low, high = np.percentile(draws, (2.5, 97.5), axis=0)
     constants = {
@@ -216,18 +220,20 @@ class Problem:
         self.names = ON_HARDWARE if deployment else OF_ITS_OWN
         self._prior = np.log(self._begin())
         self._spread = np.array([each.spread for each in self.names.values()])
-        if limits.step_tokens is None and limits.policy.prefill == "mixed":
-            self.limits = self._by_steps()
 
-    def _by_steps(self) -> Limits:
-        """With the budget of a step that gives as many steps with prompts as there were; the rules' own where that
-        explains them as well."""
-        missed = {}
+    def other_budget(self, found: Floats) -> bool:
+        """Whether another budget of a step than the rules' own gives as many steps with prompts as there were, and they
+        do not: from now on it is that."""
+        own, missed = self.limits, {}
+        if own.step_tokens is not None or own.policy.prefill != "mixed":
+            return False
         for tokens in (None, *STEP_TOKENS):
-            self.limits = replace(self.limits, step_tokens=tokens)
-            steps = [(run.steps(self._replayed(run, self._prior)[0]), run.steps(run.ttft_s)) for run in self.runs]
+            self.limits = replace(own, step_tokens=tokens)
+            steps = [(run.steps(self._replayed(run, found)[0]), run.steps(run.ttft_s)) for run in self.runs]
             missed[tokens] = sum(abs(np.log(simulated / measured)) for simulated, measured in steps)
-        return replace(self.limits, step_tokens=min(missed, key=lambda tokens: missed[tokens]))
+        best = min(missed, key=lambda tokens: missed[tokens])
+        self.limits = replace(own, step_tokens=best) if missed[best] < missed[None] - CLEARLY else own
+        return self.limits is not own
 
     def solve(self) -> Floats:
         """The logarithms that fit best: downhill from the best of some starts, as the way in has steps of its own."""
@@ -268,14 +274,12 @@ class Problem:
                 both = ~np.isnan(simulated) & ~np.isnan(measured)
                 parts = [rows for block in range(BLOCKS) if (rows := both & (run.blocks == block)).any()]
                 missed[name] += [
-                    float(np.log(np.median(simulated[each]) / np.median(measured[each]))) for each in parts
+                    float(np.log(np.median(simulated[part]) / np.median(measured[part]))) for part in parts
                 ]
             missed["rate"].append(float(np.log(ended_s / run.ended_s)))
-            measured, told = (
-                figures(run, *each) for each in ((run.ttft_s, run.tpot_s, run.ended_s), (ttft_s, tpot_s, ended_s))
-            )
+            was, told = figures(run, run.ttft_s, run.tpot_s, run.ended_s), figures(run, ttft_s, tpot_s, ended_s)
             for name in (name for name in told if name.endswith("p99")):
-                missed.setdefault(name, []).append(float(np.log((told[name] or 1) / (measured[name] or 1))))
+                missed.setdefault(name, []).append(float(np.log((told[name] or 1) / (was[name] or 1))))
         middle = {name: MEDIAN_TO_DEVIATION * np.median(np.abs(each or [0.0])) for name, each in missed.items()}
         tails = {name: np.sqrt(np.mean(np.square(each))) for name, each in missed.items() if name.endswith("p99")}
         return {name: _short(each) for name, each in (middle | tails).items()}

@@ -229,7 +229,7 @@ class Problem:
             return False
         for tokens in (None, *STEP_TOKENS):
             self.limits = replace(own, step_tokens=tokens)
-            steps = [(run.steps(self._replayed(run, found)[0]), run.steps(run.ttft_s)) for run in self.runs]
+            steps = [(run.steps(self.replayed(run, found)[0]), run.steps(run.ttft_s)) for run in self.runs]
             missed[tokens] = sum(abs(np.log(simulated / measured)) for simulated, measured in steps)
         best = min(missed, key=lambda tokens: missed[tokens])
         self.limits = replace(own, step_tokens=best) if missed[best] < missed[None] - CLEARLY else own
@@ -266,7 +266,7 @@ class Problem:
         """By how much the fit misses, as `Twin.residual` has it."""
         missed: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
-            ttft_s, tpot_s, ended_s = self._replayed(run, found)
+            ttft_s, tpot_s, ended_s = self.replayed(run, found)
             later = np.array(run.output_tokens) - 1
             pairs = {"ttft": (ttft_s, run.ttft_s), "tpot": (tpot_s, run.tpot_s)}
             pairs["e2e"] = (ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s)
@@ -298,7 +298,8 @@ class Problem:
             starts |= straight_line(self.runs)
         return [starts[name] for name in self.names]
 
-    def _replayed(self, run: Observed, logarithms: Floats) -> tuple[Floats, Floats, float]:
+    def replayed(self, run: Observed, logarithms: Floats) -> tuple[Floats, Floats, float]:
+        """With these constants."""
         values = dict(zip(self.names, np.exp(logarithms).tolist(), strict=True))
         return replay(run, self.limits, step_time_of(values, self.limits.rules, self.deployment), values)
 
@@ -306,7 +307,7 @@ class Problem:
         """TTFT of all requests of a run, then TPOT, then E2E, run by run. A TTFT counts beside half a step."""
         parts = []
         for run in self.runs:
-            ttft_s, tpot_s, _ = self._replayed(run, logarithms)
+            ttft_s, tpot_s, _ = self.replayed(run, logarithms)
             beside_s = np.nanmedian(run.tpot_s) / 2 if not np.isnan(run.tpot_s).all() else 0.0
             pairs = [(ttft_s + beside_s, run.ttft_s + beside_s), (tpot_s, run.tpot_s)]
             later = np.array(run.output_tokens) - 1

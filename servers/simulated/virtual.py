@@ -13,8 +13,8 @@ KEPT = 1 << 18
 
 
 class FrontEnd:
-    """The way from a socket to the scheduler: an event loop that takes in, together, all requests that came while it was
-    busy with those before, `request_ns` for each, and hands them on at once, `path_ns` later."""
+    """The way from a socket to the scheduler: an event loop that takes in, together, all requests that came while it
+    was busy with those before, `request_ns` for each, and hands them on at once, `path_ns` later."""
 
     def __init__(self, request_ns: int = 0, path_ns: int = 0) -> None:
         self._request_ns, self._path_ns = request_ns, path_ns

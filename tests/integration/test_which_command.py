@@ -7,14 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT
+from tests.command import FAST, ROOT, Forked
 from tests.simulated import running
 
 COMMANDS = re.findall(r"`(loadgen .+?)`", (ROOT / "docs/which-command.md").read_text("utf-8"))
@@ -42,10 +41,10 @@ def url() -> Iterator[str]:
 def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[str]:
     """It, in a folder with all the files that the page speaks of."""
     _, name, *words = shlex.split(command)
-    said = [sys.executable, "-m", "loadgen", name, *words, *SMALLER.get(name, []), *more]
+    said = [name, *words, *SMALLER.get(name, []), *more]
     own = {"LOADGEN_VLLM_URL": url, "LOADGEN_TOKEN": TOKEN, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
+    return Forked(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.fixture

@@ -128,6 +128,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         endpoint=server.get("endpoint") or plan.get("endpoint"),
         simulated=bool(server.get("simulated", False)),
         speed=server.get("speed"),
+        virtual=bool(server.get("virtual", False)),
         limits=server.get("limits") or {},
     )
 

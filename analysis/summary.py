@@ -2,7 +2,6 @@
 (docs/reference/summary.schema.json), its reference page and the Python API at once; `analysis.summarise` fills them in.
 
 Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined, never zero.
-No numpy here: what only reads summaries need not load it.
 """
 
 from __future__ import annotations
@@ -88,6 +87,8 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     simulated: bool
     speed: float | None
     """How many times faster than real time a simulated server's clock went."""
+    virtual: bool = False
+    """Whether no time passed at all: nothing was sent, and a scheduler on modelled hardware answered."""
     limits: dict[str, bool | int | float | str | None]
     """What the server says it accepts at most."""
 
@@ -417,9 +418,8 @@ class Memory(msgspec.Struct, kw_only=True):
 
 
 class CounterCheck(msgspec.Struct, kw_only=True):
-    """What the server counted over the run, warm-up included, against the client's count. Of requests that are not
-    complete nobody knows what the server counted: the client's count lies between `client` and `client_most` then, and
-    `difference` is that to the nearer end."""
+    """What the server counted over the run, warm-up included, against the client's count. With requests that are not
+    complete that lies between `client` and `client_most`, and `difference` is that to the nearer end."""
 
     server: int
     client: int | None = None

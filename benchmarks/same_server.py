@@ -20,7 +20,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,10 @@ from analysis.summarise import summarise
 from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry
-from servers.hardware import Work, roofline
-from servers.simulated.server import protocol_of
-from servers.simulated.timing import BatchingClock, Job
+from servers.simulated.engines import engine_of
+from servers.simulated.scheduler import Batch, Job
+from servers.simulated.step_time import StepTime
+from servers.simulated.timing import BatchingClock
 
 PROMPT, OUTPUT = 512, 64
 
@@ -130,12 +132,11 @@ def alarms(found: Comparison) -> list[str]:
     return [row.figure for row in found.rows if row.verdict in ("better", "worse")]
 
 
-def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Work], int]) -> dict[int, list[int]]:
+def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Batch], int]) -> dict[int, list[int]]:
     """The instants of each job's tokens."""
-    policy = protocol_of(scene.server).policy
-    if scene.running:
-        policy = replace(policy, running_limit=scene.running)
-    clock = BatchingClock(policy, roofline(scene.gpu, scene.model).kv_tokens(policy.memory_fraction), step_ns)
+    engine = engine_of(scene.server)
+    kv_tokens = engine.kv_tokens(engine.deployment(scene.gpu, scene.model))
+    clock = BatchingClock(engine.rules(kv_tokens, scene.running), kv_tokens, step_ns)
     instants: dict[int, list[int]] = {id(job): [] for job in jobs}
     waiting = list(reversed(jobs))
     while waiting or clock.next_ns() is not None:
@@ -150,16 +151,22 @@ def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Work], int]) -
     return instants
 
 
-def _steps(scene: Scene, random: np.random.Generator, factor: float) -> Callable[[Work], int]:
-    model, chance = roofline(scene.gpu, scene.model), scene.chance
+@cache
+def _step_time(server: str, gpu: str, model: str) -> StepTime:
+    engine = engine_of(server)
+    return engine.step_time(engine.deployment(gpu, model))
+
+
+def _steps(scene: Scene, random: np.random.Generator, factor: float) -> Callable[[Batch], int]:
+    model, chance = _step_time(scene.server, scene.gpu, scene.model), scene.chance
     spread = math.sqrt(math.log1p(chance.step_cv**2))
     now = random.normal(0, spread)
 
-    def step_ns(work: Work) -> int:
+    def step_ns(work: Batch) -> int:
         nonlocal now
         now = chance.lingers * now + math.sqrt(1 - chance.lingers**2) * random.normal(0, spread)
         stall = chance.stall_times if random.random() < chance.stall_share else 1.0
-        return int(model.step_ns(work) * factor * math.exp(now) * stall)
+        return int(model(work) * factor * math.exp(now) * stall)
 
     return step_ns
 

@@ -89,8 +89,9 @@ def plain(text: str, kept: str = "") -> str:
 
 
 def simulated(summary: Summary) -> str:
-    """`SIMULATED`, with the speed of its clock where that is not 1; empty for a real server."""
+    """`SIMULATED`, with the speed of its clock where that is not 1, or that there was none; empty for a real server."""
     speed = f" at {summary.server.speed:g} times speed" if summary.server.speed not in (None, 1) else ""
+    speed = " (virtual)" if summary.server.virtual else speed
     return f"SIMULATED{speed}" if summary.server.simulated else ""
 
 

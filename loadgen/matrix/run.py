@@ -398,29 +398,28 @@ def cards_of(start: Start) -> str:
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
     """The burst on the simulated server's own model of this server and card, without sending anything."""
-    from servers.hardware import roofline
-    from servers.kinds import simulated_kinds
-    from servers.simulated.server import protocol_of
-    from servers.simulated.timing import BatchingClock, Job
+    from servers.simulated.engines import ENGINES, engine_of
+    from servers.simulated.scheduler import Job, Scheduler
+    from servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
 
     options: Mapping[str, Any] = start.options
     gpu, shape = start.host.gpu or options.get("gpu"), start.model.shape or options.get("model_shape")
-    if not gpu or not shape or start.server.server not in simulated_kinds():
+    if not gpu or not shape or start.server.server not in ENGINES:
         return None
-    policy = protocol_of(start.server.server).policy
     try:
-        hardware = roofline(str(gpu), str(shape), int(options.get("tensor_parallel", 1)))
-        clock = BatchingClock(policy, hardware.kv_tokens(policy.memory_fraction), hardware.step_ns)
+        engine = engine_of(start.server.server)
+        deployment = engine.deployment(str(gpu), str(shape), tensor=int(options.get("tensor_parallel", 1)))
+        kv_tokens = engine.kv_tokens(deployment)
+        served = VirtualEngine(Scheduler(engine.rules(kv_tokens), kv_tokens), engine.step_time(deployment))
         jobs = min(run.n or 1, JOBS_MOST)
         for _ in range(jobs):
-            clock.submit(Job(_mean_length(run.input_tokens), _mean_length(run.output_tokens), 0), 0)
+            served.submit(Job(_mean_length(run.input_tokens), _mean_length(run.output_tokens), 0))
     except ValueError:
         return None
-    ended_ns = 0
-    while (ends_ns := clock.next_ns()) is not None:
-        clock.emissions(ended_ns := ends_ns)
+    while served.busy:
+        served.run(FOR_EVER_NS)
     speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
-    return ended_ns / 1e9 * (run.n or 1) / jobs / speed
+    return served.now_ns / 1e9 * (run.n or 1) / jobs / speed
 
 
 def _mean_length(tokens: int | str) -> int:

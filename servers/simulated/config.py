@@ -95,6 +95,10 @@ class SimulatedConfig:
         None
     )
     tensor_parallel: Annotated[int, "batching: so many of these cards hold the model together."] = 1
+    vintage: Annotated[str, "batching: whose rules and overheads: current, or 2023."] = "current"
+    kv_tokens: Annotated[int | None, "batching: tokens in the KV cache; by default what memory the model leaves."] = (
+        None
+    )
     max_concurrent_requests: Annotated[  # vLLM's `max_num_queued_reqs`
         int | None, "Requests at a time. TGI (128) and vLLM (none) reject past it, LightLLM (256) lets wait."
     ] = None
@@ -117,6 +121,7 @@ class SimulatedConfig:
             (f"speed must be positive, not {self.speed}", self.speed > 0),
             (f"the limit on concurrent requests must be at least 1, not {limit}", limit is None or limit >= 1),
             (f"max_model_len must be at least 2, not {self.max_model_len}", self.max_model_len >= 2),
+            (f"kv_tokens must be at least 64, not {self.kv_tokens}", self.kv_tokens is None or self.kv_tokens >= 64),
             (f"eos_mean_tokens must be at least 1, not {mean}", mean is None or mean >= 1),
         )
         problems = [text for text, holds in checks if not holds]

@@ -10,7 +10,6 @@ from typing import Any
 from servers.simulated import protocol, tokenizer
 from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
-from servers.simulated.timing import Policy
 
 _CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
@@ -276,10 +275,5 @@ PROTOCOL = ServerProtocol(
     unauthorized=Reply(status=401),
     default_limit=256,
     limits_batch=True,  # `--running_max_req_size` is both
-    # running_max_req_size 256 and mem_fraction 0.8: lightllm/server/api_cli.py (1.2.0). Twice the chunked_prefill_size
-    # of 4096: lightllm/server/api_start.py. The budget covers prompts and decoding together, token by token:
-    # lightllm/server/router/req_queue/chunked_prefill/impl.py. Its router estimates the peak that the batch will
-    # reach; here the whole output is reserved, which admits somewhat less and never has to pause.
-    policy=Policy(running_limit=256, step_tokens=8192, prefill="mixed", reserve_output=True, memory_fraction=0.8),
     buckets=partial(steps_of_half, 0.001),
 )

@@ -29,7 +29,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
 from servers.errors import NOT_READABLE
-from servers.hardware import HardwareError, roofline
+from servers.hardware import HardwareError
 from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError
 from servers.simulated.config import SimulatedConfig, fault_of, parse_fault
@@ -117,16 +117,18 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
         times_s = (config.ttft_s, config.itl_s, config.jitter_s)
         ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
         return ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed), config.max_model_len
-    policy = protocol.policy
-    if protocol.limits_batch and limit is not None:
-        policy = replace(policy, running_limit=limit)
+    from servers.simulated.engines import engine_of  # and with it NumPy, which a script needs not
+
+    tensor = config.tensor_parallel
     try:
-        hardware = roofline(config.gpu, config.model_shape, config.tensor_parallel, config.hardware)
-        kv_tokens = hardware.kv_tokens(policy.memory_fraction)
+        engine = engine_of(config.server, config.vintage)
+        deployment = engine.deployment(config.gpu, config.model_shape, tensor=tensor, file=config.hardware)
+        kv_tokens = config.kv_tokens or engine.kv_tokens(deployment)
     except HardwareError as problem:
         raise ConfigError(str(problem)) from None
-    longest = min(config.max_model_len, kv_tokens - policy.block_tokens)
-    return BatchingClock(policy, kv_tokens, hardware.step_ns, config.speed), longest
+    policy = engine.rules(kv_tokens, limit if protocol.limits_batch else None)
+    longest = min(config.max_model_len, policy.longest(kv_tokens))
+    return BatchingClock(policy, kv_tokens, engine.step_time(deployment), config.speed), longest
 
 
 class HttpServer:

@@ -19,8 +19,8 @@ import msgspec
 
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.protocol import EVENTS_TYPE, JSON_TYPE, Completion, CompletionRequest, Encoding, Headers, Reply
+from servers.simulated.scheduler import Gauges
 from servers.simulated.stream import LogLine, Stream
-from servers.simulated.timing import Gauges, Policy
 from servers.simulated.tokenizer import Vocabulary
 
 _LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another
@@ -38,7 +38,7 @@ Page = Callable[["ServerState", Mapping[str, Any]], Reply]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProtocol:
-    """One server kind's side of HTTP, and how its engine batches: all that makes a simulated server that kind."""
+    """One server kind's side of HTTP: all that makes a simulated server that kind but how its engine batches."""
 
     before: str = ""  # head lines of every answer, ahead of its own headers; `{date}` is filled in
     after: str  # the same, behind them
@@ -60,7 +60,6 @@ class ServerProtocol:
     not_allowed: Callable[[str], Reply] = lambda methods: Reply(
         b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
     )  # the methods that the path has, to an answer for one that it has not
-    policy: Policy
     buckets: Buckets
 
 

@@ -25,7 +25,8 @@ from typing import Any, Literal
 import msgspec
 
 from servers.simulated.protocol import Encoding
-from servers.simulated.timing import Job, TokenClock
+from servers.simulated.scheduler import Job
+from servers.simulated.timing import TokenClock
 from servers.wire.poller import Timer
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]

@@ -12,7 +12,6 @@ from typing import Any
 from servers.simulated import protocol, tokenizer
 from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from servers.simulated.state import ServerProtocol, ServerState, steps_of_half
-from servers.simulated.timing import UNLIMITED, Policy
 
 VERSION, DOCKER_LABEL = "3.3.6-dev0", "sha-dfb3fbe"  # what the tag v3.3.7 calls itself
 _MOST_STOPS = _MOST_PROMPTS = 4
@@ -334,10 +333,5 @@ PROTOCOL = ServerProtocol(
     guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models"),
     unauthorized=Reply(status=401, headers=()),
     default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)
-    # Reservation of prompt + output - 1, strict FIFO and the prefill budget: backends/v3/src/queue.rs. A prefill, then
-    # a decode step for all: `batching_task` in backends/v3/src/backend.rs, without its waiting_served_ratio. No batch
-    # size limit and 4096 prefill tokens: launcher/src/main.rs (1.x and 2.x; 3.x derives it). Blocks of one token
-    # (flashinfer): router/src/lib.rs. Fraction: TGI_WIGGLE_ROOM, server/text_generation_server/models/globals.py.
-    policy=Policy(running_limit=UNLIMITED, step_tokens=4096, prefill="alone", reserve_output=True, memory_fraction=0.9),
     buckets=partial(steps_of_half, 0.0001),
 )

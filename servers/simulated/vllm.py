@@ -9,7 +9,6 @@ from typing import Any
 from servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks
 from servers.simulated.protocol import CompletionRequest, Encoding, Reply
 from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
-from servers.simulated.timing import Policy
 from servers.simulated.vllm_answers import Prompt
 from servers.simulated.vllm_checks import bad, refused
 from servers.simulated.vllm_responses import responses
@@ -173,12 +172,5 @@ PROTOCOL = ServerProtocol(
     guarded=lambda path: path.startswith(("/v1", "/v2", "/inference")),
     unauthorized=Reply(b'{"error":"Unauthorized"}', 401),
     default_limit=None,
-    # Limits of a card with 70 GiB or more that is not an A100: `get_batch_defaults` in vllm/engine/arg_utils.py.
-    # Running before waiting, preemption of the newest, no admission in a step that preempted, the whole known sequence
-    # must fit: vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`, `scheduler_reserve_full_isl`).
-    # Memory fraction of 0.33 and the block of 16: vllm/config/cache.py.
-    policy=Policy(
-        running_limit=1024, step_tokens=8192, prefill="mixed", block_tokens=16, prefix_cache=True, memory_fraction=0.92
-    ),
     buckets=_buckets,
 )

@@ -25,10 +25,11 @@ SMALLER = {
     "matrix": ["--dry-run"],
     "calibrate": ["--quick", "--n", "20", "--output-tokens", "8"],
     "sim": ["--port", "0"],
+    "simulate": ["--n", "50", "--no-report", "--out", "small"],
 }
 TOKEN = "a token of the tests"
 FINE = {0, 5, 6}  # a busy machine may be the limit, and a small load may decide nothing
-GOES_ON = ("loadgen sim", "loadgen worker", "--distributed")
+GOES_ON = ("loadgen sim ", "loadgen worker", "--distributed")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_each_command_ends_well(command: str, folder: Path, url: str) -> None:
 
 def test_the_server_serves(folder: Path, url: str) -> None:
     """Until it is told to stop."""
-    (command,) = (line for line in COMMANDS if "loadgen sim" in line)
+    (command,) = (line for line in COMMANDS if "loadgen sim " in line)
     process = start(command, folder, url)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ready http://")

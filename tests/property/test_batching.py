@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.hardware import Work
-from servers.kinds import simulated_kinds
-from servers.simulated.server import protocol_of
-from servers.simulated.timing import UNLIMITED, BatchingClock, Gauges, Job, Policy
+from servers.simulated.engines import ENGINES
+from servers.simulated.scheduler import UNLIMITED, Batch, Gauges, Job, Policy
+from servers.simulated.timing import BatchingClock
 
-POLICIES = {name: protocol_of(name).policy for name in simulated_kinds()}
+POLICIES = {f"{name} {vintage}": engine.policy for name, made in ENGINES.items() for vintage, engine in made.items()}
 
-KV_TOKENS = 96
+KV_TOKENS = 112
 IDLE = Gauges(running=0, waiting=0, kv_usage=0.0, preemptions=0)
 
 policies = st.builds(
@@ -23,7 +22,11 @@ policies = st.builds(
     running_limit=st.sampled_from([1, 2, 3, 7, UNLIMITED]),
     step_tokens=st.integers(1, 60),
     prefill=st.sampled_from(["mixed", "alone"]),
-    reserve_output=st.booleans(),
+    prefill_every=st.sampled_from([0, 1, 5]),
+    served_ratio=st.sampled_from([None, 0.3, 1.2]),
+    padding_limit=st.sampled_from([None, 0, 20]),
+    watermark=st.sampled_from([0, 0.04]),
+    reserve=st.sampled_from(["nothing", "output", "peak"]),
     block_tokens=st.sampled_from([1, 4, 16]),
     memory_fraction=st.just(0.9),
 )
@@ -31,9 +34,9 @@ shapes = st.tuples(st.integers(1, 60), st.integers(1, 30))  # prompt and output 
 arrivals = st.lists(st.tuples(shapes, st.integers(0, 4000)), min_size=1, max_size=25)  # with the gap before each, in ns
 
 
-def step_ns(work: Work) -> int:
+def step_ns(work: Batch) -> int:
     """Unequal steps, in odd numbers of nanoseconds; at 100 times the speed they still last one each."""
-    return 101 + 7 * work.tokens + 3 * work.logits + work.kv_tokens
+    return 101 + 7 * work.prompt_tokens + 10 * work.decoding + 3 * work.prompts + work.context
 
 
 def jobs_of(drawn: Iterable[tuple[tuple[int, int], int]]) -> list[Job]:
@@ -50,14 +53,14 @@ class Watched:
 
     policy: Policy
     speed: float = 1.0
-    works: list[Work] = field(default_factory=list)
+    works: list[Batch] = field(default_factory=list)
     emissions: list[tuple[Job, int]] = field(default_factory=list)
     clock: BatchingClock = field(init=False)
 
     def __post_init__(self) -> None:
         self.clock = BatchingClock(self.policy, KV_TOKENS, self.step_ns, self.speed)
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: Batch) -> int:
         self.works.append(work)
         return step_ns(work)
 
@@ -148,8 +151,8 @@ def test_totals_add_up(policy: Policy, drawn: list[tuple[tuple[int, int], int]])
     jobs = jobs_of(drawn)
     watched = run(policy, jobs)
     computed = [job.prompt_tokens + job.output_tokens - 1 for job in jobs]
-    tokens = sum(work.tokens for work in watched.works)
-    pairs = sum(work.pairs for work in watched.works)
+    tokens = sum(work.prompt_tokens + work.decoding for work in watched.works)
+    pairs = sum(work.pairs + work.context for work in watched.works)
     if watched.clock.gauges().preemptions:
         assert tokens > sum(computed)
         assert pairs > sum(n * (n + 1) // 2 for n in computed)
@@ -157,14 +160,16 @@ def test_totals_add_up(policy: Policy, drawn: list[tuple[tuple[int, int], int]])
         assert tokens == sum(computed)
         assert pairs == sum(n * (n + 1) // 2 for n in computed)
     if policy.prefill == "mixed":
-        assert all(work.tokens <= max(policy.step_tokens, work.logits) for work in watched.works)
+        assert all(
+            work.prompt_tokens + work.decoding <= max(policy.step_tokens, work.decoding) for work in watched.works
+        )
 
 
 @given(policies, arrivals)
 def test_reserved_cache_is_never_promised_twice(policy: Policy, drawn: list[tuple[tuple[int, int], int]]) -> None:
     """With reservation, jobs between first and last token never need more than the cache; none is preempted."""
     jobs = jobs_of(drawn)
-    watched = run(replace(policy, reserve_output=True), jobs)
+    watched = run(replace(policy, reserve="output"), jobs)
     assert watched.clock.gauges().preemptions == 0
     left = {job: job.output_tokens for job in jobs}
     for job, _ in watched.emissions:

@@ -21,6 +21,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     again = as_dict(typed(found))
     found["run"] = {name: again["run"][name] for name in ("load", "ignore_eos", "going_on")} | found["run"]
     found["server"].setdefault("proxied_to", "")
+    found["server"].setdefault("virtual", False)
     found["throughput"].setdefault("input_tokens_per_s", again["throughput"]["input_tokens_per_s"])
     newer = (
         "source",

@@ -8,26 +8,23 @@ from itertools import count
 
 import pytest
 
-from servers.hardware import Work
-from servers.kinds import simulated_kinds
-from servers.simulated.server import protocol_of
-from servers.simulated.timing import UNLIMITED, BatchingClock, Emission, Gauges, Job, Policy
+from servers.simulated.engines import ENGINES
+from servers.simulated.scheduler import UNLIMITED, Batch, Gauges, Job, Policy
+from servers.simulated.timing import BatchingClock, Emission
 
-POLICIES = {name: protocol_of(name).policy for name in simulated_kinds()}
+POLICIES = {f"{name} {vintage}": engine.policy for name, made in ENGINES.items() for vintage, engine in made.items()}
 
-MIXED = Policy(
-    running_limit=8, step_tokens=10, prefill="mixed", reserve_output=True, block_tokens=1, memory_fraction=0.9
-)
+MIXED = Policy(running_limit=8, step_tokens=10, prefill="mixed", reserve="output", block_tokens=1, memory_fraction=0.9)
 ALONE = replace(MIXED, prefill="alone")
-GROWING = replace(MIXED, reserve_output=False, block_tokens=4)
+GROWING = replace(MIXED, reserve="nothing", block_tokens=4)
 
 
-def ten_ns(work: Work) -> int:
+def ten_ns(work: Batch) -> int:
     """Every step takes the same time, so that instants can be counted in steps."""
     return 10
 
 
-def clock(policy: Policy, kv_tokens: int = 1000, step_ns: Callable[[Work], int] = ten_ns) -> BatchingClock:
+def clock(policy: Policy, kv_tokens: int = 1000, step_ns: Callable[[Batch], int] = ten_ns) -> BatchingClock:
     return BatchingClock(policy, kv_tokens, step_ns)
 
 
@@ -71,17 +68,17 @@ def test_the_first_arrival_starts_a_step_of_its_own() -> None:
 
 def test_mixed_prefill_shares_the_step_with_decoding() -> None:
     """Decoding goes on while a long prompt is computed, in chunks of what decoding leaves of the budget."""
-    works: list[Work] = []
+    works: list[Batch] = []
     engine = clock(MIXED, step_ns=lambda work: works.append(work) or 10)
     first, second = submit(engine, (2, 4), (20, 1))
     emissions = engine.emissions(1000)
     assert dues(emissions, first) == [10, 20, 30, 40]
     assert dues(emissions, second) == [40]
     assert works == [
-        Work(tokens=2, logits=1, pairs=3, kv_tokens=2),
-        Work(tokens=1 + 9, logits=2, pairs=3 + 45, kv_tokens=3 + 9),
-        Work(tokens=1 + 9, logits=2, pairs=4 + 9 * 9 + 45, kv_tokens=4 + 18),
-        Work(tokens=1 + 2, logits=2, pairs=5 + 2 * 18 + 3, kv_tokens=5 + 20),
+        Batch(prompts=1, prompt_tokens=2, pairs=3, decoding=0, context=0),
+        Batch(prompts=1, prompt_tokens=9, pairs=45, decoding=1, context=3),
+        Batch(prompts=1, prompt_tokens=9, pairs=9 * 9 + 45, decoding=1, context=4),
+        Batch(prompts=1, prompt_tokens=2, pairs=2 * 18 + 3, decoding=1, context=5),
     ]
 
 
@@ -98,11 +95,11 @@ def test_prefill_alone_pauses_decoding_and_takes_turns_with_it() -> None:
 
 def test_prefill_alone_gives_a_prompt_over_the_budget_its_own_step() -> None:
     """A prompt longer than the budget is not cut and does not wait for ever."""
-    works: list[Work] = []
+    works: list[Batch] = []
     engine = clock(ALONE, step_ns=lambda work: works.append(work) or 10)
     submit(engine, (1, 1), (3, 1), (25, 1), (3, 1))
     engine.emissions(1000)
-    assert [work.tokens for work in works] == [1, 3, 25, 3]
+    assert [work.prompt_tokens for work in works] == [1, 3, 25, 3]
 
 
 def test_the_running_limit_holds_jobs_back() -> None:
@@ -149,7 +146,7 @@ def test_a_full_cache_preempts_the_newest_which_is_computed_again() -> None:
 
     Two blocks of 4 for two prompts of 3: after one more token each, both need a second block and there is none.
     """
-    works: list[Work] = []
+    works: list[Batch] = []
     engine = clock(GROWING, kv_tokens=8, step_ns=lambda work: works.append(work) or 10)
     old, new, later = submit(engine, (3, 4), (3, 4), (1, 1))
     emissions = engine.emissions(30)
@@ -160,7 +157,7 @@ def test_a_full_cache_preempts_the_newest_which_is_computed_again() -> None:
     assert dues(emissions, old) == [40]
     assert dues(emissions, new) == [50, 60, 70]
     assert dues(emissions, later) == [50]
-    assert works[4] == Work(tokens=4 + 1, logits=2, pairs=10 + 1, kv_tokens=4 + 1)
+    assert works[4] == Batch(prompts=2, prompt_tokens=5, pairs=11, decoding=0, context=0)
 
 
 def test_cancel_frees_the_cache_at_once() -> None:
@@ -249,10 +246,14 @@ def test_a_job_larger_than_the_cache_is_refused() -> None:
 
 def test_each_server_has_a_policy() -> None:
     """The documented differences: who preempts, who pauses decoding for prefill, who limits the batch."""
-    assert sorted(POLICIES) == ["lightllm", "tgi", "vllm"]
-    assert [name for name, policy in POLICIES.items() if not policy.reserve_output] == ["vllm"]
-    assert [name for name, policy in POLICIES.items() if policy.prefill == "alone"] == ["tgi"]
-    assert [name for name, policy in POLICIES.items() if policy.running_limit == UNLIMITED] == ["tgi"]
+
+    def those(holds: Callable[[Policy], bool]) -> list[str]:
+        return [name for name, policy in POLICIES.items() if holds(policy)]
+
+    assert those(lambda policy: policy.reserve == "nothing") == ["vllm current", "vllm 2023"]
+    assert those(lambda policy: policy.reserve == "peak") == ["lightllm current", "lightllm 2023"]
+    assert those(lambda policy: policy.prefill == "mixed") == ["vllm current", "lightllm current"]
+    assert those(lambda policy: policy.running_limit == UNLIMITED) == ["tgi current", "tgi 2023"]
 
 
 CACHED, INSTANTS = replace(GROWING, prefix_cache=True), count(1_000, 10_000)

@@ -1,0 +1,279 @@
+"""How far off is virtual time? Published measurements of servers under load, beside what the schedulers make of it.
+
+    python -m benchmarks.schedulers              # every table
+    python -m benchmarks.schedulers burst trace
+
+`burst`: 1000 prompts of 512 tokens at once on the engines of 2023, and `poisson`: 2, 4 and 8 of them a second. Their
+constants were fitted to both, one set per server. `closed`: closed loops of engines of 2024 and 2025, with constants of
+servers/hardware/frameworks.csv, to which nothing was fitted here. `trace`: 300 requests to vLLM 0.19, likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+from servers.hardware.limits import deploy
+from servers.simulated.engines import Engine, engine_of
+from servers.simulated.scheduler import Job, Scheduler
+from servers.simulated.step_time import StepTime
+from servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
+
+DATA = Path(__file__).parent / "data"
+KV_TOKENS = 68_700
+"""Of every server in llm-infer-bench, as its README sets it, or as near as its memory allows."""
+SEED = 0xCADE
+SPREAD = {"InferenceX": 1 / 9}
+"""Lengths drawn from so much around the mean; elsewhere all are alike."""
+ROUNDS = 4
+"""A closed loop's requests, per client; the first of each is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A measurement beside what was simulated."""
+
+    group: str
+    case: str
+    measured: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.measured - 1
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """A file of benchmarks/data, whose README names its source."""
+    text = gzip.decompress((DATA / f"{name}.csv.gz").read_bytes()).decode()
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def output_lengths(cap: int) -> list[int]:
+    """1000 by the rule of llm-infer-bench: exponential with mean 128, drawn again above the cap, at least 10."""
+    random = Random(SEED)  # noqa: S311 - not secret
+    draws = (random.expovariate(1 / 128) for _ in range(1_000_000))
+    within_cap = (max(10, int(length)) for length in draws if length <= cap)
+    return [next(within_cap) for _ in range(1000)]
+
+
+def served(
+    engine: VirtualEngine, jobs: Sequence[Job], following: Callable[[TokenTimes], Job | None] | None = None
+) -> list[TokenTimes]:
+    """All jobs to their end, and those that `following` makes of an answer."""
+    waiting, answers = sorted(jobs, key=lambda job: -job.arrived_ns), []
+    while waiting or engine.busy:
+        while waiting and (waiting[-1].arrived_ns <= engine.now_ns or not engine.busy):
+            engine.submit(waiting.pop())
+        for answer in engine.run(waiting[-1].arrived_ns if waiting else FOR_EVER_NS):
+            answers.append(answer)
+            job = following(answer) if following else None
+            if job is not None:
+                waiting.append(job)
+                waiting.sort(key=lambda job: -job.arrived_ns)
+    return answers
+
+
+@cache
+def engine_2023(server: str) -> tuple[Engine, Callable[[], VirtualEngine]]:
+    engine = engine_of(server, "2023")
+    step_time = engine.step_time(engine.deployment("A800", "llama-2-13b"))
+    policy = engine.rules(KV_TOKENS)
+    return engine, lambda: VirtualEngine(Scheduler(policy, KV_TOKENS), step_time)
+
+
+@cache
+def bursts() -> list[Compared]:
+    """Tokens per second, in and out, of 1000 requests."""
+    found = []
+    for row in rows("llm_infer_bench"):
+        if row["kind"] == "burst":
+            lengths = output_lengths(int(row["limit"]))
+            answers = served(engine_2023(row["server"])[1](), [Job(512, length, 0) for length in lengths])
+            took_s = max(answer.instants[-1] for answer in answers) / 1e9
+            rate = (512 * 1000 + sum(lengths)) / took_s
+            found.append(Compared(row["server"], row["limit"], float(row["value"]), rate))
+    return found
+
+
+def order_kept(found: Sequence[Compared]) -> tuple[int, int]:
+    """Of the pairs of servers under the same load, how many are in the order measured; and how many there are."""
+    pairs = [(a, b) for a, b in combinations(found, 2) if a.case == b.case]
+    return sum((a.measured < b.measured) == (a.simulated < b.simulated) for a, b in pairs), len(pairs)
+
+
+def poisson() -> list[Compared]:
+    """Median seconds per token and per request, of 1000 that arrive at a rate; prompts of 128 to 384 tokens."""
+    found = []
+    for row in rows("llm_infer_bench"):
+        if row["kind"] == "poisson":
+            random, at_ns, jobs = Random(SEED), 0.0, []  # noqa: S311 - not secret
+            for length in output_lengths(512):
+                at_ns += random.expovariate(float(row["limit"])) * 1e9
+                jobs.append(Job(random.randint(128, 384), length, int(at_ns)))
+            answers = served(engine_2023(row["server"])[1](), jobs)
+            each_s = [(answer.instants[-1] - answer.job.arrived_ns) / 1e9 for answer in answers]
+            if row["what"] == "token_s":
+                each_s = [took_s / answer.job.output_tokens for took_s, answer in zip(each_s, answers, strict=True)]
+            case = f"{row['limit']}/s, {row['what']}"
+            found.append(Compared(row["server"], case, float(row["value"]), statistics.median(each_s)))
+    return found
+
+
+@cache
+def closed_step_time(framework: str, gpu: str, model: str, stored: str, tensor: str) -> StepTime:
+    return StepTime(deploy(gpu, model, stored, int(tensor), framework_name=framework))
+
+
+def closed_loop(
+    engine: VirtualEngine, clients: int, tokens: tuple[int, int], spread: float, path_ns: int
+) -> list[TokenTimes]:
+    """So many clients, each with one request after the other; the answers but those of the first round."""
+    random = Random(SEED)  # noqa: S311 - not secret
+    lengths = iter(
+        [[round(mean * random.uniform(1 - spread, 1 + spread)) for mean in tokens] for _ in range(ROUNDS * clients)]
+    )
+
+    def following(answer: TokenTimes) -> Job | None:
+        drawn = next(lengths, None)
+        return None if drawn is None else Job(*drawn, answer.instants[-1] + path_ns)
+
+    first = [Job(*next(lengths), path_ns) for _ in range(clients)]
+    return served(engine, first, following)[clients:]
+
+
+@cache
+def closed_loops() -> dict[str, list[Compared]]:
+    """TPOT and output tokens per second by how many are in flight."""
+    found: dict[str, list[Compared]] = {"TPOT": [], "tokens/s": [], "TTFT": []}
+    current = engine_of("vllm")
+    for row in rows("closed_loops"):
+        if row["format"] == "nvfp4":
+            continue
+        prompt, output, clients = (int(row[name]) for name in ("input", "output", "in_flight"))
+        step_time = closed_step_time(*(row[name] for name in ("framework", "gpu", "model", "format", "tp")))
+        framework, kv_tokens = step_time.deployment.framework, current.kv_tokens(step_time.deployment)
+        policy = current.rules(kv_tokens, step_tokens=int(framework.chunk_tokens))
+        engine = VirtualEngine(Scheduler(policy, kv_tokens), step_time)
+        path_ns = round(1e9 * framework.server_s)
+        answers = closed_loop(engine, clients, (prompt, output), SPREAD.get(row["source"], 0.0), path_ns)
+        ttft_s = statistics.mean(each.instants[0] - each.job.arrived_ns + path_ns for each in answers) / 1e9
+        tpot_s = (
+            statistics.mean((each.instants[-1] - each.instants[0]) / (len(each.instants) - 1) for each in answers) / 1e9
+        )
+        ttft, tpot = float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3
+        group = f"{row['source']}, {row['framework']}"
+        case = f"{row['gpu']} x {row['tp']} {row['model']} {row['format']} {prompt}/{output}, {clients}"
+        rates = [
+            clients * output / (first_s + (output - 1) * each_s) for first_s, each_s in ((ttft, tpot), (ttft_s, tpot_s))
+        ]
+        found["TPOT"].append(Compared(group, case, tpot, tpot_s))
+        found["TTFT"].append(Compared(group, case, ttft, ttft_s))
+        found["tokens/s"].append(Compared(group, case, *rates))
+    return found
+
+
+@cache
+def trace() -> tuple[list[Compared], float]:
+    """300 requests to vLLM 0.19 on one RTX PRO 6000, 128 sequences and 2048 tokens a step: TTFT and TPOT of each, and
+    by how much the number running is off in each second, as a share of its mean."""
+    current = engine_of("vllm")
+    deployment = current.deployment("RTX PRO 6000", "llama-3.1-8b")
+    kv_tokens = current.kv_tokens(deployment)
+    policy = current.rules(kv_tokens, running_limit=128, step_tokens=2048)
+    engine = VirtualEngine(Scheduler(policy, kv_tokens), current.step_time(deployment))
+    recorded = rows("trace_vllm")
+    jobs = [
+        Job(int(row["input"]), int(row["output"]), int(1e9 * float(row["arrival_s"])), owner=row) for row in recorded
+    ]
+    answers, found = served(engine, jobs), []
+    for each in answers:
+        row, first_ns, last_ns = each.job.owner, each.instants[0], each.instants[-1]
+        ttft_s, tpot_s = (
+            (first_ns - each.job.arrived_ns) / 1e9,
+            (last_ns - first_ns) / 1e9 / (each.job.output_tokens - 1),
+        )
+        found.append(Compared("TTFT", "", float(row["ttft_ms"]) / 1e3, ttft_s))
+        found.append(Compared("TPOT", "", float(row["tpot_ms"]) / 1e3, tpot_s))
+    counted = [(float(row["at_s"]), int(row["running"])) for row in rows("trace_vllm_running")]
+    off = 0
+    for at_s, running in counted:
+        there = sum(each.job.arrived_ns < 1e9 * at_s < each.instants[-1] for each in answers)
+        off += abs(min(there, 128) - running)
+    return found, off / sum(running for _, running in counted)
+
+
+def mean_error(found: Sequence[Compared]) -> float:
+    return statistics.mean(abs(each.error) for each in found)
+
+
+def median_error(found: Sequence[Compared]) -> float:
+    return statistics.median(abs(each.error) for each in found)
+
+
+def cells(found: Sequence[Compared], digits: int) -> None:
+    """Every measurement in a row of its own."""
+    print("| server | load | measured | simulated | error |\n| --- | --- | --- | --- | --- |")
+    for each in found:
+        figures = f"{each.measured:.{digits}f} | {each.simulated:.{digits}f} | {each.error:+.1%}"
+        print(f"| {each.group} | {each.case} | {figures} |")
+
+
+def print_bursts() -> None:
+    """The table of llm-infer-bench."""
+    cells(bursts(), 0)
+    kept, pairs = order_kept(bursts())
+    print(f"\nMean error {mean_error(bursts()):.1%}; {kept} of {pairs} pairs of servers in the order measured.")
+
+
+def print_poisson() -> None:
+    """Its latencies."""
+    cells(poisson(), 4)
+    print(f"\nMean error {mean_error(poisson()):.1%}, median {median_error(poisson()):.1%}.")
+
+
+def print_closed_loops() -> None:
+    """By source and framework, medians of absolute errors."""
+    print("| source | points | TPOT | tokens/s | TTFT |\n| --- | --- | --- | --- | --- |")
+    by = closed_loops()
+    for group in [*dict.fromkeys(each.group for each in by["TPOT"]), ""]:
+        parts = [[each for each in found if group in ("", each.group)] for found in by.values()]
+        print(f"| {group or 'all'} | {len(parts[0])} |", " | ".join(f"{median_error(part):.1%}" for part in parts), "|")
+
+
+def print_trace() -> None:
+    """Medians, measured and simulated."""
+    found, off = trace()
+    for what in ("TTFT", "TPOT"):
+        measured, simulated = (
+            statistics.median(getattr(each, side) for each in found if each.group == what)
+            for side in ("measured", "simulated")
+        )
+        error = f"{simulated / measured - 1:+.1%}"
+        print(f"Median {what}: {1e3 * measured:.1f} ms measured, {1e3 * simulated:.1f} simulated: {error}.")
+    print(f"Number running, each second: off by {off:.1%} of its mean.")
+
+
+TABLES = {"burst": print_bursts, "poisson": print_poisson, "closed": print_closed_loops, "trace": print_trace}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", help=", ".join(TABLES))
+    for name in parser.parse_args(arguments).tables or TABLES:
+        print(f"\n## {name}\n")
+        TABLES[name]()
+
+
+if __name__ == "__main__":
+    main()

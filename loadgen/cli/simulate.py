@@ -1,0 +1,95 @@
+"""`loadgen simulate`: a plan in virtual time, on a model of the server's scheduler and of its hardware."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from typer import Argument, Exit, Option
+
+from loadgen.cli.options import ADVANCED, OUTPUT, run_command
+from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
+
+ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
+WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
+LEFT_OUT = (
+    *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "speed", "stamps"),
+    *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
+)
+"""Options of a run that speak of connections, of bytes, or of this machine."""
+
+
+def drive(
+    settings: dict[str, Any],
+    *,
+    gpu: Annotated[str, Option(help="Such as A100, A800, H100, H200, B200, L40S, RTX4090.", **ENGINE)] = "A800",
+    model: Annotated[
+        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **ENGINE)
+    ] = "llama-2-7b",
+    tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)] = 1,
+    format_name: Annotated[str, Option("--format", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)] = (
+        "bf16"
+    ),
+    vintage: Annotated[str, Option(help="Which generation of the server's scheduler: current or 2023.", **ENGINE)] = (
+        "current"
+    ),
+    kv_tokens: Annotated[
+        int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
+    ] = None,
+    running_limit: Annotated[
+        int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)
+    ] = None,
+    step_tokens: Annotated[
+        int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)
+    ] = None,
+    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)] = None,
+    changes: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)] = None,
+    out: Annotated[
+        Path | None,
+        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),
+    ] = None,
+    assertions: Assertions = None,
+    inconclusive: Inconclusive = None,
+    goodput: Goodput = None,
+    junit: Junit = None,
+    report: Report = True,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> NoReturn:
+    """Simulate the plan as often as it says; write and print its results, exit as they ask."""
+    from loadgen import prepare, simulate
+    from loadgen.plan import Plan
+    from servers.access import without_secrets
+
+    judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
+    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
+    asked = Plan(**settings)
+    limits = (kv_tokens, running_limit, step_tokens)
+    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()))
+    folder, command = out or prepare.default_folder(asked), without_secrets(["loadgen", *sys.argv[1:]])
+    output.say(f"SIMULATED (virtual) {asked.server} {vintage} on {tp} x {gpu}: {model}, {format_name}; nothing is sent")
+    if asked.repeats == 1:
+        simulate.run(asked, modelled, folder, command)
+    else:
+        for plan in asked.each_repeat():
+            simulate.run(plan, modelled, folder / f"repeat-{plan.repeat}", command)
+    raise Exit(finish(output, folder, report=report))
+
+
+@run_command(drive, without=LEFT_OUT, defaults={"label": "simulated"})
+def simulate(
+    settings: dict[str, Any],
+    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
+    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.", **ADVANCED)] = None,
+    **shared: Any,
+) -> None:
+    """Run a plan in virtual time, on a model of server and hardware. It takes seconds for hours, and nothing is sent.
+
+    Exit codes: 0 all complete, 1 some failed, were refused or dropped and no --assert speaks of it, 2 usage, 4 an
+    --assert failed, 6 an --assert is inconclusive.
+    """
+    from loadgen.settings import from_catalog, read_plan
+
+    named = {} if catalog is None else from_catalog(catalog)
+    drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)

@@ -1,0 +1,321 @@
+"""A Plan in virtual time: its requests go to a scheduler on modelled hardware, nobody waits, and nothing is sent. What
+comes of it is a Run like any other.
+
+    Plan ─ schedule_of ─> when ┐
+         ─ Prompts ─────> what ┴─> jobs ──> VirtualEngine ──> Records ──> run.jsonl
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import heappop, heappush
+from importlib.metadata import version
+from itertools import chain, count, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen import host
+from loadgen.engine.feed import Schedule
+from loadgen.errors import OutputError, PlanError
+from loadgen.plan import Plan
+from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, schedule_of
+from loadgen.record import Record, record_for, unsent
+from loadgen.runfile import Footer, Header, RunWriter, StampFacts, Telemetry, append
+from loadgen.server import longest_of
+from servers.find import dialect_on
+from servers.hardware import HardwareError
+from servers.kinds import KINDS
+from servers.simulated.engines import CURRENT, engine_of
+from servers.simulated.scheduler import Job, Scheduler
+from servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
+from workloads import arrivals, lengths, processes, workload
+from workloads.prompts import Stretch, load_tokenizer
+from workloads.request import Request
+from workloads.ruler import approximate
+from workloads.sessions import Conversation
+from workloads.workload import Prompts, WorkloadSpec
+
+STAMPS = StampFacts(name="virtual", title="virtual time", exact=True, error_s=0.0, by_read=False)
+TOKENS_PER_PIECE = 1 << 32
+"""Token ids of one stretch of a prompt: so that no two stretches share any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """What serves: a generation of the plan's server, on hardware."""
+
+    gpu: str
+    model: str
+    tensor: int = 1
+    format: str = "bf16"
+    vintage: str = CURRENT
+    kv_tokens: int | None = None
+    """By default what memory the model leaves."""
+    running_limit: int | None = None
+    step_tokens: int | None = None
+    """By default the engine's own, as the one before."""
+    hardware: Path | None = None
+    """A TOML file with more GPUs and models."""
+    changes: tuple[str, ...] = ()
+    """Other figures of the GPU than its data sheet's, as servers.hardware.changed takes them."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that is under way."""
+
+    request: Request
+    due_ns: int
+    conversation: Conversation | None = None
+    said: int = 0
+    """Tokens of its session before this turn."""
+
+
+def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Footer:
+    """Run the plan in virtual time and write `folder/run.jsonl`. Raises LoadgenError or WorkloadError."""
+    try:
+        if not dialect_on(plan.server, plan.endpoint).streams:
+            raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
+        engine = engine_of(plan.server, modelled.vintage)
+        more: dict[str, Any] = {"tensor": modelled.tensor, "file": modelled.hardware, "changes": modelled.changes}
+        deployment = engine.deployment(modelled.gpu, modelled.model, format_name=modelled.format, **more)
+        kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
+    except HardwareError as problem:
+        raise PlanError(str(problem)) from None
+    policy = engine.rules(kv_tokens, modelled.running_limit, modelled.step_tokens)
+    served = VirtualEngine(Scheduler(policy, kv_tokens), engine.step_time(deployment))
+    schedule, prompts = schedule_of(plan), _prompts(plan)
+    bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+    host.make_folder(folder, (schedule.count or schedule.clients) * bytes_each)
+    facts = {
+        "name": plan.server,
+        "title": KINDS[plan.server].title,
+        "version": f"{engine.version} (model of)",
+        "model": plan.model or deployment.model.name,
+        "url": None,
+        "simulated": True,
+        "virtual": True,
+        "speed": None,
+        "limits": {"kv_tokens": kv_tokens, "step_tokens": policy.step_tokens},
+        "hardware": {"gpu": deployment.gpu.name, "gpus": deployment.gpus, "vintage": modelled.vintage},
+    }
+    endpoint = {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint}
+    header = Header(
+        version=version("llm-loadgen"),
+        command=command,
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        start_ns=0,
+        plan=plan.stored() | endpoint,
+        server=facts,
+        stamps=STAMPS,
+        client={"stamps": STAMPS.name, "prompts": "lengths alone: nothing was sent"},
+        telemetry={"every_s": plan.metrics_every_s},
+    )
+    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+    writer = RunWriter(folder / "run.jsonl")
+    footer = Virtual(plan, served, prompts, schedule, writer, round(deployment.framework.server_s * 1e9)).run()
+    writer.add(footer)
+    if rescued := writer.close():
+        raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
+    return footer
+
+
+def _prompts(plan: Plan) -> Prompts:
+    """The plan's Requests, by their lengths. Of those that share a beginning the ids are there for a prefix cache."""
+    named = arrivals.parse(plan.arrivals)
+    spec = WorkloadSpec(
+        *(workload.parse(plan.workload), lengths.parse(str(plan.input_tokens))),
+        *(lengths.outputs(str(plan.output_tokens)).lengths, plan.seed),
+        n=plan.n,
+        trace=named if isinstance(named, processes.Trace) else None,
+    )
+    local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
+
+    def counted(text: str) -> int:
+        return (local.count([text]) if local else approximate([text]))[0]
+
+    def ids(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+        if not shared:
+            return ""
+        pieces = ((TOKENS_PER_PIECE * which, length) for which, length in (*shared, (number, input_tokens)))
+        return tuple(
+            islice(chain.from_iterable(range(first, first + length) for first, length in pieces), input_tokens)
+        )
+
+    return Prompts(spec, ids, counted)
+
+
+class Virtual:
+    """The event loop: arrivals, deadlines and samples of the server, in between an engine that runs by itself."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: VirtualEngine,
+        prompts: Prompts,
+        schedule: Schedule,
+        writer: RunWriter,
+        path_ns: int = 0,
+    ) -> None:
+        self._engine, self._writer, self._schedule, self._path_ns = engine, writer, schedule, path_ns
+        self._timeout_ns, self._every_ns = round(plan.timeout_s * 1e9), round(plan.metrics_every_s * 1e9)
+        self._asked = self._sessions(prompts) if prompts.of_sessions else self._requests(prompts)
+        self._following: list[tuple[int, int, Asked]] = []  # a heap of what ends made due
+        self._places = count()
+        self._live: set[Job] = set()
+        self._deadlines: deque[tuple[int, Job]] = deque()
+        self._counts = Counter[str]()
+        self._last_ns = 0
+
+    def run(self) -> Footer:
+        """Until every request has ended."""
+        engine, sample_ns = self._engine, 0 if self._every_ns else FOR_EVER_NS
+        closed = self._schedule.due_ns is None
+        self._begin(self._schedule.clients if closed else 1, 0 if closed else None)
+        while self._following or self._live:
+            due_ns = self._following[0][0] if self._following else FOR_EVER_NS
+            if due_ns + self._path_ns <= engine.now_ns or not self._live:
+                self._arrive(heappop(self._following)[2])
+                continue
+            if engine.now_ns >= sample_ns:
+                self._sample(engine.now_ns)
+                sample_ns = engine.now_ns - engine.now_ns % self._every_ns + self._every_ns
+            for answer in engine.run(min(due_ns + self._path_ns, self._deadline_ns(), sample_ns)):
+                self._end(answer.job, answer.instants)
+            while (given_up_ns := self._deadline_ns()) < engine.now_ns:
+                _, job = self._deadlines.popleft()
+                self._end(job, engine.cancel(job), given_up_ns)
+        self._sample(self._last_ns)
+        self._writer.add(Telemetry(source="client", at_ns=self._last_ns, values={"stall_ns_max": 0}))
+        counts = self._counts
+        return Footer(
+            ended_ns=self._last_ns,
+            sent=counts.total() - counts["dropped"],
+            complete=counts["complete"],
+            truncated=0,
+            failed=counts["failed"],
+            dropped=counts["dropped"],
+        )
+
+    def _deadline_ns(self) -> int:
+        """When the next of those under way is given up."""
+        while self._deadlines and self._deadlines[0][1] not in self._live:
+            self._deadlines.popleft()
+        return self._deadlines[0][0] if self._deadlines else FOR_EVER_NS
+
+    def _begin(self, number: int, due_ns: int | None = None) -> None:
+        """So many more requests, or sessions, come due: at that instant, or at their own."""
+        for each in islice(self._asked, number):
+            each.due_ns = each.due_ns if due_ns is None else due_ns
+            heappush(self._following, (each.due_ns, next(self._places), each))
+
+    def _requests(self, prompts: Prompts) -> Iterator[Asked]:
+        due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
+        return map(Asked, prompts.requests(), due_ns)
+
+    def _sessions(self, prompts: Prompts) -> Iterator[Asked]:
+        due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
+        return (
+            Asked(each.request(), at_ns, each) for each, at_ns in zip(prompts.conversations(), due_ns, strict=False)
+        )
+
+    def _arrive(self, asked: Asked) -> None:
+        """A request is due: it joins the queue, or is refused, or dropped past the limit on requests in flight."""
+        request, due_ns = asked.request, asked.due_ns
+        if self._schedule.due_ns is not None and not request.turn:
+            self._begin(1)
+        if len(self._live) >= self._schedule.in_flight:
+            record = unsent(request, "dropped", "")
+            record.due_ns = due_ns
+            self._keep(asked, record, due_ns)
+            return
+        tokens = request.input_tokens
+        ids: Sequence[int] = request.prompt if isinstance(request.prompt, tuple) else ()
+        if (conversation := asked.conversation) is not None:  # its prompt is all that was said, and one more question
+            turn, first = conversation.turns[request.turn], TOKENS_PER_PIECE * conversation.first_id
+            asked.said = tokens = asked.said + (turn.input_tokens or approximate([turn.question])[0])
+            ids = range(first, first + tokens)
+        job = Job(max(1, tokens), request.output_tokens or 1, due_ns + self._path_ns, owner=asked, prompt=ids)
+        try:
+            self._engine.submit(job)
+        except ValueError as problem:
+            refused = record_for(
+                *(request, "failed"),
+                due_ns=due_ns,
+                sent_ns=due_ns,
+                end_ns=due_ns,
+                error_kind="http_status",
+                error_detail=str(problem),
+                http_status=400,
+            )
+            self._keep(asked, refused, due_ns)
+            return
+        self._live.add(job)
+        self._deadlines.append((due_ns + self._timeout_ns, job))
+
+    def _end(self, job: Job, instants: list[int], given_up_ns: int | None = None) -> None:
+        """A job has all its tokens, or nobody waits for the rest."""
+        asked: Asked = job.owner
+        self._live.discard(job)
+        end_ns = instants[-1] if given_up_ns is None else given_up_ns
+        record = record_for(
+            *(asked.request, "complete" if given_up_ns is None else "failed"),
+            due_ns=asked.due_ns,
+            sent_ns=asked.due_ns,
+            sent_end_ns=asked.due_ns,
+            first_byte_ns=instants[0] if instants else None,
+            chunk_ns=instants,
+            chunk_tokens=[1] * len(instants),
+            end_ns=end_ns,
+            http_status=200,
+            prompt_tokens=job.prompt_tokens,
+            output_tokens=len(instants),
+            counted_by="server",
+            stamps=STAMPS.name,
+        )
+        if given_up_ns is None:
+            record.finish_reason = "length"
+        else:
+            record.error_kind, record.error_detail = "timeout", f"no end within {self._timeout_ns / 1e9:g} s"
+        asked.said += job.output_tokens
+        self._keep(asked, record, end_ns)
+
+    def _keep(self, asked: Asked, record: Record, end_ns: int) -> None:
+        """Writes a Record, and finds out what its end makes due."""
+        self._writer.add(record)
+        self._counts[record.state] += 1
+        self._last_ns = max(self._last_ns, end_ns)
+        conversation, complete = asked.conversation, record.state == "complete"
+        if conversation is not None:
+            following = conversation.after("") if complete else None
+            if following is not None:
+                due_ns = end_ns + following.think_ns
+                turn = Asked(following.request(), due_ns, following, asked.said)
+                heappush(self._following, (due_ns, next(self._places), turn))
+                return
+            for request in () if complete else conversation.to_come():
+                self._writer.add(unsent(request, "session_ended", "the session ended before it"))
+                self._counts["dropped"] += 1
+        schedule, due_ns = self._schedule, end_ns + self._schedule.think_ns
+        if schedule.due_ns is None and (schedule.until_ns is None or due_ns < schedule.until_ns):
+            self._begin(1, due_ns)
+
+    def _sample(self, at_ns: int) -> None:
+        """What the server's page of metrics would say."""
+        gauges, kv_tokens = self._engine.scheduler.gauges(), self._engine.scheduler.kv_tokens
+        values = {
+            "moment": "run",
+            "running": gauges.running,
+            "waiting": gauges.waiting,
+            "kv_used": gauges.kv_usage,
+            "kv_tokens": kv_tokens,
+            "preemptions": gauges.preemptions,
+            "cached_prompt_tokens": gauges.prefix_hits,
+            "requests_finished": self._counts["complete"],
+        }
+        self._writer.add(Telemetry(source="server", at_ns=at_ns, values=values))

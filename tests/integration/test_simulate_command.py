@@ -1,0 +1,120 @@
+"""`loadgen simulate` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadgen import runfile
+from servers.hardware import framework
+from servers.simulated.config import SimulatedConfig
+from tests.command import ROOT, burst, summary_of
+from tests.simulated import running
+
+ENGINE = ("--server", "vllm", "--gpu", "A800", "--model", "llama-2-7b")
+SMALL = ("--n", "30", "--input-tokens", "200", "--output-tokens", "20")
+
+
+def test_it_prints_the_summary_and_says_that_it_is_simulated(tmp_path: Path) -> None:
+    """JSON alone with --json; exit code 0; nothing was sent, and the client was no limit."""
+    code, out, _ = burst(tmp_path, *ENGINE, *SMALL, "--json", command="simulate")
+    assert code == 0
+    told = json.loads(out)
+    assert told == summary_of(tmp_path)
+    assert (told["server"]["simulated"], told["server"]["virtual"], told["client"]["verdict"]) == (True, True, "ok")
+    assert told["requests"]["complete"] == 30
+
+
+def test_the_text_and_the_page_carry_the_mark(tmp_path: Path) -> None:
+    """SIMULATED (virtual), wherever figures are; the curves of the scheduler are in the report."""
+    code, out, _ = burst(tmp_path, *ENGINE, *SMALL, command="simulate")
+    assert code == 0
+    assert "SIMULATED (virtual)" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "SIMULATED (virtual)" in page
+    assert "Requests running" in page
+
+
+def test_report_compare_export_and_objectives_work_on_it(tmp_path: Path) -> None:
+    """A run file like any other."""
+    code, _, _ = burst(tmp_path, *ENGINE, *SMALL, "--assert", "ttft.p99 < 1ms", "--no-report", command="simulate")
+    assert code == 4
+    (tmp_path / "old").mkdir()
+    burst(tmp_path / "old", *ENGINE, *SMALL, "--vintage", "2023", "--no-report", command="simulate")
+    first, second = str(tmp_path / "run"), str(tmp_path / "old" / "run")
+    for words in (("compare", first, second), ("report", first), ("export", first, "--csv", str(tmp_path / "csv"))):
+        done = subprocess.run(
+            [sys.executable, "-m", "loadgen", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode in {0, 1}, done.stderr
+        assert words[0] == "export" or "SIMULATED (virtual)" in done.stdout
+
+
+def test_a_plan_file_and_repeats(tmp_path: Path) -> None:
+    """As `loadgen run` reads them; options win."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'server = "tgi"\narrivals = "poisson:5"\nn = 20\noutput_tokens = "exponential:mean=20,min=4,max=60"\n'
+    )
+    words = (str(plan), "--gpu", "H100", "--model", "llama-3.1-8b", "--repeats", "2", "--n", "12", "--no-report")
+    code, _, err = burst(tmp_path, *words, command="simulate")
+    assert code == 0, err
+    found = [runfile.read(tmp_path / "run" / f"repeat-{place}") for place in (1, 2)]
+    assert [len(run.records) for run in found] == [12, 12]
+    assert found[0].records != found[1].records
+    assert found[0].header.plan["server"] == "tgi"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--gpu", "A8000"), "A800"),
+        (("--vintage", "1999"), "current or 2023"),
+        (("--kv-tokens", "7"), "kv-tokens"),
+        (("--url", "http://localhost"), "url"),
+    ],
+)
+def test_mistakes_say_what_to_write(tmp_path: Path, words: tuple[str, ...], hint: str) -> None:
+    """Exit code 2, and no folder."""
+    code, _, err = burst(tmp_path, *ENGINE, *SMALL, *words, command="simulate")
+    assert code == 2
+    assert hint in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
+def test_virtual_time_agrees_with_the_server_that_answers(tmp_path: Path, server: str) -> None:
+    """The same burst on the simulated server, by its own log, but for the way to the server."""
+    config = SimulatedConfig(server=server, clock="batching", gpu="A800", model_shape="llama-2-7b", speed=2)
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "vllm": ("/v1/completions", {"max_tokens": 40, "ignore_eos": True}),
+        "tgi": ("/generate", {"inputs": "word " * 199, "parameters": {"max_new_tokens": 40}}),
+        "lightllm": ("/generate", {"inputs": "word " * 199, "parameters": {"max_new_tokens": 40, "ignore_eos": True}}),
+    }
+    with running(config) as http:
+        path, body = asked[server]
+        with ThreadPoolExecutor(16) as pool, httpx.Client(base_url=http.url, timeout=60) as client:
+            bodies = [body | ({"prompt": [5 + place] * 200} if server == "vllm" else {}) for place in range(16)]
+            answers = list(pool.map(lambda body: client.post(path, json=body), bodies))
+    assert {answer.status_code for answer in answers} == {200}
+    lines = http.log
+    took_s = 2 * (max(line.due_ns[-1] for line in lines) - min(line.received_ns for line in lines)) / 1e9
+    prompt = str(lines[0].prompt_tokens)
+    words = ("--server", server, "--gpu", "A800", "--model", "llama-2-7b", "--n", "16", "--input-tokens", prompt)
+    burst(tmp_path, *words, "--output-tokens", "40", "--no-report", command="simulate")
+    run = runfile.read(tmp_path / "run")
+    virtual_s = max(record.chunk_ns[-1] for record in run.records) / 1e9 - framework("vLLM").server_s
+    assert virtual_s == pytest.approx(took_s, rel=0.15)

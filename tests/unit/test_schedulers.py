@@ -1,0 +1,129 @@
+"""The rules by which each server fills its steps, one at a time, against sequences worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from servers.hardware import HardwareError
+from servers.simulated.engines import ENGINES, engine_of
+from servers.simulated.scheduler import Batch, Job, Policy, Scheduler
+
+OLD_VLLM, OLD_TGI, OLD_LIGHTLLM = (engine_of(server, "2023").policy for server in ("vllm", "tgi", "lightllm"))
+
+
+def scheduler(policy: Policy, kv_tokens: int, *shapes: tuple[int, int]) -> Scheduler:
+    """With one job per (prompt tokens, output tokens), which came before instant 0."""
+    made = Scheduler(policy, kv_tokens)
+    for shape in shapes:
+        made.submit(Job(*shape, -1))
+    return made
+
+
+def steps(made: Scheduler) -> Iterator[Batch]:
+    """What each step computes, until nothing is left."""
+    while made.running or made.waiting:
+        batch = made.plan(0)
+        made.finish()
+        yield batch
+
+
+def prompts(made: Scheduler) -> list[int]:
+    """How many prompts each step computes."""
+    return [batch.prompts for batch in steps(made)]
+
+
+def test_old_vllm_computes_prompts_before_it_decodes() -> None:
+    """As many whole prompts as the budget takes, step after step, while there is cache; then all decode."""
+    made = scheduler(replace(OLD_VLLM, step_tokens=64), 1600, *[(32, 3)] * 5)
+    assert [(batch.prompts, batch.decoding) for batch in steps(made)] == [(2, 0), (2, 0), (1, 0), (0, 5), (0, 5)]
+
+
+def test_old_vllm_leaves_a_hundredth_of_its_blocks_at_admission() -> None:
+    """Of 3200 tokens it admits prompts into 3168; decoding may take the rest."""
+    made = scheduler(OLD_VLLM, 3200, *[(31, 2)] * 100)
+    assert made.plan(0).prompts == 99
+    made.finish()
+    assert made.plan(0) == Batch(prompts=0, prompt_tokens=0, pairs=0, decoding=99, context=99 * 32)
+
+
+def test_old_vllm_pads_prompts_to_the_longest() -> None:
+    """At most 256 tokens of padding, and the budget counts them."""
+    assert prompts(scheduler(OLD_VLLM, 8000, (500, 1), (300, 1), (400, 1), (500, 1))) == [2, 2]
+    assert prompts(scheduler(replace(OLD_VLLM, step_tokens=1000), 8000, (300, 1), (300, 1), (350, 1))) == [2, 1]
+
+
+def test_tgi_waits_until_a_prefill_is_worth_its_pause() -> None:
+    """With 10 running, a ratio of 1.2 wants 12 prompts at once; fewer wait until 19 steps have decoded."""
+    made = scheduler(OLD_TGI, 100_000, *[(32, 64)] * 10)
+    next(steps(made))
+    for _ in range(11):
+        made.submit(Job(32, 64, -1))
+    assert [batch.prompts for _, batch in zip(range(20), steps(made), strict=False)] == [0] * 19 + [11]
+    made = scheduler(OLD_TGI, 100_000, *[(32, 64)] * 10)
+    next(steps(made))
+    for _ in range(12):
+        made.submit(Job(32, 64, -1))
+    assert [batch.prompts for _, batch in zip(range(2), steps(made), strict=False)] == [0, 12]
+
+
+def test_tgi_takes_back_what_is_too_little() -> None:
+    """Enough wait, but the prefill budget takes fewer than the ratio wants: nobody is admitted, and nothing is held."""
+    made = scheduler(OLD_TGI, 100_000, *[(512, 64)] * 30)
+    assert next(steps(made)).prompts == 8
+    held = made.gauges()
+    assert [batch.prompts for _, batch in zip(range(2), steps(made), strict=False)] == [0, 0]
+    assert made.gauges() == held
+    assert [job.arrived_ns for job in made.waiting] == [-1] * 22
+
+
+def test_tgi_reserves_the_whole_answer() -> None:
+    """In blocks: of 96 tokens two jobs of 16 + 17 take 32 each, and the third waits."""
+    made = scheduler(OLD_TGI, 95, *[(16, 17)] * 3)
+    assert made.plan(0).prompts == 2
+    assert made.gauges().kv_usage == pytest.approx(64 / 95)
+
+
+def test_old_lightllm_prefills_every_tenth_step() -> None:
+    """Whatever waits."""
+    made = scheduler(OLD_LIGHTLLM, 100_000, (32, 30))
+    next(steps(made))
+    made.submit(Job(32, 1, -1))
+    assert [batch.prompts for _, batch in zip(range(11), steps(made), strict=False)] == [0] * 10 + [1]
+
+
+def test_lightllm_admits_by_the_peak_that_all_will_reach() -> None:
+    """Two jobs of 10 + 50 reach 120 together. One of 10 + 5 beside one of 10 + 50 ends before that needs its last."""
+    assert scheduler(OLD_LIGHTLLM, 120, (10, 50), (10, 50)).plan(0).prompts == 1
+    assert scheduler(OLD_LIGHTLLM, 121, (10, 50), (10, 50)).plan(0).prompts == 2
+    assert scheduler(OLD_LIGHTLLM, 61, (10, 50), (10, 5)).plan(0).prompts == 2
+
+
+def test_a_sixth_of_the_cache_is_lightllms_prefill() -> None:
+    """But no less than its policy says, and what is asked for wins."""
+    old = engine_of("lightllm", "2023")
+    assert old.rules(68_700).step_tokens == 11_450
+    assert old.rules(6_000).step_tokens == old.policy.step_tokens
+    assert old.rules(68_700, 7, 99) == replace(old.policy, step_tokens=99, running_limit=7)
+
+
+def test_an_engine_that_is_not_known_names_those_that_are() -> None:
+    """Server and generation."""
+    with pytest.raises(HardwareError, match="sglang is not modelled: choose vllm, tgi, lightllm"):
+        engine_of("sglang")
+    with pytest.raises(HardwareError, match="'2024' is not known: choose current or 2023"):
+        engine_of("vllm", "2024")
+
+
+@pytest.mark.parametrize("server", ENGINES)
+def test_the_engines_of_2023_are_slower(server: str) -> None:
+    """Their steps take longer, of the same batch on the same card, and still more with more sequences."""
+    took = []
+    for vintage in ("current", "2023"):
+        engine = engine_of(server, vintage)
+        step_ns = engine.step_time(engine.deployment("A800", "llama-2-7b"))
+        took.append([step_ns(Batch(0, 0, 0, decoding, decoding * 300)) for decoding in (1, 64)])
+    assert took[0][0] < took[1][0]
+    assert took[1][0] < took[1][1]

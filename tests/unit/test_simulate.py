@@ -1,0 +1,190 @@
+"""A Plan in virtual time: each kind of load to its end, in a run file like any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen import runfile, simulate
+from loadgen.errors import OutputError, PlanError
+from loadgen.plan import Plan
+from loadgen.record import Record
+
+
+def simulated(folder: Path, engine: dict[str, Any] | None = None, **settings: Any) -> runfile.Run:
+    plan = Plan(**{"server": "vllm", "n": 20, "input_tokens": 100, "output_tokens": 16} | settings)
+    modelled = simulate.Modelled(**{"gpu": "A100", "model": "llama-2-7b"} | (engine or {}))
+    simulate.run(plan, modelled, folder / "run", ["loadgen", "simulate"])
+    return runfile.read(folder / "run")
+
+
+def in_flight(records: list[Record], at_ns: int) -> int:
+    return sum(record.due_ns <= at_ns < (record.end_ns or 0) for record in records)
+
+
+def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:
+    """Each request has a stamp per token, from instant 0 on; the run says that it is simulated, and by what."""
+    run = simulated(tmp_path)
+    assert sorted(record.id for record in run.records) == list(range(20))
+    for record in run.records:
+        assert (record.state, record.due_ns, len(record.chunk_ns), record.prompt_tokens) == ("complete", 0, 16, 100)
+        assert record.chunk_ns == sorted(record.chunk_ns)
+        assert record.end_ns == record.chunk_ns[-1]
+    header, footer = run.header, run.footer
+    assert (header.server["simulated"], header.server["virtual"], header.stamps.name) == (True, True, "virtual")
+    assert header.server["hardware"] == {"gpu": "A100-80GB SXM", "gpus": 1, "vintage": "current"}
+    assert footer is not None
+    assert (footer.sent, footer.complete, footer.ended_ns) == (20, 20, max(each.end_ns or 0 for each in run.records))
+
+
+def test_the_same_plan_gives_the_same_run(tmp_path: Path) -> None:
+    """To the nanosecond; another seed gives another one."""
+    arrivals = {"arrivals": "poisson:20", "output_tokens": "exponential:mean=30,min=4,max=100"}
+    one, two, other = (simulated(tmp_path / str(at), **arrivals, seed=at // 2).records for at in range(3))
+    assert one == two != other
+
+
+def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:
+    """Each end makes the next request due, after the think time; never more than the clients are under way."""
+    records = simulated(tmp_path, arrivals="closed:3,think=100ms", n=12).records
+    ends = sorted(record.end_ns or 0 for record in records)
+    assert sorted(record.due_ns for record in records) == [0, 0, 0, *(end + 100_000_000 for end in ends[:9])]
+    assert max(in_flight(records, record.due_ns) for record in records) == 3
+
+
+def test_a_closed_loop_may_end_by_its_duration(tmp_path: Path) -> None:
+    """Nothing is due later."""
+    records = simulated(tmp_path, arrivals="closed:2", n=None, duration_s=5).records
+    assert len(records) > 4
+    assert max(record.due_ns for record in records) < 5_000_000_000 < max(record.end_ns or 0 for record in records)
+
+
+def test_past_the_limit_in_flight_a_request_is_dropped(tmp_path: Path) -> None:
+    """As the driver does, and it is counted."""
+    run = simulated(tmp_path, arrivals="constant:1000", n=30, max_in_flight=10)
+    assert run.footer is not None
+    assert (run.footer.dropped, run.footer.complete) == (20, 10)
+
+
+def test_a_request_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    """At its deadline, with the tokens that it has by then; the others take less and complete."""
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("16\n2000\n")
+    records = simulated(tmp_path, output_tokens=f"empirical:{lengths}", timeout_s=5.0).records
+    states = Counter(record.state for record in records)
+    assert states["complete"] > 0
+    assert states["failed"] > 0
+    for record in records:
+        if record.state == "failed":
+            assert (record.error_kind, record.end_ns) == ("timeout", 5_000_000_000)
+            assert 0 < len(record.chunk_ns) < 2000
+            assert record.chunk_ns[-1] <= 5_100_000_000
+
+
+def test_a_request_that_never_fits_is_refused(tmp_path: Path) -> None:
+    """As a server refuses it; a closed loop goes on."""
+    records = simulated(tmp_path, {"kv_tokens": 128}, input_tokens="uniform:90..150", arrivals="closed:2").records
+    states = Counter((record.state, record.http_status) for record in records)
+    assert states["complete", 200] + states["failed", 400] == 20
+    assert states["failed", 400] > 0
+    assert all("never fit a KV cache of 128 tokens" in each.error_detail for each in records if each.state == "failed")
+
+
+def test_a_shared_prefix_is_computed_once(tmp_path: Path) -> None:
+    """By vLLM, whose cache knows blocks: first tokens come sooner, and the server's figures say so."""
+    plain = simulated(tmp_path / "plain", input_tokens=2000)
+    shared = simulated(tmp_path / "shared", input_tokens=2000, workload="shared-prefix:groups=1,tokens=1600")
+    assert max(each.chunk_ns[0] for each in shared.records) < max(each.chunk_ns[0] for each in plain.records) / 2
+    hits = [line.values["cached_prompt_tokens"] for line in shared.telemetry if line.source == "server"]
+    assert hits[-1] == 19 * 1600
+
+
+def test_sessions_grow_by_what_was_said(tmp_path: Path) -> None:
+    """Each turn's prompt holds the questions and answers before; it is due when the last answer has ended."""
+    records = simulated(tmp_path, workload="multi-turn:turns=3,think=1s", arrivals="closed:2", n=4).records
+    assert len(records) == 12
+    for session in {record.session for record in records}:
+        turns = sorted((record for record in records if record.session == session), key=lambda record: record.turn)
+        assert [record.prompt_tokens for record in turns] == [100, 216, 332]
+        assert all(after.due_ns == (before.end_ns or 0) + 1_000_000_000 for before, after in pairwise(turns))
+
+
+def test_a_trace_brings_its_own_lengths_and_instants(tmp_path: Path) -> None:
+    """As recorded."""
+    trace = tmp_path / "trace.csv"
+    rows = ["2024-01-01 00:00:00.0,50,5", "2024-01-01 00:00:01.5,70,7"]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    records = simulated(tmp_path, arrivals=f"trace:{trace}", n=None).records
+    seen = [(record.due_ns, record.prompt_tokens, record.output_tokens) for record in records]
+    assert seen == [(0, 50, 5), (1_500_000_000, 70, 7)]
+
+
+def test_a_file_of_prompts_is_counted_about(tmp_path: Path) -> None:
+    """Without a tokenizer by the word."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one two three", "output_tokens": 9}\n')
+    (record,) = simulated(tmp_path, workload=f"jsonl:{file}", n=1, output_tokens="answers").records
+    assert (record.prompt_tokens, record.output_tokens) == (3, 9)
+
+
+def test_the_server_is_looked_at_once_a_second(tmp_path: Path) -> None:
+    """How many run and wait, and how full the cache is: the curves of the report. 0 is never, but at the end."""
+    run = simulated(tmp_path / "a", {"kv_tokens": 1000}, n=200)
+    lines = [line for line in run.telemetry if line.source == "server"]
+    assert len(lines) > 3
+    assert lines[0].values["waiting"] == 199 or lines[1].values["waiting"] > 0
+    assert all(0 <= line.values["kv_used"] <= 1 and line.values["kv_tokens"] == 1000 for line in lines)
+    assert lines[-1].values["requests_finished"] == 200
+    quiet = simulated(tmp_path / "b", {"kv_tokens": 1000}, n=200, metrics_every_s=0)
+    assert sum(line.source == "server" for line in quiet.telemetry) == 1
+
+
+def test_half_a_cache_and_an_old_engine_are_slower(tmp_path: Path) -> None:
+    """What-ifs go the right way, two GPUs too."""
+
+    def took(name: str, **engine: Any) -> int:
+        footer = simulated(tmp_path / name, {"kv_tokens": 4000} | engine, n=100, output_tokens=100).footer
+        assert footer is not None
+        return footer.ended_ns
+
+    base = took("base")
+    assert took("half", kv_tokens=2000) > base
+    assert took("old", vintage="2023") > base
+    assert took("two", tensor=2) < base
+    assert took("faster", changes=("memory_bandwidth=8TB/s",)) < base
+    assert took("narrow", running_limit=4) > base
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "why"),
+    [
+        ({"gpu": "A8000"}, {}, "unknown GPU 'A8000'"),
+        ({"vintage": "2019"}, {}, "vintage '2019' is not known: choose current or 2023"),
+        ({"model": "llama-2-70b"}, {}, "does not fit"),
+        ({}, {"server": "openai"}, "the scheduler of openai is not modelled: choose vllm, tgi, lightllm"),
+        ({}, {"endpoint": "embeddings"}, "generates no tokens"),
+    ],
+)
+def test_what_cannot_be_simulated_says_why(
+    tmp_path: Path, engine: dict[str, Any], settings: dict[str, Any], why: str
+) -> None:
+    """Before anything is written."""
+    with pytest.raises(PlanError, match=why):
+        simulated(tmp_path, engine, **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do is said; the header alone is in the run file."""
+
+    def full(number: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("loadgen.runfile.os.write", full)
+    monkeypatch.setattr("loadgen.runfile.tempfile.gettempdir", lambda: str(tmp_path))
+    with pytest.raises(OutputError, match="No space left"):
+        simulated(tmp_path)

@@ -1,0 +1,75 @@
+"""How long a step takes: the tables say what the hardware model says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from servers.hardware.inference import step
+from servers.hardware.limits import deploy
+from servers.simulated.scheduler import Batch
+from servers.simulated.step_time import StepTime
+
+DEPLOYMENT = deploy("H100", "llama-3.1-8b", tensor=2)
+STEP_TIME = StepTime(DEPLOYMENT)
+
+
+def seconds(batch: Batch) -> float:
+    return STEP_TIME(batch) / 1e9
+
+
+@pytest.mark.parametrize(("decoding", "context"), [(1, 1), (7, 300), (64, 1000), (256, 5000), (3, 100_000)])
+def test_decoding_takes_what_the_model_says(decoding: int, context: int) -> None:
+    """Between two contexts of the table too."""
+    whole = float(step(DEPLOYMENT, decoding=decoding, context=context).total)
+    assert seconds(Batch(0, 0, 0, decoding, decoding * context)) == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize(("prompts", "tokens", "before"), [(1, 512, 0), (16, 512, 0), (3, 100, 0), (1, 2000, 6000)])
+def test_prompts_take_what_the_model_says(prompts: int, tokens: int, before: int) -> None:
+    """Alone, and beside sequences that decode."""
+    pairs = prompts * (tokens * before + tokens * (tokens + 1) // 2)
+    alone = float(step(DEPLOYMENT, prompts, tokens, before=before).total)
+    assert seconds(Batch(prompts, prompts * tokens, pairs, 0, 0)) == pytest.approx(alone, rel=0.02)
+    mixed = float(step(DEPLOYMENT, prompts, tokens, 40, 700, before=before).total)
+    assert seconds(Batch(prompts, prompts * tokens, pairs, 40, 40 * 700)) == pytest.approx(mixed, rel=0.02)
+
+
+def test_unequal_prompts_count_by_their_pairs() -> None:
+    """One of 1000 tokens and one of 24 attend to more than two of 512."""
+    equal = Batch(2, 1024, 512 * 513, 0, 0)
+    unequal = Batch(2, 1024, 1000 * 1001 // 2 + 24 * 25 // 2, 0, 0)
+    assert STEP_TIME(unequal) > STEP_TIME(equal)
+
+
+def test_a_line_is_the_steps_that_follow() -> None:
+    """Each token more in every sequence, as far as the line says that it holds."""
+    first_s, more_s, holds = STEP_TIME.line(32, 32 * 300)
+    assert 1 < holds <= 256
+    ahead = Batch(0, 0, 0, 32, 32 * (300 + holds))
+    assert seconds(ahead) == pytest.approx(first_s + holds * more_s, abs=2e-9)
+
+
+def test_launches_are_the_least_that_a_step_takes() -> None:
+    """Where kernels are short; where they are long, launches are hidden."""
+    slow = StepTime(DEPLOYMENT, launch_s=1e-3)
+    small, large = Batch(0, 0, 0, 1, 10), Batch(8, 8192, 8 * 1024 * 1025 // 2, 0, 0)
+    assert slow(small) / 1e9 >= 32 * 1e-3
+    assert slow.line(1, 10)[1] == 0
+    assert slow(large) == STEP_TIME(large)
+
+
+def test_each_sequence_costs_the_host_its_share() -> None:
+    """Beside what the kernels take."""
+    framework = replace(DEPLOYMENT.framework, sequence_s=DEPLOYMENT.framework.sequence_s + 1e-3)
+    dear = StepTime(replace(DEPLOYMENT, framework=framework))
+    batch = Batch(0, 0, 0, 50, 5000)
+    assert (dear(batch) - STEP_TIME(batch)) / 1e9 == pytest.approx(50e-3)
+
+
+def test_what_is_past_the_tables_goes_on_in_proportion() -> None:
+    """More sequences, tokens and context than anybody runs."""
+    assert seconds(Batch(0, 0, 0, 20_000, 200_000)) > seconds(Batch(0, 0, 0, 8_000, 80_000))
+    assert seconds(Batch(1, 100_000, 100_000 * 50_000, 0, 0)) > seconds(Batch(1, 60_000, 60_000 * 30_000, 0, 0))
+    assert seconds(Batch(0, 0, 0, 1, 200_000)) > seconds(Batch(0, 0, 0, 1, 130_000))

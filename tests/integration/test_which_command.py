@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,9 +44,11 @@ def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[
     """It, in a folder with all the files that the page speaks of."""
     _, name, *words = shlex.split(command)
     said = [name, *words, *SMALLER.get(name, []), *more]
+    # Locust starts threads, and an interpreter of its own.
+    run, said = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *said]) if name == "ui" else (Forked, said)
     own = {"LOADGEN_VLLM_URL": url, "LOADGEN_TOKEN": TOKEN, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    return Forked(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
+    return run(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """What a twin predicts: each figure with an interval, from figures of the same load under other draws of its constants,
-and from how far the fit missed what it was fitted to."""
+from how far the fit missed what it was fitted to, and from how much runs differ anyway."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ class Predicted(msgspec.Struct, kw_only=True):
 
 
 def predicted(
-    central: Mapping[str, float | None], draws: Sequence[Mapping[str, float | None]], residual: Mapping[str, float]
+    central: Mapping[str, float | None],
+    draws: Sequence[Mapping[str, float | None]],
+    residual: Mapping[str, float],
+    run_variation: float,
 ) -> list[Predicted]:
-    """Of the figures that all have. `residual` is a Twin's."""
+    """Of the figures that all have. `residual` is a Twin's; two runs of one server differ by `run_variation` at most."""
     found = []
     for name in FIGURES:
         value, others = central.get(name), [draw.get(name) for draw in draws]
@@ -38,7 +41,7 @@ def predicted(
             continue
         variance = sum(math.log(other / value) ** 2 for other in drawn) / max(1, len(drawn))
         missed = (residual[key] for key in (name, name.partition(".")[0], "rate") if key in residual)
-        variance += next(missed, 0.0) ** 2
+        variance += next(missed, 0.0) ** 2 + (run_variation / NORMAL_95) ** 2
         factor = math.exp(NORMAL_95 * math.sqrt(variance))
         found.append(Predicted(figure=name, value=value, low=value / factor, high=value * factor))
     return found

@@ -124,6 +124,7 @@ def check(
 def predict(plan: Plan, modelled: Modelled, draws: int | None = None) -> list[Predicted]:
     """Figures of the plan on a twin, each with its 95 % interval; nothing is written. Empty for a load so long that it
     would take minutes. Raises as loadgen.simulate.run does."""
+    from analysis.compare.figures import RUN_VARIATION
     from analysis.prediction import predicted
     from analysis.repeats import figures_of
     from analysis.summarise import summarise
@@ -139,16 +140,17 @@ def predict(plan: Plan, modelled: Modelled, draws: int | None = None) -> list[Pr
     central, *others = (
         figures_of(summarise(in_memory(plan, modelled, draw)), thin=True) for draw in (None, *range(number))
     )
-    return predicted(central, others, modelled.twin.residual)
+    return predicted(central, others, modelled.twin.residual, RUN_VARIATION)
 
 
 def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     """The same, of the requests of a run."""
+    from analysis.compare.figures import RUN_VARIATION
     from analysis.prediction import predicted
     from loadgen.twin_fit import foretold
 
     central, *others = (foretold(run, known, draw) for draw in (None, *range(len(known.draws))))
-    return predicted(central, others, known.residual)
+    return predicted(central, others, known.residual, RUN_VARIATION)
 
 
 def _read(path: Path) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,7 @@ def predicted(
     residual: Mapping[str, float],
     run_variation: float,
 ) -> list[Predicted]:
-    """Of the figures that all have. `residual` is a Twin's; two runs of one server differ by `run_variation` at most."""
+    """Of the figures that all have. `residual` is a Twin's; runs of one server differ by `run_variation` at most."""
     found = []
     for name in FIGURES:
         value, others = central.get(name), [draw.get(name) for draw in draws]
@@ -45,3 +46,12 @@ def predicted(
         factor = math.exp(NORMAL_95 * math.sqrt(variance))
         found.append(Predicted(figure=name, value=value, low=value / factor, high=value * factor))
     return found
+
+
+def foretold(server: Mapping[str, Any]) -> list[Predicted]:
+    """What the run file of a twin's simulation holds; nothing of a damaged one, or another version's."""
+    try:
+        found = msgspec.convert(server.get("prediction") or [], list[Predicted])
+    except msgspec.ValidationError:
+        return []
+    return [each for each in found if each.figure in FIGURES]

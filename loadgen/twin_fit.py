@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
 from loadgen.runfile import Run
-from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, Constant, Twin, step_time_of
+from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Constant, Twin, step_time_of
 from servers.hardware.inference import Deployment
 from servers.simulated.engines import Engine, engine_of
 from servers.simulated.scheduler import Job, Policy, Scheduler
@@ -219,6 +219,7 @@ class Problem:
         self.runs, self.limits, self.deployment = runs, limits, deployment
         self.names = ON_HARDWARE if deployment else OF_ITS_OWN
         self._prior = np.log(self._begin())
+        self._step_time: tuple[Any, Any] = (None, None)
         self._spread = np.array([each.spread for each in self.names.values()])
 
     def other_budget(self, found: Floats) -> bool:
@@ -239,7 +240,7 @@ class Problem:
         """The logarithms that fit best: downhill from the best of some starts, as the way in has steps of its own."""
         from scipy.optimize import least_squares
 
-        starts = [np.append(self._prior[:-2], np.log(ways)) for ways in WAYS_IN]
+        starts = [np.append(self._prior[: -len(REQUEST)], np.log(ways)) for ways in WAYS_IN]
         start = min(starts, key=lambda each: float(np.sum(self._all(each) ** 2)))
         found = least_squares(self._all, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
         return np.asarray(found.x)
@@ -301,7 +302,10 @@ class Problem:
     def replayed(self, run: Observed, logarithms: Floats) -> tuple[Floats, Floats, float]:
         """With these constants."""
         values = dict(zip(self.names, np.exp(logarithms).tolist(), strict=True))
-        return replay(run, self.limits, step_time_of(values, self.limits.rules, self.deployment), values)
+        step = (*logarithms[: -len(REQUEST)],)
+        if self._step_time[0] != step:  # its tables are the larger part of a replay
+            self._step_time = step, step_time_of(values, self.limits.rules, self.deployment)
+        return replay(run, self.limits, self._step_time[1], values)
 
     def _residuals(self, logarithms: Floats) -> Floats:
         """TTFT of all requests of a run, then TPOT, then E2E, run by run. A TTFT counts beside half a step."""

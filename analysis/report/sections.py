@@ -45,7 +45,7 @@ TITLES = {
 }
 """Of each section, in the order of the page, with its name in the navigation where that is another one."""
 HELP = {
-    "prediction": "Intervals are from other draws of the twin's constants, how far it missed what it was fitted to, and "
+    "prediction": "Intervals: from other draws of the twin's constants, how far it missed what it was fitted to, and "
     "how much runs of one server differ.",
     "goodput": "A request is good when it is complete and meets {bounds}; failures count as misses.",
     "turns": "Each turn's prompt holds all that was said before it; a later turn has only the sessions that got so "

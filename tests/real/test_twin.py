@@ -16,6 +16,7 @@ from tests.real.conftest import ROOT
 if TYPE_CHECKING:
     from tests.real.conftest import Engine
 
+pytestmark = pytest.mark.timeout(400)  # four loads, and vLLM may have to start
 THROUGHPUT, TTFT = 2.0, 3.0
 """By which factors predictions may be off on a busy machine, whose speed changes from run to run; on a quiet one they
 are within 10 and 20 % (docs/guides/twin.md)."""

@@ -29,6 +29,7 @@ COMMANDS = {
     "export": "loadgen.cli.report",
     "limits": "loadgen.cli.limits",
     "simulate": "loadgen.cli.simulate",
+    "plan-capacity": "loadgen.cli.capacity",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",
     "ui": "loadgen.cli.ui",
@@ -243,7 +244,7 @@ def _options(args: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _found(name: str) -> Any:
-    return getattr(import_module(COMMANDS[name]), name)
+    return getattr(import_module(COMMANDS[name]), name.replace("-", "_"))
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -16,8 +16,8 @@ GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """What is tried where none is named."""
 ASSUMED = """Costs are per hour, and per million output tokens at this rate. Assumed: Poisson
 arrivals, spread evenly over replicas that share no cache; no spare capacity for
-failures or peaks. In parentheses: if steps take {share:.0f} % more or less than modelled;
-nine of ten published measurements are within that."""
+failures or peaks. In parentheses: if steps take {share:.0f} % more or less time than
+modelled; nine of ten published measurements are within that."""
 
 
 def drive(

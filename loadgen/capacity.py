@@ -29,8 +29,9 @@ FIRST_STRIDE = 16
 """So many powers apart at first."""
 LEAST = -140
 """The lowest power that is tried, one request a minute: they meet no other."""
-REQUESTS = 1000
-"""Of each simulation: the p99 of fewer means little (analysis.stats.samples_needed)."""
+LASTS_S, REQUESTS = 60, range(1000, 5001)
+"""Each simulation lasts so long that a queue that grows is seen, and has so many requests: the p99 of fewer means little
+(analysis.stats.samples_needed)."""
 IN_FLIGHT = 64
 """From the rate of so many the search starts."""
 
@@ -88,7 +89,8 @@ class Replica:
     def at(self, per_s: float) -> Sequence[float | None]:
         """The objectives' figures at this rate."""
         if per_s not in self._known:
-            run = in_memory(self._plan.but(arrivals=f"poisson:{per_s:.6g}", n=REQUESTS), self._modelled)
+            number = max(REQUESTS[0], min(REQUESTS[-1], round(LASTS_S * per_s)))
+            run = in_memory(self._plan.but(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled)
             self._known[per_s] = self._figures(run)
             self.output_tokens = sum(each.output_tokens or 0 for each in run.records) / max(1, len(run.records))
         return self._known[per_s]

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.schedulers import Compared, rows
-from loadgen.twin_fit import Floats, Limits, Observed, Problem
+from loadgen.twin_fit import Floats, StepLimits, Observed, Problem
 from servers.simulated.engines import engine_of
 
 RUNNING_LIMIT, STEP_TOKENS = 128, 2048
@@ -52,7 +52,7 @@ def trace() -> tuple[dict[str, float], list[Compared], float]:
     run = Observed("trace", *load, [()] * len(recorded), *latencies, ended_s, np.zeros((0, 3)))
     engine = engine_of("vllm")
     deployment = engine.deployment("RTX PRO 6000", "llama-3.1-8b")
-    problem = Problem([run], Limits(engine, engine.kv_tokens(deployment), RUNNING_LIMIT, STEP_TOKENS), deployment)
+    problem = Problem([run], StepLimits(engine, engine.kv_tokens(deployment), RUNNING_LIMIT, STEP_TOKENS), deployment)
     found = problem.solve()
     told_ttft_s, told_tpot_s, _ = problem.replayed(run, found)
     compared = [

@@ -54,7 +54,7 @@ OF_ITS_OWN = {
 }
 
 
-class Constant(msgspec.Struct, kw_only=True, frozen=True):
+class TwinConstant(msgspec.Struct, kw_only=True, frozen=True):
     """One that was estimated."""
 
     value: float
@@ -91,7 +91,7 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     running_limit: int | None = None
     """None: the rules' own, as of step_tokens."""
     step_tokens: int | None = None
-    constants: dict[str, Constant]
+    constants: dict[str, TwinConstant]
     draws: list[list[float]]
     """Constants as other samples of the same runs would give them, in order of `constants`: for intervals."""
     residual: dict[str, float]

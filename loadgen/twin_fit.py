@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
 from loadgen.runfile import Run
-from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Constant, Twin, step_time_of
+from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, TwinConstant, Twin, step_time_of
 from servers.hardware.inference import Deployment
 from servers.simulated.engines import Engine, engine_of
 from servers.simulated.scheduler import Job, Policy, Scheduler
@@ -92,7 +92,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """By what a server fills its steps. None: the rules' own."""
 
     rules: Engine
@@ -150,7 +150,7 @@ def observed(run: Run) -> Observed:
 
 
 def replay(
-    run: Observed, limits: Limits, step_time: StepDurations, values: Mapping[str, float]
+    run: Observed, limits: StepLimits, step_time: StepDurations, values: Mapping[str, float]
 ) -> tuple[Floats, Floats, float]:
     """TTFT and TPOT of each request, and the instant of the last token, had they been simulated. NaN for what the
     cache can never hold."""
@@ -186,7 +186,7 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
     engine = engine_of(rules, str(known["vintage"]))
     kv_tokens = known.get("kv_tokens") or _kv_tokens(runs)
     kv_tokens = kv_tokens or (engine.kv_tokens(deployment) if deployment else UNKNOWN_KV)
-    limits = Limits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
+    limits = StepLimits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
     problem = Problem(seen, limits, deployment)
     found = problem.solve()
     if problem.other_budget(found):
@@ -194,7 +194,9 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
     draws = problem.draws(found)
     low, high = np.percentile(draws, (2.5, 97.5), axis=0)
     constants = {
-        name: Constant(value=_short(value), low=_short(least), high=_short(most), unit=each.unit, meaning=each.meaning)
+        name: TwinConstant(
+            value=_short(value), low=_short(least), high=_short(most), unit=each.unit, meaning=each.meaning
+        )
         for (name, each), value, least, most in zip(problem.names.items(), np.exp(found), low, high, strict=True)
     }
     facts = {"kv_tokens": kv_tokens, "running_limit": limits.running, "step_tokens": problem.limits.step_tokens}
@@ -215,7 +217,7 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
 class Problem:
     """Constants wanted, of these runs: as logarithms, so that none is negative."""
 
-    def __init__(self, runs: Sequence[Observed], limits: Limits, deployment: Deployment | None) -> None:
+    def __init__(self, runs: Sequence[Observed], limits: StepLimits, deployment: Deployment | None) -> None:
         self.runs, self.limits, self.deployment = runs, limits, deployment
         self.names = ON_HARDWARE if deployment else OF_ITS_OWN
         self._prior = np.log(self._begin())
@@ -349,7 +351,7 @@ def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> di
 def foretold(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
     """What the twin makes of the requests of a run, sent when they were."""
     engine, values = engine_of(twin.rules, twin.vintage), twin.values(draw)
-    limits = Limits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
+    limits = StepLimits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
     return figures(run, *replay(run, limits, step_time_of(values, engine, twin.deployment(engine)), values))
 
 

@@ -30,10 +30,7 @@ def drive(
     gpu: Annotated[
         str | None, Option(help="Such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **ENGINE)
     ] = None,
-    model: Annotated[
-        str | None,
-        Option(help="Such as llama-2-7b (default), llama-3.1-8b, or a Hugging Face config.json.", **ENGINE),
-    ] = None,
+    model: Annotated[str | None, Option(help="Such as llama-2-7b (default), or a config.json.", **ENGINE)] = None,
     tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)] = None,
     format_name: Annotated[
         str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **ENGINE)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer
 
 from loadgen.cli import PLAIN
-from loadgen.cli.output import write_text
+from loadgen.cli.output import complain, write_text
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 DRAWS_LEAST, DRAWS_MOST, REQUESTS_DRAWN = 4, 24, 40_000
 """Runs that an interval is made from: fewer of long ones."""
+CACHED_MOST = 0.05
+"""Of the prompts of a run that should be new to the server."""
+ALREADY_CACHED = (
+    "were in the server's prefix cache, and the twin takes them for computed. Run it again with another --seed."
+)
 TOO_LONG = 100_000
 """Requests of which there is no interval."""
 
@@ -79,6 +84,9 @@ def fit(
     limits = {"kv_tokens": kv_tokens, "running_limit": running_limit, "step_tokens": step_tokens}
     known = named | limits | {"vintage": vintage, "hardware": str(hardware or "")}
     found = fit(read, rules, deployment, known)
+    for path, known_already in zip(runs, map(_cached, read), strict=True):
+        if known_already > CACHED_MOST:
+            complain(f"{path}: {known_already:.0%} of its prompt tokens {ALREADY_CACHED}")
     write_text(out, json.dumps(_plain(found), indent=1) + "\n", "Name another file with --out.")
     if as_json:
         print(json.dumps(_plain(found), indent=1))
@@ -171,6 +179,19 @@ def _hardware(run: Run) -> dict[str, Any]:
     if limit is None:
         return {}
     return {"gpu": limit.gpu, "model": limit.model, "tensor": limit.gpus, "number_format": limit.format}
+
+
+def _cached(run: Run) -> float:
+    """The share of its prompt tokens that the server knew already, where the workload repeats none."""
+    from analysis.limits import CACHED
+
+    seen = [line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values]
+    if not seen or str(run.header.plan.get("workload") or "").startswith(CACHED):
+        return 0.0
+    cached, computed = (
+        seen[-1].get(name, 0) - seen[0].get(name, 0) for name in ("cached_prompt_tokens", "prompt_tokens")
+    )
+    return float(cached / computed) if computed else 0.0
 
 
 def _plain(found: Twin) -> Any:

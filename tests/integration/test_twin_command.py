@@ -12,9 +12,11 @@ from servers.simulated.config import SimulatedConfig
 from tests.command import burst, in_process, summary_of
 from tests.simulated import running
 
+pytestmark = pytest.mark.alone
 LOADS: dict[str, tuple[str, ...]] = {
     "burst": ("--n", "32"),
     "closed": ("--arrivals", "closed:2", "--n", "20", "--seed", "1"),
+    "again": ("--n", "32"),
     "poisson": ("--arrivals", "poisson:10", "--n", "30", "--seed", "2"),
 }
 
@@ -27,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, load in LOADS.items():
             (folder / name).mkdir()
             more = ("--url", server.url, "--output-tokens", "32", "--quiet")
-            command = "burst" if name == "burst" else "run"
+            command = "run" if "--arrivals" in load else "burst"
             code, _, problems = burst(folder / name, *load, *more, command=command)
             assert code in {0, 5}, problems
     code, out, problems = in_process(folder, "twin", "fit", "burst/run", "closed/run")
@@ -51,6 +53,12 @@ def test_fit_says_what_it_found_and_writes_it(runs: Path) -> None:
     assert (found["gpu"], found["model"], found["tensor"]) == ("H100 SXM", "Llama-3.1-8B", 1)
     assert found["constants"]["bandwidth"]["low"] < found["constants"]["bandwidth"]["value"]
     assert [each["requests"] for each in found["runs"]] == [32, 20]
+
+
+def test_prompts_that_the_server_knew_are_a_warning(runs: Path) -> None:
+    """The same seed twice: the second run computed next to nothing of its prompts."""
+    code, _, told = in_process(runs, "twin", "fit", "again/run", "--out", "again.json")
+    assert (code, "of its prompt tokens were in the server's prefix cache" in told) == (0, True)
 
 
 def test_check_holds_it_against_another_run(runs: Path) -> None:

@@ -19,7 +19,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.runfile import Run, Telemetry
 from loadgen.simulate import Modelled, in_memory, serving
-from loadgen.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Constant, Twin, read
+from loadgen.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, TwinConstant, Twin, read
 from servers.simulated.engines import engine_of
 from servers.simulated.scheduler import Job
 from servers.simulated.virtual import FOR_EVER_NS, FrontEnd
@@ -32,7 +32,7 @@ CARD: dict[str, Any] = {"gpu": "H100", "model": "llama-3.1-8b"}
 def truth(values: dict[str, float], **more: Any) -> Twin:
     """A twin that is exact."""
     known = ON_HARDWARE if "bandwidth" in values else OF_ITS_OWN
-    constants = {name: Constant(value=values[name], low=0, high=1, unit="s", meaning="") for name in known}
+    constants = {name: TwinConstant(value=values[name], low=0, high=1, unit="s", meaning="") for name in known}
     facts: dict[str, Any] = {
         "version": "0",
         "server": "vllm",

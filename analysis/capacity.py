@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis import stats
 from analysis.frame import Booleans, Floats, Frame, sum_by_row
-from analysis.objectives import COMPARISONS, LATENCIES, Objective, ObjectiveError
+from analysis.objectives import LATENCIES, Objective, ObjectiveError
 from analysis.slo import needs
 from analysis.summary import Summary
 
@@ -217,26 +217,29 @@ def _broken(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> 
     """The chance that the server breaks one objective at this load."""
     rows = np.flatnonzero(frame.inside)
     rows = rows[np.argsort(frame.due_ns[rows], kind="stable")]
-    complete = frame.complete[rows]
-    if not complete.any():
+    if not frame.complete[rows].any():
         return 1.0
-    ones = np.ones(len(rows))
     if objective.figure not in LATENCIES:
-        if objective.figure == "attainment":
-            values, bound = needs(frame, bounds)[rows], 1.0
-        else:
-            values, bound = ~complete + 0.0, 0.5
+        attained = objective.figure == "attainment"
+        values: Floats = needs(frame, bounds)[rows] if attained else np.where(frame.complete[rows], 0.0, 2.0)
         most = objective.bound if objective.unit == "share" else objective.bound / len(rows)
-        return chance_of_share(values > bound, ones, most if objective.figure in FEW else 1 - most, values, bound)
+        most = most if objective.figure in FEW else 1 - most
+        return chance_of_share(np.where(values > 1, 1.0, 0.0), np.ones(len(rows)), most, values, 1.0)
     value, late, of = (each[rows] for each in _per_request(objective, frame))
     if (share := objective.percentile) is not None:
         return chance_of_share(late, of, 1 - share, value, objective.bound)
-    finite = value[np.isfinite(value)]
+    known = np.isfinite(value) & (of > 0)
     if objective.statistic != "mean":
-        return float(not objective.keeps(float(finite.min() if objective.statistic == "min" else finite.max())))
-    mean, size = float(np.average(finite, weights=of[np.isfinite(value)])), len(finite) / autocorrelation_time(finite)
-    error = float(finite.std()) / math.sqrt(max(1.0, size - 1))
-    return 1 - stats.student_cdf((objective.bound - mean) / error, max(1.0, size - 1)) if error else float(mean > objective.bound)
+        return float(
+            not objective.keeps(float((value[known].min if objective.statistic == "min" else value[known].max)()))
+        )
+    mean, size = float(np.average(value[known], weights=of[known])), known.sum() / autocorrelation_time(value[known])
+    error = float(value[known].std()) / math.sqrt(max(1.0, size - 1))
+    return (
+        1 - stats.student_cdf((objective.bound - mean) / error, max(1.0, size - 1))
+        if error
+        else float(mean > objective.bound)
+    )
 
 
 def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Floats]:
@@ -247,7 +250,9 @@ def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Fl
     if offsets is None:
         offsets = np.concatenate(([0], np.cumsum(~np.isnan(metric.rows(frame)[sampled]))))
     counts = np.diff(offsets)
-    late = sum_by_row(~COMPARISONS[objective.comparison](samples, objective.bound), offsets)
+    late = sum_by_row(
+        samples > objective.bound if objective.comparison == "<=" else samples >= objective.bound, offsets
+    )
     means = np.divide(sum_by_row(samples, offsets), counts, out=np.zeros(len(counts)), where=counts > 0)
     each = float(counts.mean()) if len(counts) else 1.0
     value, missed, of = np.full(len(frame), math.inf), np.full(len(frame), each), np.full(len(frame), each)

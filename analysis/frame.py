@@ -116,6 +116,8 @@ class Frame:
     chunk_tokens: NDArray[np.unsignedinteger]
     offsets: Integers
     """Length of the rows + 1."""
+    ending: Integers
+    """Which of `endings`, by its place there."""
     endings: Mapping[Ending, EndingCount]
     sources: Mapping[Origin, int]
     window: Window | None = None
@@ -292,6 +294,7 @@ class Gathering:
         self._pending: list[Record] = []
         self._columns: dict[str, GrowingArray] = {}
         self._endings: dict[Ending, EndingCount] = {}
+        self._places: dict[Ending, int] = {}
         self._sources = Counter[Origin]()
 
     def add(self, record: Record) -> None:
@@ -314,7 +317,8 @@ class Gathering:
         for (phase, state, *said), number in Counter(map(COUNTED, records)).items():
             self._sources[Origin(phase == "measured", state, *said)] += number
         firsts = {ENDED(record): record.id for record in reversed(records)}
-        for how, number in Counter(map(ENDED, records)).items():
+        ended, places = [*map(ENDED, records)], {}
+        for how, number in Counter(ended).items():
             phase, state, kind, detail, http_status = how
             kind = "" if state == "complete" else kind or state
             ending = Ending(phase == "measured", state, kind, detail if kind else "", http_status)
@@ -322,6 +326,10 @@ class Gathering:
                 ending = ending._replace(detail=OTHER_DETAIL)
             before, first = self._endings.get(ending, (0, firsts[how]))
             self._endings[ending] = EndingCount(before + number, first)
+            places[how] = self._places.setdefault(ending, len(self._places))
+        self._columns.setdefault("ending", GrowingArray(np.dtype(np.uint16))).extend(
+            np.array([places[how] for how in ended], np.uint16)
+        )
 
 
 class GrowingArray:

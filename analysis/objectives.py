@@ -139,7 +139,7 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     objective: str
     """As it was written."""
     figure: str
-    verdict: Literal["pass", "fail", "cannot tell"]
+    verdict: Literal["pass", "fail", "inconclusive"]
     unit: Literal["s", "share", "requests", "per second"]
     """Of the next three."""
     bound: float

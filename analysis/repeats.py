@@ -1,21 +1,57 @@
-"""Repeats of one plan: how much its figures differ from run to run.
+"""Runs beside each other: how much the figures of one plan differ from run to run, and the index of a folder of runs.
 
 Requests of one run share one server and one stretch of time, so an interval made from them says nothing about another
 run. The interval here is over runs: Student's t on one figure per run (Student, "The probable error of a mean", 1908).
-It is the one that counts when runs are compared, and it needs two runs at least.
+It is the one that counts when runs are compared, and it needs RUNS_LEAST.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from analysis.report import Block, Document, Findings, Kind, Paragraph, Section, findings
-from analysis.report.format import UNKNOWN, asked, count, share, significant, simulated, unit_of, who
-from analysis.report.tables import objectives, table
-from analysis.stats import CONFIDENCE, DECIMALS, mean_and_deviation, share_interval, student_quantile
+from analysis.metrics import METRICS
+from analysis.report import (
+    Block,
+    ChartRef,
+    Code,
+    Document,
+    Finding,
+    Findings,
+    Kind,
+    Paragraph,
+    Section,
+    Switch,
+    TableCell,
+    findings,
+)
+from analysis.report.format import (
+    UNKNOWN,
+    asked,
+    count,
+    figure_title,
+    scale_of,
+    share,
+    significant,
+    simulated,
+    started,
+    unit_of,
+    who,
+)
+from analysis.report.tables import Cells, numbers, objectives, overview, statistic, table
+from analysis.stats import (
+    CONFIDENCE,
+    DECIMALS,
+    PERCENTILES,
+    mean_and_deviation,
+    samples_needed,
+    share_interval,
+    student_quantile,
+)
 from analysis.summary import Summary
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -26,8 +62,30 @@ SHOWN = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete", "goodput", "attainment"),
     *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
 )
+RUNS_LEAST = 3
+"""Of fewer runs an interval says nothing: of two it is 13 times as wide as they differ."""
 VALUES_MOST = 5
 """More runs than these have no room for each value in a line."""
+
+
+INDEXED_MOST = 150
+"""Runs on the page of a folder: it stays below 1.5 MB."""
+INDEXED = (
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99"),
+    *("itl.p99", "e2e.p50", "e2e.p99"),
+)
+PICKED = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+POINTS = ("p50", "p90", "p95", "p99", "p99_9", "max")
+CAN = "Pick runs in the table. Intervals and a verdict are from `loadgen compare`, which reads the runs themselves:"
+
+
+class IndexedRun(NamedTuple):
+    """A run of a folder; `path` is as a command line takes it, `link` leads from the page to its report."""
+
+    name: str
+    path: str
+    link: str
+    summary: Summary
 
 
 class OverRuns(msgspec.Struct, frozen=True):
@@ -37,10 +95,13 @@ class OverRuns(msgspec.Struct, frozen=True):
     mean: float | None
     """None where a run does not have the figure."""
     std: float | None
-    """None for fewer than two runs, as the interval is."""
+    """None for fewer than two runs."""
     ci95: tuple[float, float] | None
+    """None for fewer than three runs."""
     values: list[float | None]
     """Of each run, in order."""
+    thin: bool = False
+    """A percentile that some run has too few samples for."""
 
 
 class BetweenRuns(msgspec.Struct, frozen=True):
@@ -59,7 +120,7 @@ class BetweenRuns(msgspec.Struct, frozen=True):
 
 def between(summaries: Sequence[Summary]) -> BetweenRuns:
     """From their summaries in the order in which they ran."""
-    states, values = state(summaries), [figures_of(summary) for summary in summaries]
+    states, values = state(summaries), [figures_of(summary, thin=True) for summary in summaries]
     cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
     if not cold:
         said = "All runs started warm: requests had been sent to the server before each."
@@ -79,17 +140,18 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
     )
 
 
-def figures_of(summary: Summary) -> dict[str, float | None]:
-    """The figures of one run by which runs are told apart; None where the run has none, or too few samples for it."""
+def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
+    """The figures of one run by which runs are told apart; None where it has none, or too few samples, unless
+    `thin` ones are wanted too."""
     complete, total = completed(summary)
     found: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
     found["complete"] = complete / total if total else None
     if good := summary.goodput:
         found |= {"goodput": good.per_s, "attainment": good.attainment}
     for latency, described in summary.latency.items():
-        for statistic in STATISTICS:
-            thin = statistic in described.thin
-            found[f"{latency.removesuffix('_s')}.{statistic}"] = None if thin else described.of(statistic)
+        for kind in STATISTICS:
+            known = thin or kind not in described.thin
+            found[f"{latency.removesuffix('_s')}.{kind}"] = described.of(kind) if known else None
     return found | {"skew": summary.burst.skew_s}
 
 
@@ -106,6 +168,8 @@ def over_runs(values: Sequence[float | None]) -> OverRuns:
     mean, deviation = mean_and_deviation(known)
     if deviation is None:
         return OverRuns(1, mean, None, None, [*known])
+    if len(known) < RUNS_LEAST:
+        return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), None, [*known])
     margin = student_quantile((1 + CONFIDENCE) / 2, len(known) - 1) * deviation / math.sqrt(len(known))
     ends = round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)
     return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), ends, [*known])
@@ -113,7 +177,9 @@ def over_runs(values: Sequence[float | None]) -> OverRuns:
 
 def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverRuns:
     """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
-    (Clopper and Pearson), however alike the runs are."""
+    (Clopper and Pearson), however alike the runs are. A percentile of too few samples is marked as such."""
+    if any(_thin(each, name) for each in summaries):
+        return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
         return figure
     low, high = figure.ci95
@@ -125,6 +191,13 @@ def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverR
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
     return msgspec.structs.replace(figure, ci95=(max(0.0, low), min(1.0, high)))
+
+
+def _thin(summary: Summary, name: str) -> bool:
+    """Whether a figure is a percentile of too few samples."""
+    latency, _, kind = name.partition(".")
+    found = summary.latencies.get(f"{latency}_s")
+    return found is not None and kind in found.thin
 
 
 def state(summaries: Sequence[Summary]) -> list[str]:
@@ -140,7 +213,7 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
     """What repeats say together: the figures shown, with their interval between runs and each run's value."""
     few = found.runs <= VALUES_MOST
     heads: dict[str, Kind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
-    rows = []
+    rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = found.figures.get(figure_name)
         if figure is None or figure.mean is None:
@@ -149,13 +222,23 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
         ends = UNKNOWN if figure.ci95 is None else " to ".join(significant(end * factor, 4) for end in figure.ci95)
         each = ", ".join(significant(value and value * factor, 4) for value in figure.values)
         last = each if few else share(None if figure.std is None or not figure.mean else figure.std / figure.mean)
-        rows.append((figure_name, unit, significant(figure.mean * factor, 4), ends, last))
+        mark = "*" if figure.thin else ""
+        rows.append((figure_title(figure_name), unit, significant(figure.mean * factor, 4) + mark, ends, last))
+        if figure.thin:
+            kind = figure_name.partition(".")[2]
+            needed[kind] = f"{kind} {samples_needed(PERCENTILES[kind]):,}"
+    notes = [f"* too few independent samples: {', '.join(needed.values())} needed."] if needed else []
     shown = table(
-        title or "between runs", heads | {"each run" if few else "spread": "text"}, rows, several=True, id="repeats"
+        title or "between runs",
+        heads | {"each run" if few else "spread": "text"},
+        rows,
+        several=True,
+        id="repeats",
+        notes=notes,
     )
     text = Paragraph(f"The interval is of the mean over {count(found.runs, 'run')} (Student's t).")
-    if found.runs == 1:
-        text = Paragraph("One run says nothing about the difference between runs.", "warning")
+    if found.runs < RUNS_LEAST:
+        text = Paragraph(f"{count(found.runs, 'run')}: an interval between runs takes {RUNS_LEAST}.", "warning")
     return Section(name, title, [shown, text, Paragraph(found.state_said)])
 
 
@@ -173,3 +256,85 @@ def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
     title, subtitle = f"{who(first)}  {first.server.model or ''}", f"{asked(first)}, {found.runs} times"
     sections = [section(found, title=""), Section("repeats", "", blocks)]
     return Document("loadgen report", title, sections, subtitle, simulated(first))
+
+
+def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
+    """The page of a folder, newest first: all runs, those picked beside each other, and one figure over time."""
+    shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:INDEXED_MOST]
+    heads: dict[str, Kind] = {"run": "head", "began, UTC": "text", "label": "text", "server": "text", "load": "text"}
+    named = list[Cells]()
+    for name, _, link, summary in shown:
+        run = summary.run
+        load = f"{count(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
+        cells = [TableCell(who(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
+        began = started(summary).removesuffix(" UTC")
+        named.append((TableCell(name, link=link), began, run.label, *cells))
+    more = f"The newest {INDEXED_MOST} of {len(runs):,} runs: name a folder within for those in it."
+    warnings = [*([more] if len(runs) > len(shown) else []), *unread]
+    blocks: list[Block] = [Findings([Finding("runs", "warning", text) for text in warnings])] if warnings else []
+    blocks.append(overview([run.summary for run in shown], heads, named))
+    labels = [label for label, _ in Counter(run.summary.run.label for run in shown).most_common()]
+    trend = [
+        Switch("label", "Label", [(label, label or "none") for label in labels], "select"),
+        Switch("figure", "Figure", [(name, figure_title(name)) for name in INDEXED], "select"),
+    ]
+    picked: list[Block] = [ChartRef("picked", "Percentiles", [], "wide", "none"), Paragraph(CAN)]
+    picked.append(Code("", "Command", copy=True))
+    over = ChartRef("trend", "One figure over runs of one label", ["Hollow: not valid."], "wide", "none")
+    latency = Switch("metric", "Latency", [(name, METRICS[name].short) for name in PICKED])
+    sections = [
+        Section("answer", "Runs", blocks, switches=[Switch("filter", "Filter", kind="search")]),
+        Section("compare", "Compare", picked, switches=[latency]),
+        Section("over", "Trend", [over], switches=trend),
+    ]
+    mark = next((mark for run in shown if (mark := simulated(run.summary))), "")
+    data = {"runs": [], "index": _indexed(shown)}
+    return Document("loadgen report", title, sections, "", mark, (), ["index.js"], data, shown[0].summary.run.version)
+
+
+def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
+    """What the page's script draws."""
+    own = [figures_of(run.summary, thin=True) for run in runs]
+    figures, latencies = [], []
+    for name in INDEXED:
+        factor, unit = unit_of(name, max((value for each in own if (value := each[name])), default=None))
+        figures.append({"name": name, "title": figure_title(name), "factor": factor, "unit": unit})
+    for name in PICKED:
+        factor, unit = scale_of(max((run.summary.latencies[name].p50 or 0 for run in runs), default=None))
+        latencies.append({"name": name, "title": METRICS[name].short, "factor": factor, "unit": unit})
+    found = []
+    for (name, path, _, summary), values in zip(runs, own, strict=True):
+        of = {each: summary.latencies[each] for each in PICKED}
+        cells = {
+            each: [statistic(described, point, 1, bare=True) for point in POINTS] for each, described in of.items()
+        }
+        found.append(
+            {
+                **{"name": name, "path": path, "label": summary.run.label, "server": who(summary)},
+                **{"group": f"{who(summary)}, {summary.run.label}", "at": summary.run.started_at},
+                "valid": not findings.verdict(summary, findings.findings(summary)).id.startswith("invalid"),
+                "thin": [each for each in INDEXED if _thin(summary, each)],
+                "figures": {each: values[each] and float(f"{values[each]:.6g}") for each in INDEXED},
+                "percentiles": {
+                    each: [None if cell.value is None else float(f"{cell.value:.5g}") for cell in line]
+                    for each, line in cells.items()
+                },
+            }
+        )
+    points = [name.replace("_", ".") for name in POINTS]
+    return {"runs": found, "figures": figures, "latencies": latencies, "points": points}
+
+
+def listed(runs: Sequence[IndexedRun], title: str) -> Document:
+    """The same for the terminal."""
+    rows = []
+    for run in sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True):
+        summary = run.summary
+        rate, ttft = significant(summary.throughput.output_tokens_per_s, 4), summary.latency.ttft.p50
+        valid = findings.verdict(summary, findings.findings(summary))
+        figures = (rate, significant(ttft, 4), TableCell(valid.id, level=valid.level))
+        rows.append((run.name, *figures))
+    heads: dict[str, Kind] = {"run": "head", **numbers("tokens/s", "TTFT p50, s")}
+    return Document(
+        "loadgen report", title, [Section("", "", [table("Runs", heads | {"validity": "text"}, rows, several=True)])]
+    )

@@ -73,10 +73,10 @@ def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> li
 
 
 def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> ObjectiveVerdict:
-    verdict: Literal["pass", "fail", "cannot tell"] = "fail"
+    verdict: Literal["pass", "fail", "inconclusive"] = "fail"
     if found is not None:
         kept = {objective.keeps(found.low), objective.keeps(found.high)}
-        verdict = "cannot tell" if len(kept) == 2 else "pass" if True in kept else "fail"
+        verdict = "inconclusive" if len(kept) == 2 else "pass" if True in kept else "fail"
     return ObjectiveVerdict(
         objective=objective.text,
         figure=objective.figure,
@@ -87,7 +87,7 @@ def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> Object
         ci95=None if found is None or found.exact else (_finite(found.low), _finite(found.high)),
         requests=0 if found is None else found.requests,
         left_out=lost if objective.figure in LATENCIES else 0,
-        requests_needed=found.requests_needed if found and verdict == "cannot tell" else None,
+        requests_needed=found.requests_needed if found and verdict == "inconclusive" else None,
         said=_said(objective, found, verdict),
     )
 
@@ -164,7 +164,7 @@ def _said(objective: Objective, found: _Evidence | None, verdict: str) -> str:
     if found is None:
         return "no complete request has one" if latency else "the run has no such figure"
     said = _figures(objective, found)
-    if verdict != "cannot tell":
+    if verdict != "inconclusive":
         return said
     if found.requests_needed is None:
         return f"{said}; too close to the bound for any number of requests to tell"
@@ -268,7 +268,7 @@ def junit(summaries: Sequence[Summary]) -> str:
             tests=len(verdicts),
             failures=verdicts.count("fail"),
             errors=0,
-            skipped=verdicts.count("cannot tell"),
+            skipped=verdicts.count("inconclusive"),
         )
         properties = Xml.SubElement(suite, "properties")
         known = {f"run.{key}": getattr(run, key) for key in RUN_PROPERTIES}
@@ -283,7 +283,7 @@ def junit(summaries: Sequence[Summary]) -> str:
                 _element(case, "failure", message=each.said, type="objective").text = _text(
                     f"{each.objective}: {measured(each)}"
                 )
-            elif each.verdict == "cannot tell":
+            elif each.verdict == "inconclusive":
                 _element(case, "skipped", message=each.said)
         Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
         warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]

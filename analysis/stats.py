@@ -27,7 +27,7 @@ import numpy as np
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from analysis.objectives import AdjustedDistribution, Distribution
 from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
-from workloads.arrivals import LoadFacts
+from workloads.load import LoadFacts
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 WITH_INTERVAL = ("p50", "p90", "p95", "p99")

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from itertools import product
-from typing import Any
 
 import numpy as np
 
-from analysis import client, stats, summary
+from analysis import client, endings, stats, summary
 from analysis.frame import Frame, total
+from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
-from analysis.telemetry import counters, memory
+from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
 from loadgen.runfile import Run
 
-EXAMPLES_PER_KIND = 3
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
 WHOLE = "from the first byte sent to the last answer's end"
@@ -45,15 +42,16 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     latencies = {each.name: stats.describe(each.values(frame), each.groups(frame)) for each in of_requests}
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
-    machines = [_machine(run, frame, told) for told in run.header.client.get("machines", ())]
+    machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
     span = frame.span_ns
     starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
+    throughput = _throughput(frame, health)
     missing = int((frame.inside & ~frame.complete).sum())
     return summary.Summary(
         run=about,
         server=server_info(run),
-        requests=request_counts(run, frame),
+        requests=endings.request_counts(run, frame),
         tokens=token_counts(frame, may_end=about.may_end),
         window=summary.MeasuredWindow(
             from_s=None if span is None else stats.rounded(span[0] / 1e9),
@@ -62,7 +60,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             reason=WHOLE if frame.window is None else frame.window.reason,
             requests=int(frame.inside.sum()),
         ),
-        throughput=_throughput(frame, health),
+        throughput=throughput,
         latencies=latencies,
         intervals=summary.IntervalMeaning(
             confidence=stats.CONFIDENCE,
@@ -73,7 +71,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
         },
         burst=summary.BurstSkew(
-            skew_s=skew_s, skew_range_s=_skew_range_s(machines, frame) if machines and skew_s is not None else None
+            skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
         delivery=stats.delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
         memory=memory(run),
@@ -81,6 +79,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         client=health,
         machines=machines,
         turns=_turns(frame),
+        limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
     )
 
 
@@ -134,37 +133,6 @@ def server_info(run: Run) -> summary.ServerInfo:
     )
 
 
-def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
-    """How the requests ended. `unrecorded` are those a killed run left no Record of."""
-    endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
-    states, errors = Counter[str](), Counter[str]()
-    for ending, seen in endings.items():
-        states[ending.state] += seen.number
-        if ending.kind:
-            errors[ending.kind] += seen.number
-    plan, recorded = run.header.plan, states.total()
-    by_number = sorted(endings.items(), key=lambda pair: -pair[1].number)
-    # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
-    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
-    return summary.RequestCounts(
-        sent=recorded - states["dropped"],
-        **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
-        unrecorded=max(0, planned - recorded),
-        warmup=int((~frame.measured).sum()),
-        errors=dict(errors.most_common()),
-        examples={
-            kind: [
-                summary.ErrorExample(
-                    count=seen.number, detail=ending.detail, http_status=ending.http_status, request=seen.id
-                )
-                for ending, seen in by_number
-                if ending.kind == kind
-            ][:EXAMPLES_PER_KIND]
-            for kind in errors
-        },
-    )
-
-
 def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:
     """What was asked and what the server reported, over the requests sent; mismatches where both are known. An output
     mismatch is a complete answer of another length than asked, which only servers that cannot fix the length give;
@@ -205,42 +173,6 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
 def _figure(metric: Metric, frame: Frame) -> float | None:
     found: float | None = metric.formula(frame)
     return None if found is None else stats.rounded(found)
-
-
-def _machine(run: Run, frame: Frame, told: dict[str, Any]) -> summary.MachineClock:
-    """From the header and the `clock` samples."""
-    samples = [
-        sample.values
-        for sample in run.telemetry
-        if sample.source == "clock" and sample.values.get("workers") == told["workers"]
-    ] or [told]
-    own = frame.measured & np.isin(frame.worker, told["workers"])
-    return summary.MachineClock(
-        name=told["name"],
-        workers=told["workers"],
-        requests=int(own.sum()),
-        complete=int((own & frame.complete).sum()),
-        offset_s=told["offset_ns"] / 1e9,
-        drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / 1e9,
-        uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / 1e9,
-    )
-
-
-def _skew_range_s(machines: Sequence[summary.MachineClock], frame: Frame) -> tuple[float, float]:
-    """Least and most that the skew can have been, given how far each machine's clock may be off. Between a first byte
-    of one machine and a last byte of another stand both machines' uncertainties; on one machine there is nothing
-    between them. A machine that sent nothing is left out."""
-    sent = frame.sent & ~np.isnan(frame.sent_end_ns)
-    ends = [
-        (each.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9)
-        for each in machines
-        if (own := sent & np.isin(frame.worker, each.workers)).any()
-    ]
-    least = most = 0.0
-    for (first, one), (last, other) in product(enumerate(ends), repeat=2):
-        skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
-        least, most = max(least, skew_s - off_s), max(most, skew_s + off_s)
-    return stats.rounded(least), stats.rounded(most)
 
 
 def _turns(frame: Frame) -> list[summary.TurnLatency]:

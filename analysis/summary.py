@@ -2,7 +2,6 @@
 (docs/reference/summary.schema.json), its reference page and the Python API at once; `analysis.summarise` fills them in.
 
 Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined, never zero.
-No numpy here: what only reads summaries need not load it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from analysis.limits import HardwareLimit
 from analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.runfile import StampFacts
-from workloads.arrivals import LoadFacts
+from workloads.load import LoadFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
@@ -94,7 +94,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 
 
 class ErrorExample(msgspec.Struct, kw_only=True):
-    """One wording of an error, and how often it occurred."""
+    """One wording of an error, and how often it occurred; what differs in numbers only is one, with N for them."""
 
     count: int
     detail: str
@@ -310,7 +310,7 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     ring_off_p99_s: float | None = None
     ring_off_max_s: float | None = None
     stall_max_s: float | None = None
-    """The longest that a worker's loop stood still."""
+    """The longest stall of a worker's event loop."""
     first_token_merged: int = 0
     """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
     reopened: int = 0
@@ -418,9 +418,8 @@ class Memory(msgspec.Struct, kw_only=True):
 
 
 class CounterCheck(msgspec.Struct, kw_only=True):
-    """What the server counted over the run, warm-up included, against the client's count. Of requests that are not
-    complete nobody knows what the server counted: the client's count lies between `client` and `client_most` then, and
-    `difference` is that to the nearer end."""
+    """What the server counted over the run, warm-up included, against the client's count. With requests that are not
+    complete that lies between `client` and `client_most`, and `difference` is that to the nearer end."""
 
     server: int
     client: int | None = None
@@ -446,7 +445,7 @@ class MachineClock(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """summary.json. `machines`, `turns`, `goodput` and `objectives` are there only where a run has them."""
+    """summary.json. `machines`, `turns`, `limit`, `goodput` and `objectives` are there only where a run has them."""
 
     run: RunInfo
     server: ServerInfo
@@ -468,6 +467,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: ClientHealth
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
+    limit: HardwareLimit | None = None
     goodput: Goodput | None = None
     objectives: list[ObjectiveVerdict] = []
 
@@ -491,3 +491,9 @@ def as_dict(summary: Summary) -> dict[str, Any]:
     """What summary.json holds, as plain dicts and lists."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
     return found | {"memory": found["memory"] or {}}
+
+
+def from_json(text: bytes) -> Summary:
+    """A summary from summary.json. Raises msgspec.MsgspecError where it is none, or another version's."""
+    found = msgspec.json.decode(text, type=dict[str, Any])
+    return msgspec.convert(found | {"memory": found.get("memory") or None}, Summary)

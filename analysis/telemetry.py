@@ -1,5 +1,6 @@
 """What the server, the GPUs and the host said during a Run: its Telemetry lines in order of time, gaps kept as gaps; as
-curves on the run's time axis; the server's own counts against the client's; and memory before, during and after it.
+curves on the run's time axis; the server's own counts against the client's; memory before, during and after it; and the
+clocks of several machines.
 
 Engines take most of a card when they start and keep it, so memory in use says little about the load: the share of the
 KV cache that was in use does. Both stand here, and the note says which engine takes how much.
@@ -10,13 +11,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
-from analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory, MemoryReserved, ProcessMemory
+from analysis.stats import rounded
+from analysis.summary import (
+    CounterCheck,
+    GpuMemory,
+    HostMemoryLevels,
+    KvCache,
+    MachineClock,
+    Memory,
+    MemoryReserved,
+    ProcessMemory,
+)
 from loadgen.runfile import Run
 
 Source = Literal["server", "gpu", "host"]
@@ -371,3 +382,39 @@ def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
     said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
     note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"
     return MemoryReserved(share=share, note=note)
+
+
+def machine(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
+    """A machine of a run over several: from the header and the `clock` samples."""
+    samples = [
+        sample.values
+        for sample in run.telemetry
+        if sample.source == "clock" and sample.values.get("workers") == told["workers"]
+    ] or [told]
+    own = frame.measured & np.isin(frame.worker, told["workers"])
+    return MachineClock(
+        name=told["name"],
+        workers=told["workers"],
+        requests=int(own.sum()),
+        complete=int((own & frame.complete).sum()),
+        offset_s=told["offset_ns"] / 1e9,
+        drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / 1e9,
+        uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / 1e9,
+    )
+
+
+def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
+    """Least and most that the skew can have been, given how far each machine's clock may be off. Between a first byte
+    of one machine and a last byte of another stand both machines' uncertainties; on one machine there is nothing
+    between them. A machine that sent nothing is left out."""
+    sent = frame.sent & ~np.isnan(frame.sent_end_ns)
+    ends = [
+        (each.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9)
+        for each in machines
+        if (own := sent & np.isin(frame.worker, each.workers)).any()
+    ]
+    least = most = 0.0
+    for (first, one), (last, other) in product(enumerate(ends), repeat=2):
+        skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
+        least, most = max(least, skew_s - off_s), max(most, skew_s + off_s)
+    return rounded(least), rounded(most)

@@ -25,7 +25,7 @@ import numpy as np
 
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
 from loadgen.runfile import Header, Run, scan
-from workloads.arrivals import LoadFacts
+from workloads.load import LoadFacts
 
 PLATEAU_SHARE = 0.8
 STAYS_MIN = 2

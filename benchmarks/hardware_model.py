@@ -29,7 +29,8 @@ from servers.hardware.limits import deploy
 from servers.hardware.load import Load, expected
 from servers.hardware.training import Training, iteration, memory
 
-DATA = Path(__file__).parent / "data"
+DATA = [Path(__file__).parent / "data"]
+"""Folders of rows, the first that has them: `--data` puts another in front."""
 Rows = list[dict[str, str]]
 
 
@@ -397,7 +398,8 @@ def _point(source: str, quantity: str, row: dict[str, str], measured: float, pre
 
 @cache
 def _rows(name: str) -> Rows:
-    with gzip.open(DATA / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as lines:
+    path = next(file for folder in DATA if (file := folder / f"{name}.csv.gz").exists())
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
@@ -413,7 +415,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", metavar="WORD", help="print the rows of budgets whose name holds WORD, as CSV")
     parser.add_argument("--factors", action="store_true", help="A100 to B200, factor by factor")
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="rows of one's own, in the columns of data/")
     given = parser.parse_args(arguments)
+    DATA[:0] = [given.data] if given.data else []
     if given.rows:
         table = csv.writer(sys.stdout)
         for each in (each for budget in BUDGETS if given.rows in budget.name for each in budget.points()):

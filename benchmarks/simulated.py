@@ -1,4 +1,4 @@
-"""Does the simulated server keep up? Many streams in one burst, read by a client that does as little as it can.
+"""Is the simulated server fast enough? Many streams in one burst, read by a client that does as little as it can.
 
     python benchmarks/simulated.py                       # 1000 streams of 200 tokens, 20 ms apart: 50,000 events/s
     python benchmarks/simulated.py --n 100 --tokens 100

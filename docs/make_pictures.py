@@ -1,10 +1,9 @@
-"""Make the pictures of docs/guides/read-a-report.md again, from two real reports of simulated servers, and one of
-`loadgen limits`.
+"""Make the pictures of reports, comparisons, a matrix and `loadgen limits` again, from runs of simulated servers.
 
-    python docs/make_pictures.py          # needs Chromium; takes about a minute
+    python docs/make_pictures.py          # needs Chromium; takes five minutes
 
 The first run is a burst at the built-in vLLM. The second is a Poisson load of prompts of many lengths on a simulated
-LightLLM that refuses some requests and breaks off some answers.
+LightLLM that refuses some requests and breaks off some answers. The others are compared: two cards, three bursts each.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import NamedTuple
 from playwright.sync_api import Page, sync_playwright
 
 PICTURES = Path(__file__).parent / "pictures"
+MATRIX = Path(__file__).parent.parent / "examples/paper/simulated.toml"
 LOADGEN = [sys.executable, "-m", "loadgen"]
 BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
 LIMITS = ["limits", "--model", "llama-2-70b", "--tp", "8", "--page"]
@@ -33,7 +33,7 @@ FAULTS = ["--clock", "batching", "--speed", "4", "--fault", "cut=0.005", "--faul
 
 
 class Picture(NamedTuple):
-    """What part of which report, how wide and in which scheme."""
+    """What part of which report (its first screen without one), how wide and in which scheme."""
 
     name: str
     run: str
@@ -45,7 +45,6 @@ class Picture(NamedTuple):
 ALL = (
     Picture("answer", "burst", "#answer"),
     Picture("latency", "burst", "#latency"),
-    Picture("queue", "burst", "#waiting"),
     Picture("prompts", "load", "#waiting"),
     Picture("gaps", "load", "#gaps figure"),
     Picture("course", "load", "#course"),
@@ -53,7 +52,12 @@ ALL = (
     Picture("closer", "burst", "#timeline figure"),
     Picture("percentiles", "burst", "#percentiles"),
     Picture("objectives", "load", "#objectives"),
+    Picture("latencies", "load", "figure:has(#chart-latencies)"),
+    Picture("compare", "compare", "#comparison", 1200),
+    Picture("index", "index", "body", 1500),
     Picture("phone", "load", "#answer", 360, "dark"),
+    Picture("report", "burst", "", 1280),
+    Picture("matrix", "matrix", "", 1280),
     Picture("limits", "limits", "#roofline"),
 )
 
@@ -65,34 +69,56 @@ def main() -> None:
         runs["limits"].mkdir()
         subprocess.run([*LOADGEN, *LIMITS, runs["limits"] / "report.html"], check=True)
         subprocess.run([*LOADGEN, *BURST, "--out", runs["burst"]], check=False)
-        with simulated() as url:
+        with simulated("--server", "lightllm", *FAULTS) as url:
             subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)
+        pages = {name: run / "report.html" for name, run in runs.items()} | compared(Path(folder))
+        subprocess.run([*LOADGEN, "matrix", MATRIX, "--quiet", "--out", f"{folder}/matrix"], check=False)
+        pages["matrix"] = Path(folder) / "matrix/matrix.html"
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for picture in ALL:
             page = browser.new_page(
                 viewport={"width": picture.width, "height": 900},
                 color_scheme="dark" if picture.scheme == "dark" else "light",
             )
-            page.goto((runs[picture.run] / "report.html").as_uri())
+            page.goto(pages[picture.run].as_uri())
             take(page, picture)
             page.close()
         browser.close()
 
 
+def compared(folder: Path) -> dict[str, Path]:
+    """The page of a comparison, and the index of its runs."""
+    for name, gpu in (("before", "RTX 3090"), ("after", "RTX 4090")):
+        with simulated("--server", "vllm", "--clock", "batching", "--speed", "2", "--gpu", gpu) as url:
+            burst = ["burst", "--server", "vllm", "--n", "100", "--repeats", "3", "--warmup", "8", "--label", "card"]
+            subprocess.run(
+                [*LOADGEN, *burst, "--url", url, "--quiet", "--out", f"runs/{name}"], check=False, cwd=folder
+            )
+    subprocess.run(
+        [*LOADGEN, "compare", "--html", "compare.html", "runs/before", "runs/after"], check=False, cwd=folder
+    )
+    subprocess.run([*LOADGEN, "report", "runs"], check=False, cwd=folder)
+    return {"compare": folder / "compare.html", "index": folder / "runs/index.html"}
+
+
 def take(page: Page, picture: Picture) -> None:
     """One picture of one part, once its charts are drawn."""
-    page.wait_for_selector("html[data-drawn=all]")
+    page.evaluate("Report.drawAll()")
     if picture.name == "closer":
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
     file = PICTURES / f"{picture.name}.png"
-    page.locator(picture.part).first.screenshot(path=file, animations="disabled")
+    if picture.part:  # without the navigation, which stays in view
+        page.add_style_tag(content=".bar { position: static } .skip { display: none }")
+        page.locator(picture.part).first.screenshot(path=file, animations="disabled")
+    else:
+        page.screenshot(path=file, animations="disabled")
     print(file)
 
 
 @contextmanager
-def simulated() -> Iterator[str]:
-    """A simulated LightLLM with faults; gives its URL and ends with the block."""
-    command = [*LOADGEN, "sim", "--server", "lightllm", *FAULTS]
+def simulated(*options: str) -> Iterator[str]:
+    """A simulated server; gives its URL and ends with the block."""
+    command = [*LOADGEN, "sim", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:

@@ -233,7 +233,7 @@ class _Measurement:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
         theirs.close()
-        self._pipe.send((plan.model_dump(), self._folder, command_of(plan)))
+        self._pipe.send((vars(plan), self._folder, command_of(plan)))
         # A thread of its own: an interrupt of the caller never falls into the middle of a message.
         self._listener = threading.Thread(target=self._listen, name="loadgen", daemon=True)
         self._listener.start()

@@ -38,7 +38,7 @@ _SAMPLED = {
     "gpus": [_CARD],
 }
 _PLAN = {
-    "server url endpoint label arrivals workload platform": _Text,
+    "server url endpoint label arrivals workload platform gpu_model": _Text,
     "n workers warmup repeat repeats max_in_flight": Whole | None,
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
@@ -50,6 +50,7 @@ _FACTS = {
     "name version model url endpoint title prompts forced": _Text,
     "simulated exact": bool,
     "speed": _Number | None,
+    "hardware": {"gpu model": str, "tensor_parallel": Whole},
     "limits": dict[str, bool | int | float | str | None] | None,
     "notes": {"prompt_piece_tokens": int, "memory_option memory_taken": str},
     "stamps": str,

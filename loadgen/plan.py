@@ -6,85 +6,39 @@ generated documentation: loadgen.cli.options makes the options of `loadgen burst
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+import msgspec
 
 from loadgen.errors import PlanError
+from loadgen.settings import (
+    NOTHING_SENT,
+    OBJECT,
+    POSITIVE,
+    SEVERAL,
+    RunOption,
+    canonical,
+    existing,
+    known_gpu,
+    must,
+    one_of,
+    settled,
+    sizes,
+    within,
+)
 from servers.access import certificates, header_lines, redacted, server_url
-from servers.errors import read_settings
 from servers.kinds import KINDS, any_of
-from servers.wire.stamps import AUTO, SOURCES
-from workloads import arrivals, lengths, pictures, workload
+from servers.wire.sources import AUTO, SOURCES
+from workloads import arrivals, lengths, workload
 from workloads.datasets import user_fields
-from workloads.prompts import tokenizer_file
 from workloads.ruler import Counter
-from workloads.syntax import WorkloadError
-
-Group = Literal["Server", "Load", "Prompts", "Measurement", "Output"]
-"""Under which heading `--help` lists an option."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOption:
-    """How people meet a field of the Plan. Its name, unit and form on the command line follow from the field itself:
-    `timeout_s` is `--timeout` and takes `500ms`, a bool is a flag, a tuple of several values may be repeated."""
-
-    group: Group
-    interactive: Literal["form", "start"] | None = None
-    """Whether `loadgen ui` has it: its web form may change it between runs, or it is fixed when `loadgen ui` starts."""
-    help: str = ""
-    """By default the field's docstring."""
-
-
-def _one_of(known: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Like a Literal, of names that are looked up when they are needed."""
-
-    def check(name: str) -> str:
-        if name not in (names := [*known()]):
-            raise PydanticCustomError("literal_error", "unknown", {"expected": any_of(map(repr, names))})
-        return name
-
-    return AfterValidator(check)
-
-
-def _must(hold: Callable[[Any], bool], otherwise: str) -> AfterValidator:
-    """A check of a value that was given; what is said `otherwise` may quote it."""
-
-    def check(value: Any) -> Any:
-        if value is not None and not hold(value):
-            raise ValueError(otherwise.format(value))
-        return value
-
-    return AfterValidator(check)
-
-
-def _sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple("x".join(map(str, pictures.size(text))) for text in texts)
-
-
-def _there(tokenizer: Path | None) -> Path | None:
-    if tokenizer is not None:
-        tokenizer_file(tokenizer)
-    return tokenizer
-
-
-def _outputs(settings: dict[str, Any]) -> int | str:
+def _outputs(settings: Mapping[str, Any]) -> int | str:
     """Output lengths where none were named."""
     return lengths.ANSWERS if _file_of(settings["workload"]) else lengths.UNNAMED
 
@@ -94,35 +48,42 @@ def _file_of(named: str) -> Path | None:
     return getattr(workload.parse(named), "path", None)
 
 
-def _endpoints() -> Iterable[str]:
+def endpoints() -> Iterable[str]:
+    """Of any kind of server."""
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
 
 _ARRIVALS = any_of(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
-ServerName = Annotated[str, _one_of(lambda: KINDS)]
-StampsName = Annotated[str, _one_of(lambda: (AUTO, *SOURCES))]
-EndpointName = Annotated[str, _one_of(_endpoints)]
-URL = Annotated[str, AfterValidator(server_url)]
-FORWARD = _must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
-SELDOM = _must(
-    lambda every_s: not 0 < every_s < 1,
+ARRIVALS, WORKLOAD = canonical(arrivals.parse), canonical(workload.parse)
+INPUTS, OUTPUTS = canonical(lengths.parse), canonical(lengths.outputs)
+A_KIND, AN_ENDPOINT, A_SOURCE = one_of(lambda: KINDS), one_of(endpoints), one_of(lambda: (AUTO, *SOURCES))
+URL = Annotated[str, server_url]
+FORWARD = must(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
+WEEK = must(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0, and a week at most")
+WORD = must(
+    lambda word: re.fullmatch(r"[\w.-]{1,60}", word, re.ASCII) is not None, "must be 1 to 60 letters, digits, . _ or -"
+)
+SHORT = must(lambda words: len(words) <= 60, "must have 60 characters at most")
+SELDOM = must(
+    lambda every_s: every_s == 0 or every_s >= 1,
     "at most once a second, or a server at its limit is measured while it answers us; 0 is off",
 )
 
 
-class Plan(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Plan:
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     # Empty until loadgen.server.named has asked.
     server: Annotated[
-        ServerName,
+        str,
+        A_KIND,
         RunOption("Server", "start", f"Which server answers: {any_of(KINDS)}; with --url by default what it says."),
     ] = ""
     endpoint: Annotated[
-        EndpointName | None,
-        RunOption("Server", "start", f"{any_of(_endpoints())}; the server's native one by default."),
+        str | None,
+        AN_ENDPOINT,
+        RunOption("Advanced", "start", f"{any_of(endpoints())}; the server's native one by default."),
     ] = None
     url: Annotated[URL | None, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
@@ -130,98 +91,109 @@ class Plan(BaseModel):
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model name to ask for; the server's first one by default."""
     # Canonical text of workloads.arrivals, as `workload` is of workloads.workload.
-    arrivals: Annotated[str, RunOption("Load", None, f"When requests are due: {_ARRIVALS}.")] = "burst"
+    arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When requests are due: {_ARRIVALS}.")] = "burst"
     # None where the duration or the trace says.
-    n: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
+    n: Annotated[int | None, within(1, 1_000_000), RunOption("Load")] = None
     """How many requests; or sessions, where these are asked."""
-    duration_s: Annotated[float | None, RunOption("Load"), Field(gt=0, le=7 * 86_400)] = None
+    duration_s: Annotated[float | None, WEEK, RunOption("Load")] = None
     """Nothing is due later than this."""
     # None: as many as the plan can have under way.
-    max_in_flight: Annotated[int | None, RunOption("Load"), Field(ge=1, le=1_000_000)] = None
+    max_in_flight: Annotated[int | None, within(1, 1_000_000), RunOption("Advanced")] = None
     """Past it a request that is due is dropped, and counted."""
-    warmup: Annotated[int, RunOption("Load"), Field(ge=0, le=10_000)] = 0
+    warmup: Annotated[int, within(0, 10_000), RunOption("Advanced")] = 0
     """Requests to send before the clock starts; in no figure."""
-    workers: Annotated[int, RunOption("Load"), Field(ge=1, le=256)] = 1
+    workers: Annotated[int, within(1, 256), RunOption("Advanced")] = 1
     """Processes that share the load."""
-    timeout_s: Annotated[float, RunOption("Load", "start"), Field(gt=0)] = 600.0
+    timeout_s: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 600.0
     """After which one request is given up; 600s by default."""
-    repeats: Annotated[int, RunOption("Load"), Field(ge=1, le=1000)] = 1
-    """Run it so often, each time with the next seed: see docs."""
-    repeat: int = Field(0, ge=0)
+    repeats: Annotated[int, within(1, 1000), RunOption("Load")] = 1
+    """Run it this many times, each with the next seed."""
+    repeat: Annotated[int, within(0, 1000)] = 0
     """Which of the repeats this run is, from 1; 0 for a run by itself."""
-    workload: Annotated[str, RunOption("Prompts", "form")] = "synthetic"
-    """What is asked: synthetic, shared-prefix:groups=G,tokens=P, sharegpt:FILE, jsonl:FILE, multi-turn:turns=K
+    workload: Annotated[str, WORKLOAD, RunOption("Prompts", "form")] = "synthetic"
+    """What is asked: synthetic, sharegpt:FILE, jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K
     (sessions), ..."""
     # A number, or the canonical text of workloads.lengths.
-    input_tokens: Annotated[int | str, RunOption("Prompts", "form")] = 512
-    """Prompt lengths, exact by the server's own tokenizer: a number (512 by default), uniform:A..B,
-    lognormal:mean=M,cv=C, empirical:FILE, ..."""
-    output_tokens: Annotated[int | str, RunOption("Prompts", "form")] = Field(default_factory=_outputs)
-    """Tokens to generate, likewise; by default those that a file's own answers have (answers), else 128. max:128 and so
-    on lets answers end early."""
-    extra_body: Annotated[dict[str, Any], AfterValidator(user_fields), RunOption("Prompts", "start")] = {}
+    input_tokens: Annotated[int | str, INPUTS, RunOption("Prompts", "form")] = 512
+    """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact by the server's
+    own tokenizer."""
+    output_tokens: Annotated[int | str, OUTPUTS, RunOption("Prompts", "form", default=_outputs)] = lengths.UNNAMED
+    """Tokens to generate: 128 (default), uniform:A..B, ... as above; those of a file's own answers (answers, its
+    default). max:128 and so on lets answers end early."""
+    extra_body: Annotated[dict[str, Any], OBJECT, user_fields, RunOption("Advanced", "start")] = field(
+        default_factory=dict
+    )
     """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
-    ignore_eos: Annotated[bool, RunOption("Prompts", "start")] = True
+    ignore_eos: Annotated[bool, RunOption("Advanced", "start")] = True
     """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
-    image: Annotated[tuple[str, ...], AfterValidator(_sizes), RunOption("Prompts", "start")] = ()
+    image: Annotated[tuple[str, ...], SEVERAL, sizes, RunOption("Advanced", "start")] = ()
     """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
-    seed: Annotated[int, RunOption("Prompts", "form")] = 0
+    seed: Annotated[int, RunOption("Advanced", "form")] = 0
     """The same seed gives byte-identical requests and due instants."""
-    tokenizer: Annotated[Path | None, AfterValidator(_there), RunOption("Prompts", "start")] = None
+    tokenizer: Annotated[Path | None, existing, RunOption("Advanced", "start")] = None
     """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
-    lengths: Annotated[Counter | None, RunOption("Prompts", "start")] = None
+    lengths: Annotated[Counter | None, RunOption("Advanced", "start")] = None
     """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
-    api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
+    api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
-    header: Annotated[tuple[str, ...], AfterValidator(header_lines), RunOption("Server", "start")] = ()
+    header: Annotated[tuple[str, ...], SEVERAL, header_lines, RunOption("Advanced", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
-    ca_file: Annotated[Path | None, AfterValidator(certificates), RunOption("Server", "start")] = None
+    ca_file: Annotated[Path | None, certificates, RunOption("Advanced", "start")] = None
     """Certificate authorities for https, in PEM."""
-    insecure: Annotated[bool, RunOption("Server", "start")] = False
+    insecure: Annotated[bool, RunOption("Advanced", "start")] = False
     """Do not check certificates."""
-    real: Annotated[bool, RunOption("Server", "start")] = False
+    real: Annotated[bool, RunOption("Advanced", "start")] = False
     """Never fall back to the simulated server."""
-    force: Annotated[bool, RunOption("Server", "start")] = False
+    force: Annotated[bool, RunOption("Advanced", "start")] = False
     """Measure a version of a server that is known to mislead."""
-    speed: Annotated[float, RunOption("Server", "start"), Field(gt=0)] = 5.0
+    speed: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 5.0
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
-    window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Measurement")] = None
+    window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Advanced")] = None
     """What the figures are of; else chosen."""
-    stamps: Annotated[StampsName, RunOption("Measurement", "start")] = AUTO
+    stamps: Annotated[str, A_SOURCE, RunOption("Advanced", "start")] = AUTO
     """Where arrival instants come from: ring, the kernel's stamp of each packet; socket, that of each read; user, this
     process's clock, as late as it is; or auto, the best that works here."""
-    metrics_every_s: Annotated[float, RunOption("Measurement", "start"), Field(ge=0), SELDOM] = 1.0
+    metrics_every_s: Annotated[float, SELDOM, RunOption("Advanced", "start")] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""
-    dcgm_url: Annotated[URL | None, RunOption("Measurement", "start")] = None
+    dcgm_url: Annotated[URL | None, RunOption("Advanced", "start")] = None
     """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
-    gpu: Annotated[bool | None, RunOption("Measurement")] = None
+    gpu: Annotated[bool | None, RunOption("Advanced")] = None
     """Read this machine's GPUs through NVML; by default when the server is on it."""
-    server_pid: Annotated[tuple[int, ...], RunOption("Measurement")] = ()
+    server_pid: Annotated[tuple[int, ...], SEVERAL, RunOption("Advanced")] = ()
     """A server process on this machine, whose memory is read with that of its children; repeatable."""
-    label: Annotated[str, RunOption("Output", "start"), Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] = "run"
+    label: Annotated[str, WORD, RunOption("Advanced", "start")] = "run"
     """A word for the run's folder and report."""
-    platform: Annotated[str, RunOption("Output", "start"), Field(max_length=60)] = ""
+    platform: Annotated[str, SHORT, RunOption("Advanced", "start")] = ""
     """What the server runs on, such as A800; stands by its name."""
+    gpu_model: Annotated[str, known_gpu, RunOption("Advanced", "start")] = ""
+    """The server's GPUs, for what they allow at most: H100, or 4 x A100; by default what NVML or DCGM says."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, **values: Any) -> None:
-            """Validate. Raises PlanError whose message has one line per mistake, named by its command-line option."""
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                # A default that follows from a field with a mistake is none of its own.
-                found = (each for each in error.errors() if each["type"] != "default_factory_not_called")
-                mistakes = "\n".join(map(_mistake, found))
-                raise PlanError(mistakes, "Nothing was sent. --help lists the options.") from None
+            """Raises PlanError whose message has one line per mistake, named by its command-line option."""
+            vars(self).update(settled(type(self), values))
+            if mistake := next(self._mistakes(), ""):
+                raise PlanError(mistake, NOTHING_SENT)
+
+    def but(self, **changes: Any) -> Self:
+        """The plan with these changes, which are right."""
+        plan = object.__new__(type(self))
+        vars(plan).update(vars(self) | changes)
+        return plan
+
+    def stored(self) -> dict[str, Any]:
+        """As it is kept, in types of JSON, without secrets."""
+        kept = vars(self) | {"header": tuple(map(redacted, self.header))}
+        return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(kept, enc_hook=str)))
 
     def each_repeat(self) -> list[Plan]:
         """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
         and chance in lengths and gaps would be the same each time."""
         changes = ({"repeat": place, "seed": self.seed + place - 1} for place in range(1, self.repeats + 1))
-        return [self.model_copy(update=each) for each in changes]
+        return [self.but(**each) for each in changes]
 
     @property
     def of_sessions(self) -> bool:
@@ -238,101 +210,24 @@ class Plan(BaseModel):
         """Whether answers may end before the requested length."""
         return not self.ignore_eos or lengths.outputs(str(self.output_tokens)).may_end
 
-    @property
-    def lengths_said(self) -> tuple[str, str]:
-        """Prompt and output lengths in words, also where a trace or a file brings its own."""
-        if arrivals.parse(self.arrivals).facts.recorded and self.workload == "synthetic":
-            return "recorded", "recorded"
-        named = lengths.outputs(str(self.output_tokens)).lengths
-        gaps = f" ({lengths.UNNAMED} where it names none)" if self.workload.startswith("jsonl:") else ""
-        told = f"the file's{gaps}" if named is None else f"{named}"
-        return "the file's" if self.of_file else f"{self.input_tokens}", "at most " * self.may_end + told
-
-    @field_validator("arrivals", "workload", "input_tokens", "output_tokens")
-    @classmethod
-    def _canonical(cls, value: int | str, info: ValidationInfo) -> int | str:
-        """As it is parsed and written again; the hint of a mistake goes into its message."""
-        parsers = {"arrivals": arrivals.parse, "workload": workload.parse, "output_tokens": lengths.outputs}
-        try:
-            text = str(parsers.get(str(info.field_name), lengths.parse)(str(value)))
-        except WorkloadError as error:
-            raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
-        return int(text) if text.isdecimal() else text
-
-    @field_validator("server_pid", "header", "image", mode="before")
-    @classmethod
-    def _several(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, int | str) else given or ()
-
-    @field_validator("extra_body", mode="before")
-    @classmethod
-    def _object(cls, given: Any) -> Any:
-        try:
-            if isinstance(given, str):
-                given = json.loads(read_settings(Path(given[1:])) if given.startswith("@") else given)
-        except OSError as error:
-            raise ValueError(f"cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError("must be a JSON object")
-        return given
-
-    @field_serializer("header", when_used="json")
-    def _kept(self, lines: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(redacted, lines))
-
-    @model_validator(mode="after")
-    def _ends(self) -> Plan:
+    def _mistakes(self) -> Iterator[str]:
+        """What no single field shows."""
         named = arrivals.parse(self.arrivals)
         if not (self.server or self.url):
-            raise ValueError(f"--server is missing: name {any_of(KINDS)}; or --url, and who answers there is asked")
+            yield (f"--server is missing: name {any_of(KINDS)}; or --url, and who answers there is asked")
         if not named.ends(self.n, self.duration_s):
-            raise ValueError(f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
+            yield (f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:
-            raise ValueError(f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
+            yield (f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
         if self.image and self.of_sessions:
-            raise ValueError("--image: the turns of sessions hold no pictures; ask single requests")
+            yield ("--image: the turns of sessions hold no pictures; ask single requests")
         if self.max_in_flight and self.max_in_flight < (clients := named.facts.clients):
-            raise ValueError(
+            yield (
                 f"--arrivals {self.arrivals} has {clients} under way, more than --max-in-flight {self.max_in_flight}: "
                 f"write --arrivals closed:{self.max_in_flight}, or leave --max-in-flight out"
             )
         if self.gpu and self.dcgm_url:
-            raise ValueError("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
+            yield ("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
             mend = "leave --tokenizer out" if self.tokenizer else "name one with --tokenizer"
-            raise ValueError(
-                f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}"
-            )
-        return self
-
-
-def run_options(plan: type[Plan] | None = None) -> dict[str, RunOption]:
-    """The fields of the Plan that are options of a run, in their order."""
-    return {
-        name: replace(each, help=each.help or " ".join((field.description or "").split()))
-        for name, field in (plan or Plan).model_fields.items()
-        for each in field.metadata
-        if isinstance(each, RunOption)
-    }
-
-
-def option_name(field: str) -> str:
-    """What a field is called on the command line: units are written with the value."""
-    return "--" + field.removesuffix("_s").replace("_", "-")
-
-
-def _mistake(item: Any) -> str:
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if not item["loc"]:
-        return message
-    name, option, value = item["loc"][0], option_name(str(item["loc"][0])), item["input"]
-    if name == "header":
-        value = tuple(map(redacted, value))
-    value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
-    if item["type"] == "literal_error":
-        return f"{option} {value}: unknown; choose {item['ctx']['expected']}"
-    if item["type"] == "extra_forbidden":
-        return f"{name}: there is no such setting"
-    return f"{option} {value}: {message[0].lower()}{message[1:]}"
+            yield (f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}")

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,8 @@ from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
-from workloads import arrivals, lengths, pictures, workload
+from loadgen.settings import in_words, lengths_said
+from workloads import arrivals, lengths, pictures, processes, workload
 from workloads.prompts import load_tokenizer
 from workloads.sessions import MultiTurn
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
@@ -78,7 +80,9 @@ def run(
 
     with prepare(plan, folder, say) as prepared:
         header = prepared.header
-        sampler = sampler_of(plan, header.server, prepared.schedule.due_ns)
+        sampler = partial(sampler_of, plan, header.server, prepared.schedule.due_ns)
+        if plan.gpu or plan.dcgm_url or plan.server_pid:  # what may be missing is asked before there is a folder
+            sampler = partial(lambda made: made, sampler())
         host.make_folder(folder, prepared.bytes)
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
@@ -96,20 +100,22 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
+    from servers.access import target_of
     from servers.find import dialect_on, tokenizer_of
-    from servers.wire.connection import target_of
 
     access = access_of(plan)
     asked = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     host.allow_open_files(-(-schedule.in_flight // plan.workers))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
-    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, room, f": {_words(plan, asked)}") as facts:
+    with server_for(
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
+    ) as facts:
         dialect = dialect_for(plan, facts, access, say)
         with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
         count = "" if schedule.count is None else f"{schedule.count} "
-        tokens = plan.lengths_said[0] if prompts.exact or plan.of_file else f"about {plan.lengths_said[0]}"
+        tokens = "about " * (not prompts.exact and not plan.of_file) + lengths_said(plan)[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
         target = target_of(facts.url, access.tls)
@@ -140,7 +146,7 @@ def schedule_of(plan: Plan) -> Schedule:
 
     named = arrivals.parse(plan.arrivals)
     until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
-    if isinstance(named, arrivals.Concurrency):
+    if isinstance(named, processes.Concurrency):
         clients = named.clients if plan.n is None else min(named.clients, plan.n)
         return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
     due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))
@@ -159,7 +165,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
-    trace = named if isinstance(named, arrivals.Trace) else None
+    trace = named if isinstance(named, processes.Trace) else None
     also: dict[str, Any] = {}
     if plan.extra_body or plan.may_end:
         also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
@@ -190,18 +196,6 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     return prompts
 
 
-def _words(plan: Plan, dialect: Dialect) -> str:
-    """The plan in one line."""
-    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
-    how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
-    facts = arrivals.parse(plan.arrivals).facts
-    when = facts.text if facts.burst else plan.arrivals
-    tokens_in, tokens_out = plan.lengths_said
-    about = "about " if plan.lengths == "approximate" and not plan.of_file else ""
-    back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
-    return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {back}"
-
-
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
     """What is known of a run before it starts."""
     from loadgen.runfile import Header
@@ -212,8 +206,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.model_dump(mode="json")
-        | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
+        plan=plan.stored() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
         server={name: getattr(facts, name) for name in type(facts).__slots__}
         | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
         host=host.facts(),

@@ -29,7 +29,8 @@ from loadgen.held import CLOCK, HEADER, SAMPLE
 from loadgen.record import Count, Record, Whole
 from servers.access import hide
 from servers.errors import NOT_READABLE
-from workloads.arrivals import LoadFacts, facts_of
+from workloads.arrivals import facts_of
+from workloads.load import LoadFacts
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
@@ -62,7 +63,8 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 def stamp_facts(*names: str) -> StampFacts:
     """What the least of these sources says of itself; of one that is not known here, the least."""
-    from servers.wire.stamps import PLAIN, SOURCES, common
+    from servers.wire.sources import SOURCES, common
+    from servers.wire.stamps import PLAIN
 
     name = names[0] if len(set(names)) == 1 else common(names)
     name = STAMPS_RENAMED.get(name, name)
@@ -304,7 +306,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
     """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
-    from servers.wire.stamps import lacking
+    from servers.wire.sources import lacking
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)

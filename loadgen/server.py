@@ -34,7 +34,7 @@ def access_of(plan: Plan) -> Access:
     Raises SecretError, and PlanError where the plan names a variable that is not set."""
     headers = dict(_filled(plan.header))
     key = secret_in(plan.api_key_env)
-    if not key and plan.api_key_env != Plan.model_fields["api_key_env"].default:
+    if not key and plan.api_key_env != Plan.api_key_env:
         name = plan.api_key_env
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     if "authorization" not in {name.lower() for name in headers}:
@@ -70,7 +70,7 @@ def named(plan: Plan) -> Plan:
     from servers.find import probe
 
     found = probe(plan.url, model=plan.model, access=access_of(plan))
-    return plan.model_copy(update={"server": found.name})
+    return plan.but(server=found.name)
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:

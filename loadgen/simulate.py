@@ -33,7 +33,7 @@ from servers.kinds import KINDS
 from servers.simulated.engines import CURRENT, engine_of
 from servers.simulated.scheduler import Job, Scheduler
 from servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
-from workloads import arrivals, lengths, workload
+from workloads import arrivals, lengths, processes, workload
 from workloads.prompts import Stretch, load_tokenizer
 from workloads.request import Request
 from workloads.ruler import approximate
@@ -110,7 +110,7 @@ def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Foo
         command=command,
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.model_dump(mode="json") | endpoint,
+        plan=plan.stored() | endpoint,
         server=facts,
         stamps=STAMPS,
         client={"stamps": STAMPS.name, "prompts": "lengths alone: nothing was sent"},
@@ -132,7 +132,7 @@ def _prompts(plan: Plan) -> Prompts:
         *(workload.parse(plan.workload), lengths.parse(str(plan.input_tokens))),
         *(lengths.outputs(str(plan.output_tokens)).lengths, plan.seed),
         n=plan.n,
-        trace=named if isinstance(named, arrivals.Trace) else None,
+        trace=named if isinstance(named, processes.Trace) else None,
     )
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
 

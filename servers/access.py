@@ -1,4 +1,4 @@
-"""What gets one into a server besides its address: headers, an API key among them, and how certificates are checked.
+"""What gets one into a server: its resolved address, headers, an API key among them, and how certificates are checked.
 And the secrets among them, which no text may hold that is kept or shown."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
 from os.path import commonprefix
 from pathlib import Path
@@ -201,3 +202,45 @@ def without_secrets(given: Any, name: str = "") -> Any:
     if kept != given:
         keep_secret(given.partition(":")[2] if name == "header" else given)
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the load goes: one resolved address, and how to speak to it."""
+
+    host: str
+    port: int
+    path: str  # Path prefix of the URL, without a trailing slash
+    tls: ssl.SSLContext | None
+    family: int
+    address: tuple[Any, ...]  # As `getaddrinfo` gives it
+
+    @property
+    def host_field(self) -> str:
+        """The Host header field: brackets around IPv6, and the port where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
+    """Resolve an http:// or https:// URL; without `tls` the system's authorities are trusted. Raises OSError when its
+    name has no address."""
+    parts = urlsplit(url)
+    host = parts.hostname or "127.0.0.1"
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    import socket
+
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
+
+
+def no_connection(error: OSError | TimeoutError) -> str:
+    """In the system's words: asyncio's own would name the address instead of the cause."""
+    import ssl
+
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

@@ -88,7 +88,8 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
             status, answer = ask("/simulated/status")
             speed = as_dict(answer).get("speed")
             if status == 200 and isinstance(speed, int | float):
-                return replace(facts, simulated=True, speed=float(speed))
+                hardware = as_dict(as_dict(answer).get("hardware"))
+                return replace(facts, simulated=True, speed=float(speed), hardware=hardware)
         return facts
 
 

@@ -58,7 +58,7 @@ def recorded(
     body = "".join(f"data: {event}\n\n" for event in events).encode()
     head = b"HTTP/1.1 200 OK\r\n\r\n" if cut else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, given_up_ns=10**9)
-    exchange.raw += head + body if raw is None else raw
+    exchange.parts.append(head + body if raw is None else raw)
     step = READ_BYTES if full_reads else max(1, len(exchange.raw))
     for end in range(step, len(exchange.raw) + step, step):
         exchange.sizes.append(min(end, len(exchange.raw)))

@@ -30,8 +30,9 @@ def plan(**changes: Any) -> MatrixPlan:
     return MatrixPlan(**values | changes)
 
 
-def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: Any) -> Path:
-    """A matrix in `folder`, with its report; no run of the server `failing` could be made. Returns the folder."""
+def fabricate(folder: Path, *, failing: str = "", limited: str = "", nasty: str = "", **changes: Any) -> Path:
+    """A matrix in `folder`, with its report; no run of the server `failing` could be made, and in those of `limited`
+    the client was the limit. Returns the folder."""
     asked = plan(**changes)
     hosts = {each.name: {"platform": each.platform} for each in asked.hosts}
     resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
@@ -46,18 +47,19 @@ def fabricate(folder: Path, *, failing: str = "", nasty: str = "", **changes: An
                     )
                     continue
                 book.write("begin", **repeat.key, start=start.number, place=place)
-                _run(folder, repeat, asked)
+                stalled = {"stall_ns_max": 2_000_000_000} if repeat.cell.server == limited else {}
+                _run(folder, repeat, asked, **stalled)
                 book.write("end", **repeat.key, seconds=4.0)
             book.write("down", start=start.number)
     write_report(folder, Output(as_json=False, quiet=True))
     return folder
 
 
-def _run(folder: Path, repeat: Repeat, asked: MatrixPlan) -> None:
+def _run(folder: Path, repeat: Repeat, asked: MatrixPlan, **client: Any) -> None:
     cell = repeat.cell
     pace = PACE[cell.server] * (2.0 if cell.host == "rtx" else 1.0) * (1 + 0.01 * repeat.number)
     records = burst(120, 16, seed=repeat.number, running=32, pace=pace)
     base = header(120, server=cell.server)
     told = base.plan | {"platform": cell.host.upper(), "seed": asked.seed + repeat.number - 1, "output_tokens": 16}
-    lines = [header(120, server=cell.server, plan=told), *records, *healthy(3), footer(records)]
+    lines = [header(120, server=cell.server, plan=told), *records, *healthy(3, **client), footer(records)]
     write(folder / repeat.folder, lines)

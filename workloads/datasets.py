@@ -34,10 +34,15 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
+from workloads.lengths import UNNAMED
 from workloads.pictures import url_of
-from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
+from workloads.request import Request
+from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened, path_and_options
+
+if TYPE_CHECKING:
+    from workloads.workload import Prompts
 
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26
@@ -50,6 +55,8 @@ ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "is this the format you named?"
 LINE_HINT = "mend or remove the line"
+RESHAPING = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
+"""Fields of a body that change how many tokens its prompt has."""
 
 Made = TypeVar("Made")
 
@@ -342,3 +349,50 @@ def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if name in DECIDED:
             raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
     return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Questions from a file, in its order, once, and answers as long as its own unless named. `kind` is a key of
+    SAMPLES."""
+
+    kind: str
+    path: Path
+
+    @classmethod
+    def of(cls, kind: str) -> Callable[[str], Self]:
+        """What reads, for this kind, what follows the colon."""
+        return lambda rest: cls(kind, Path(path_and_options(rest, ())[0]))
+
+    def requests(self, prompts: Prompts) -> Iterator[Request]:
+        """The Requests, in order of id. Raises WorkloadError on damage."""
+        tokens_of = answer_tokens(prompts)
+        for number, sample in enumerate(SAMPLES[self.kind](self.path)):
+            more = sample.images or RESHAPING.intersection(sample.body)
+            tokens = 0 if more else prompts.known(sample.prompt)
+            asked = number, sample.prompt, tokens, tokens_of(sample)
+            yield Request(*asked, body=sample.body, images=sample.images)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.path}"
+
+
+def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
+    """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
+    named = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
+
+    def tokens(sample: Sample) -> int:
+        if named is not None:
+            return next(named)
+        if sample.output_tokens is not None:
+            return sample.output_tokens
+        return max(1, prompts.count(sample.answer)) if sample.answer else UNNAMED
+
+    return tokens
+
+
+SAMPLES: dict[str, Callable[[Path], Iterator[Sample]]] = {
+    "sharegpt": lambda path: (dialogue[0] for dialogue in sharegpt(path)),
+    "alpaca": alpaca,
+    "jsonl": jsonl,
+}

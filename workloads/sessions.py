@@ -112,7 +112,7 @@ class MultiTurn:
         return zip(*[starmap(turn, prompts.lengths())] * (self.turns or 1), strict=False)
 
     def _recorded(self, path: Path, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        answer_tokens = prompts.answer_tokens()
+        answer_tokens = datasets.answer_tokens(prompts)
         for dialogue in datasets.sharegpt(path):
             yield tuple(
                 Turn(sample.prompt, 0 if place else prompts.known(sample.prompt), answer_tokens(sample))

@@ -1,23 +1,22 @@
 """The Workload: arrivals' counterpart, what is asked. A seeded iterable of Requests, made one at a time.
 
-A trace brings its own lengths: see `replay`. Lengths are made exact by whoever counts for the server
+A trace brings its own lengths: see `Trace.requests`. Lengths are made exact by whoever counts for the server
 (`workloads.ruler`)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from workloads import datasets, sessions
-from workloads.arrivals import Trace
-from workloads.datasets import TRACE_BLOCK_TOKENS, Entry, Sample
-from workloads.lengths import UNNAMED, Fixed, Lengths
+from workloads import sessions
+from workloads.datasets import Dataset
+from workloads.lengths import Fixed, Lengths
 from workloads.pictures import Picture
+from workloads.processes import Trace
 from workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
@@ -33,7 +32,7 @@ from workloads.prompts import (
 from workloads.request import Request, merged
 from workloads.ruler import ANOTHER_MODEL, APPROXIMATE, Counter, ruler_of
 from workloads.sessions import Conversation, MultiTurn
-from workloads.syntax import TOKENS_LIMIT, WorkloadError, options, path_and_options, whole
+from workloads.syntax import TOKENS_LIMIT, WorkloadError, options, whole
 
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
@@ -41,8 +40,6 @@ NUMBERS_LIMIT = 1_000_000
 BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
-RESHAPING = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
-"""Fields of a body that change how many tokens its prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +78,6 @@ class SharedPrefix:
         return f"shared-prefix:groups={self.groups},tokens={self.tokens}"
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """Questions from a file, in its order, once, and answers as long as its own unless named. `kind` is a key of
-    SAMPLES."""
-
-    kind: str
-    path: Path
-
-    def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """The Requests, in order of id. Raises WorkloadError on damage."""
-        answer_tokens = prompts.answer_tokens()
-        for number, sample in enumerate(SAMPLES[self.kind](self.path)):
-            more = sample.images or RESHAPING.intersection(sample.body)
-            tokens = 0 if more else prompts.known(sample.prompt)
-            asked = number, sample.prompt, tokens, answer_tokens(sample)
-            yield Request(*asked, body=sample.body, images=sample.images)
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.path}"
-
-
 Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
@@ -117,16 +93,6 @@ def parse(text: str) -> Workload:
         return read(rest)
     except WorkloadError as error:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None
-
-
-def replay(entries: Iterable[Entry], prompts: Prompts) -> Iterator[Request]:
-    """Requests with a trace's own lengths, in its order. Where an entry names its blocks, each block becomes the same
-    512 tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees the recorded
-    sharing. Where the ids end before the prompt does, the rest is the request's own; ids past its end are ignored."""
-    for number, entry in enumerate(entries):
-        blocks = entry.blocks[: -(-entry.input_tokens // TRACE_BLOCK_TOKENS)]
-        prompt = prompts.prompt(number, entry.input_tokens, [(-1 - block, TRACE_BLOCK_TOKENS) for block in blocks])
-        yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +138,7 @@ class Prompts:
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
-            found = replay(spec.trace.entries(), self)
+            found = spec.trace.requests(self)
         else:
             found = spec.workload.requests(self)
         return map(self._whole, islice(found, spec.n))
@@ -220,19 +186,6 @@ class Prompts:
     def known(self, text: str) -> int:
         """Tokens of a text of others; 0 where nobody can say."""
         return self.count(text) if self.any_text else 0
-
-    def answer_tokens(self) -> Callable[[Sample], int]:
-        """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
-        named = None if self.spec.output is None else self.spec.output.tokens(self.spec.seed, "output")
-
-        def tokens(sample: Sample) -> int:
-            if named is not None:
-                return next(named)
-            if sample.output_tokens is not None:
-                return sample.output_tokens
-            return max(1, self.count(sample.answer)) if sample.answer else UNNAMED
-
-        return tokens
 
 
 def prompts_for(
@@ -313,21 +266,12 @@ def _shared_prefix(rest: str) -> SharedPrefix:
     return SharedPrefix(groups, whole(found["tokens"], "tokens", 1, TOKENS_LIMIT))
 
 
-def _dataset(kind: str) -> Callable[[str], Dataset]:
-    return lambda rest: Dataset(kind, Path(path_and_options(rest, ())[0]))
-
-
-SAMPLES: dict[str, Callable[[Path], Iterator[Sample]]] = {
-    "sharegpt": lambda path: (dialogue[0] for dialogue in datasets.sharegpt(path)),
-    "alpaca": datasets.alpaca,
-    "jsonl": datasets.jsonl,
-}
 KINDS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "synthetic": (lambda _: Synthetic(), "synthetic"),
     "shared-prefix": (_shared_prefix, "shared-prefix:groups=K,tokens=P, such as shared-prefix:groups=8,tokens=256"),
-    "sharegpt": (_dataset("sharegpt"), "sharegpt:FILE"),
-    "alpaca": (_dataset("alpaca"), "alpaca:FILE"),
-    "jsonl": (_dataset("jsonl"), "jsonl:FILE"),
+    "sharegpt": (Dataset.of("sharegpt"), "sharegpt:FILE"),
+    "alpaca": (Dataset.of("alpaca"), "alpaca:FILE"),
+    "jsonl": (Dataset.of("jsonl"), "jsonl:FILE"),
     "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }
 """What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""

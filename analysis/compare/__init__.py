@@ -1,12 +1,12 @@
 """Comparing runs: is B another than A, by how much, and what can be told from so many samples.
 
     (here)    the comparison, whether the two did equal work, and what there is to say of it
-    figures   each figure of A against that of B: better, worse, no difference or cannot tell; and `--fail-if`
+    figures   each figure of A against that of B: better, worse, no difference or inconclusive; and `--fail-if`
     noise     how far a figure of one run may lie from that of another run of the same server
 
 What is compared by choice (the server, its version, its address, how it is asked, what it admits, what it runs on) is
 no difference of work: the notes name it. Everything that changes what has to be done, or when, is. A repeat that was no
-measurement, because its client was the limit or it was interrupted, is left out where others are left, and else marked.
+measurement is left out; where no valid one is left, there is no verdict.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import replace as evolve
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,17 @@ from analysis.compare.figures import (
     of_groups,
     of_single_runs,
 )
-from analysis.compare.noise import RUNS_DIFFER, ComparedRun
+from analysis.compare.noise import RUNS_DIFFER, ComparedRun, name_of
 from analysis.repeats import state
-from analysis.report import terminal
-from analysis.report.format import UNKNOWN, count, share, significant, simulated, unit_of
-from analysis.report.sections import ReportedRun, full
+from analysis.report import tables, terminal
+from analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
+from analysis.report.findings import limit
+from analysis.report.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
+from analysis.report.sections import DEFINITIONS, ReportedRun
 from analysis.report.tables import LEVELS as GATE_LEVELS
 from analysis.report.tables import Cells, table
 from analysis.summarise import summarise
+from analysis.summary import Summary
 from analysis.window import load
 
 __all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page", "read"]
@@ -63,22 +67,16 @@ OLDER: dict[str, Any] = {
 LENGTHS_ALIKE = 0.01
 """Mean output lengths that differ by no more are the same: chance in when answers end by themselves."""
 ONE_RUN_EACH = (
-    f"One run each: the intervals hold chance within a run, and at least {RUNS_DIFFER * 100:g} % for what makes runs "
-    "differ, such as the state of the card or a neighbour. How much that is, only repeats show (--repeats 5)."
+    f"One run each: intervals hold at least {RUNS_DIFFER * 100:g} % for how runs differ; --repeats 5 shows it."
 )
-TOO_SHORT = (
-    "The runs are too short to show how the server varies: what {} rests on is the bound of {} for that "
-    "(--run-variation), and longer runs or repeats may say more."
-)
-SAME_ADDRESS = (
-    "Both sent the same prompts to the same address: with a prefix cache the later ones were helped by the earlier "
-    "ones, unless the server was started again or its cache emptied in between."
-)
-LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "cannot tell": "warning"}
-CAPTION = (
-    "A point is B's figure by A's, the line its 95 % interval. Where the line lies within the shaded margin of "
-    "{:g} %, there is no difference that matters; where it crosses 100 %, chance alone may have made one."
-)
+TOO_SHORT = "Too short to show how the server varies: {} rests on the bound of {} for that (--run-variation)."
+SAME_ADDRESS = "Same prompts, same address: a prefix cache may have helped B, unless it was emptied between."
+LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "inconclusive": "warning"}
+CAPTION = "Lines are 95 % intervals. Within the shaded {:g} %: no difference; across 100 %: may be chance."
+CARDS = ("output_tokens_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50")
+OVERLAID = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "course")
+"""Charts of the page."""
+POINTS = 1600  # in each of them, over all runs: a page stays below 1.5 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,12 @@ class Comparison:
     rows: list[ComparedFigure]
     unequal: list[UnequalWork]
     """What makes the work unequal; nothing of it may be left for a fair comparison."""
+    left_out: list[str]
+    """A sentence for each run that was no measurement."""
     notes: list[str]
     gates: list[GateResult]
+    invalid: str = ""
+    """Why there is no verdict: no run of a group is valid."""
 
     @property
     def title(self) -> str:
@@ -159,20 +161,26 @@ def compare(
     else:
         what = "one figure per run, Welch's t between runs"
         found = of_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
-    rows = judged(list(found), margin, gates)
-    notes = [*left_a, *left_b, *cold, *_notes(a, b, alone=alone)]
+    limited = [side for side, group in (("A", a), ("B", b)) if not any(run.summary.client.ok for run in group)]
+    invalid = f"possible client bottleneck in every run of {' and '.join(limited)}" if limited else ""
+    rows = judged(
+        [evolve(row, p_value=None, why=row.why or invalid) if invalid else row for row in found], margin, gates
+    )
+    notes = [*cold, *_notes(a, b, alone=alone)]
     if short := [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]:
         notes.append(TOO_SHORT.format(", ".join(short), share(run_variation)))
     mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
     name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
     method = _method(what, rows, gates, run_variation)
-    beside = unequal_work(a, b), notes, judge_gates(gates, rows)
+    beside = unequal_work(a, b), [*left_a, *left_b], notes, judge_gates(gates, rows), invalid
     return Comparison(name_a, name_b, len(a), len(b), mark, method, margin, run_variation, rows, *beside)
 
 
 def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], run_variation: float) -> str:
     asked = {gate.figure for gate in gates}
     tested = sum(row.p_value is not None and row.figure not in asked for row in rows)
+    if not tested and not asked:
+        return f"From {what}; intervals are 95 % each."
     others = f", the {len(gates)} with a --fail-if at 5 % by themselves (Bonferroni's)" if gates else ""
     return (
         f"From {what}; intervals are 95 % each. Two runs of one server are taken to differ by at most "
@@ -183,7 +191,7 @@ def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], ru
 
 def _measured(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
     """The runs that measured the server, and a sentence for each that did not. Where none did, all of them."""
-    bad = {place: why for place, run in enumerate(group) if (why := _no_measurement(run))}
+    bad = {place: why for place, run in enumerate(group) if (why := _no_measurement(run.summary))}
     kept = [run for place, run in enumerate(group) if place not in bad]
     if kept:
         return kept, [f"Run {place + 1} of {title} is left out: {why}." for place, why in bad.items()]
@@ -200,12 +208,10 @@ def _cold(title: str, group: Sequence[ComparedRun]) -> list[str]:
     return [f"Run {cold} of {title} met a cold server, the others a warm one."]
 
 
-def _no_measurement(run: ComparedRun) -> str:
-    if run.summary.run.interrupted:
-        return f"it is only a part, as it {'goes on' if run.summary.run.going_on else 'was interrupted'}"
-    if run.summary.client.ok:
-        return ""
-    return f"its client was the limit and measured itself ({'; '.join(run.summary.client.reasons)})"
+def _no_measurement(summary: Summary) -> str:
+    if summary.run.interrupted:
+        return f"it is only a part, as it {'goes on' if summary.run.going_on else 'was interrupted'}"
+    return "" if summary.client.ok else f"possible client bottleneck ({'; '.join(summary.client.reasons)})"
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:
@@ -221,6 +227,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         found.append(SAME_ADDRESS)
     for title, group in (("A", a), ("B", b)):
+        found += [f"{title}: {limit(said)}" for run in group[:1] if (said := run.summary.limit)]
         if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
             found.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
     return found
@@ -300,47 +307,130 @@ CONDITIONS: tuple[tuple[str, Callable[[ComparedRun], Any]], ...] = (
 
 def document(found: Comparison, *, brief: bool) -> doc.Document:
     """`brief` is for the terminal: fewer columns and words."""
-    return doc.Document(
-        "loadgen compare", found.title, [replace(_section(found, brief=brief), title="")], mark=found.mark
-    )
+    section = _section(found, brief=brief)
+    text = [doc.Paragraph(found.method, "note"), *(doc.Paragraph(note, "warning") for note in found.notes)]
+    blocks = [*section.blocks, doc.Paragraph(_who(found)), *text]
+    return doc.Document("loadgen compare", found.title, [replace(section, title="", blocks=blocks)], mark=found.mark)
 
 
-def page(found: Comparison, runs: Sequence[ReportedRun]) -> doc.Document:
-    """The comparison above what a page of these runs holds."""
-    whole = full(runs, [_section(found)])
-    drawn = [
+def page(
+    found: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun], links: Sequence[str] = ()
+) -> doc.Document:
+    """The verdict, A and B overlaid, and what it rests on; `links` lead to the reports of all runs, in their order."""
+    groups = (("A", found.name_a, "run-1", a), ("B", found.name_b, "run-2", b))
+    kept = [[run for run in group if not _no_measurement(run.summary)] or group for *_, group in groups]
+    drawn, most = list[ChartRun](), POINTS // sum(map(len, kept))
+    for (side, name, colour, _), runs, dash in zip(groups, kept, DASHES, strict=False):
+        title = f"{side}: {name}" if len(name) < 40 else side  # as wide as a legend may be
+        for run in runs:
+            thin = {name: _thinned(run.data[name], most) for name in OVERLAID if name in run.data}
+            drawn.append(ChartRun(title, colour, found.mark, dash=dash, summary=run.summary, data=thin))
+    charts = shown_charts(drawn)
+    axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
+    first = _section(found)
+    ratio = doc.ChartRef("comparison", "B as a share of A, with its interval", [CAPTION.format(found.margin * 100)])
+    shown = doc.Cards(_cards(found)), replace(ratio, zoom="none")
+    sections = [replace(first, blocks=[first.blocks[0], *shown, *first.blocks[1:]])]
+    for name, title in {"latency": "Latency, A and B", "course": "Output, A and B"}.items():
+        if own := [each for each in charts if (each.section == "latency") == (name == "latency")]:
+            titles = {each.id: "Output tokens per second" if each.script else each.title for each in own}
+            refs = [doc.ChartRef(each.id, titles[each.id], _medians(found, each.id)) for each in own]
+            sections.append(doc.Section(name, title, refs, title.partition(",")[0], [axis][: name == "latency"]))
+    texts = [doc.Paragraph(text) for text in (found.method, *found.notes)]
+    sections.append(doc.Section("method", "Method", [doc.Disclosure("Method and conditions", texts)]))
+    sections += [_runs([(side, run) for side, *_, group in groups for run in group], links), DEFINITIONS]
+    ratios = [
         {"figure": row.figure, "ratio": row.ratio, "low": ends[0], "high": ends[1], "outcome": row.verdict}
         for row in found.rows
         if row.ratio is not None and (ends := row.ratio_ci95)
     ]
-    data = {**whole.data, "comparison": {"rows": drawn, "margin": found.margin}}
-    scripts = [*whole.scripts, "compare.js"]
-    return replace(whole, kind="loadgen compare", title=found.title, subtitle=whole.title, scripts=scripts, data=data)
+    looks = [{key: getattr(run, key) for key in ("name", "colour", "dash", "data")} for run in drawn]
+    data: dict[str, Any] = {"runs": looks, "charts": [_overlaid(chart, drawn) for chart in charts]}
+    data["comparison"] = {"rows": ratios, "margin": found.margin}
+    given = found.mark, (), ["compare.js"], data, a[0].summary.run.version
+    return doc.Document("loadgen compare", f"Comparison: {found.title}", sections, _who(found), *given)
+
+
+def _thinned(data: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+    """What a chart draws of one run, in about so many points."""
+    if "course" in data:
+        return {"course": {name: data["course"][name] for name in ("start_s", "tokens_per_s")}}
+    every = max(1, math.ceil(len(data["x"]) / max(2, most)))
+    return {name: each[:-1:every] + each[-1:] if isinstance(each, list) else each for name, each in data.items()}
+
+
+def _overlaid(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
+    """As charts.js draws it; of repeats thin lines and no bands."""
+    made = spec(chart, drawn) | {"script": ""}
+    made["table"] = made["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
+    if len(drawn) > 2:
+        lines = [trace for trace in made["traces"] if trace.get("name") == "@name"]
+        made["traces"] = [trace | {"line": trace["line"] | {"width": 1}} for trace in lines]
+    return made
+
+
+def _medians(found: Comparison, chart: str) -> list[str]:
+    """p50 and p99 of both, below the chart of a latency."""
+    parts = []
+    for row in (row for row in found.rows if row.figure.startswith(chart.removesuffix("_s") + ".p")):
+        a, b, unit, by, _ = _texts(row, brief=True)
+        parts.append(f"{row.figure.rpartition('.')[2]}: A {a}, B {b} {unit} ({by})")
+    return ["; ".join(parts[:2])]
+
+
+def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
+    """Each with its figures, a link to its own report, and its command."""
+    heads: dict[str, doc.Kind] = {"side": "text", "run": "head", "began, UTC": "text"}
+    named, commands = [], list[doc.Block]()
+    for place, (side, run) in enumerate(runs):
+        name = doc.TableCell(name_of(run.run), link=links[place] if links else "")
+        named.append((side, name, started(run.summary).removesuffix(" UTC")))
+        commands.append(doc.Code(run.summary.run.command, f"Command of {name.text}", copy=True))
+    return doc.Section(
+        "runs",
+        "Runs",
+        [tables.overview([run.summary for _, run in runs], heads, named), doc.Disclosure("Commands", commands)],
+    )
+
+
+def _who(found: Comparison) -> str:
+    return f"A: {found.name_a} ({count(found.runs_a, 'run')}). B: {found.name_b} ({count(found.runs_b, 'run')})."
+
+
+def headline(found: Comparison) -> doc.Finding:
+    """The verdict in a sentence."""
+    if found.invalid:
+        return doc.Finding("verdict", "error", f"No verdict: {found.invalid}.")
+    number = Counter[str](row.verdict for row in found.rows)
+    named = {"better": "better", "worse": "worse", "no difference": f"within {share(found.margin)}"}
+    named |= {"inconclusive": "inconclusive"}
+    counts = ", ".join(f"{number[verdict]} {text}" for verdict, text in named.items())
+    said: tuple[doc.Level, str] = ("warning", "Inconclusive")
+    if number["better"] or number["worse"]:
+        said = ("error", "B is worse") if number["worse"] else ("ok", "B is better")
+        said = ("warning", "B is better and worse") if number["better"] and number["worse"] else said
+    elif number["no difference"] > number["inconclusive"]:
+        said = ("ok", "No difference")
+    return doc.Finding("verdict", said[0], f"{said[1]}: of {count(len(found.rows), 'figure')} {counts}.")
 
 
 def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
-    """Verdicts, figures and what to know of them; a chart where there is room for one."""
-    runs = f"A: {found.name_a} ({count(found.runs_a, 'run')}). B: {found.name_b} ({count(found.runs_b, 'run')})."
-    verdicts = Counter(row.verdict for row in found.rows)
-    headline = (
-        f"Of {count(len(found.rows), 'figure')} of B: {verdicts['better']} better, {verdicts['worse']} worse, "
-        f"{verdicts['no difference']} without a difference larger than {share(found.margin)}, "
-        f"{verdicts['cannot tell']} inconclusive."
-    )
-    blocks: list[doc.Block] = [doc.Paragraph(headline), doc.Paragraph(runs)]
-    if found.unequal:
-        text = "The work was not equal. What differs may be the reason for a difference below:"
-        unequal = doc.Findings([doc.Finding(each.what, "error", each.sentence) for each in found.unequal])
-        blocks += [doc.Paragraph(text, "error"), unequal]
-    if not brief:
-        caption = CAPTION.format(found.margin * 100)
-        blocks.append(doc.ChartRef("comparison", "B as a share of A, with its interval", [caption], zoom="none"))
-    blocks += [figures_table(found, brief=brief), doc.Paragraph(found.method, "note")]
-    blocks += [doc.Paragraph(note, "warning") for note in found.notes]
-    if found.gates:
-        gates = [doc.Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
-        blocks.append(doc.Findings(gates))
-    return doc.Section("comparison", "B against A", blocks)
+    """The verdict and the figures."""
+    findings = [headline(found)]
+    findings += [doc.Finding(each.what, "error", f"Unequal work: {each.sentence}.") for each in found.unequal]
+    findings += [doc.Finding("left out", "warning", text, "runs") for text in found.left_out]
+    findings += [doc.Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
+    return doc.Section("comparison", "B against A", [doc.Findings(findings), figures_table(found, brief=brief)])
+
+
+def _cards(found: Comparison) -> list[doc.Card]:
+    """By how much B differs, in the figures that are asked for first."""
+    cards = []
+    for row in (row for row in found.rows if row.figure in CARDS and row.difference is not None):
+        a, b, unit, by, interval = _texts(row, brief=True)
+        ends = f"95 %: {interval}{'' if row.ratio_ci95 is None else ' %'}; {a} to {b} {unit}"
+        cards.append(doc.Card(figure_title(row.figure), by, _verdict(row), ends))
+    return cards
 
 
 def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
@@ -348,24 +438,24 @@ def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
     heads: dict[str, doc.Kind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
-    notes = []
+    reasons: dict[str, list[str]] = {}
     for row in found.rows:
         if brief and row.why:
-            notes.append(f"{row.figure}: inconclusive ({row.why})")
+            reasons.setdefault(row.why, []).append(row.figure)
         verdict = doc.TableCell(
             _verdict(row, brief=brief), row.verdict, "" if brief else remark(row), LEVELS[row.verdict]
         )
         rows.append((doc.TableCell(row.figure, code=True), *_texts(row, brief=brief), verdict))
+    notes = [f"{', '.join(of)}: inconclusive ({why})" for why, of in reasons.items()]
     if brief and any(row.needs_more for row in found.rows):
         notes.append("inconclusive (N more): about so many more in each of A and B would tell.")
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
 
 def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
-    text = "inconclusive" if row.verdict == "cannot tell" else row.verdict
     if brief and row.verdict == "no difference":
-        return f"{text} > {share(row.no_larger_than or 0)}"
-    return f"{text} ({row.needs_more:,} more)" if brief and row.needs_more else text
+        return f"{row.verdict} > {share(row.no_larger_than or 0)}"
+    return f"{row.verdict} ({row.needs_more:,} more)" if brief and row.needs_more else row.verdict
 
 
 def remark(row: ComparedFigure) -> str:
@@ -373,7 +463,7 @@ def remark(row: ComparedFigure) -> str:
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
         return f"at most {share(row.no_larger_than or 0)}{points}"
-    if row.verdict != "cannot tell" or row.why:
+    if row.verdict != "inconclusive" or row.why:
         return row.why
     if row.needs_more is None:
         other = "" if row.more_of == "runs" else ", repeats may"

@@ -87,7 +87,7 @@ class ComparedFigure:
     count: int = 0
     """Of what more would help, in the smaller group: requests, or runs."""
     more_of: str = "requests"
-    verdict: Literal["better", "worse", "no difference", "cannot tell"] = "cannot tell"
+    verdict: Literal["better", "worse", "no difference", "inconclusive"] = "inconclusive"
     adjusted_p: float | None = None
     """By Holm's method over all figures of the comparison that can be tested."""
     no_larger_than: float | None = None
@@ -337,7 +337,7 @@ def of_values(
 def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()) -> list[ComparedFigure]:
     """Every row with its verdict. `margin` is by how much a figure may differ before it matters. *No difference larger
     than X* when the 95 % interval lies within the margin; else *better* or *worse* when the adjusted p-value is below
-    5 %; else *cannot tell*. Figures of gates were asked for before the runs were seen, so the others do not count for
+    5 %; else *inconclusive*. Figures of gates were asked for before the runs were seen, so the others do not count for
     them: they are adjusted by Bonferroni's method, the others by Holm's."""
     asked = {gate.figure for gate in gates}
     adjusted = holm([None if row.figure in asked else row.p_value for row in rows])
@@ -441,7 +441,7 @@ class GateResult:
 
     condition: str
     """The gate as it was written."""
-    verdict: Literal["pass", "fail", "cannot tell"]
+    verdict: Literal["pass", "fail", "inconclusive"]
     said: str
 
     @property
@@ -473,7 +473,7 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
         factor, unit = unit_of(gate.figure, row.a)
         a, b = (significant(each and each * factor, 4) for each in (row.a, row.b))
         if row.p_value is None:
-            found.append(GateResult(gate.text, "cannot tell", f"{a} to {b} {unit}; {row.why}"))
+            found.append(GateResult(gate.text, "inconclusive", f"{a} to {b} {unit}; {row.why}"))
             continue
         sign = 1 if row.direction == "lower" else -1  # so that more is worse
         low, high = sorted(sign * row.relative(end) for end in row.interval(1 - error))
@@ -486,5 +486,5 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
             aim = abs(row.effect - row.effect_of(sign * gate.bound))
             more = _number_for(row, aim, 1 - error / 2) if aim else None
             said += f"; about {count(more, f'more {row.more_of[:-1]}')} in each would tell" if more else ""
-        found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "cannot tell", said))
+        found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "inconclusive", said))
     return found

@@ -74,9 +74,7 @@ class ComparedRun:
 
     @property
     def name(self) -> str:
-        """Its folder; of a repeat with that of all."""
-        folder = self.run.path.resolve().parent
-        return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("repeat-") else folder.name
+        return name_of(self.run)
 
     @property
     def one_burst(self) -> bool:
@@ -92,6 +90,12 @@ class ComparedRun:
     def requests(self) -> int:
         """Complete ones that were due in the window."""
         return int(self.frame.sampled.sum())
+
+
+def name_of(run: Run) -> str:
+    """Its folder; of a repeat with that of all."""
+    folder = run.path.resolve().parent
+    return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("repeat-") else folder.name
 
 
 class Samples(NamedTuple):

@@ -17,8 +17,9 @@ import numpy as np
 from msgspec.structs import astuple
 
 from analysis.compare import LENGTHS_ALIKE
-from analysis.compare.figures import of_values
+from analysis.compare.figures import RUN_VARIATION, of_values
 from analysis.frame import Floats, Frame
+from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
 from analysis.stats import percentile
@@ -122,7 +123,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     simulated: bool
     speed: float | None
     figures: dict[str, OverRuns]
-    """By name, as `ttft.p50`."""
+    """By name, as `ttft.p50`; of the valid runs, where there are any."""
     lengths: CellLengths
     requests: dict[str, int]
     """By how they ended."""
@@ -130,7 +131,14 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     verdicts: dict[str, int]
     """Of the client on itself, how many runs each."""
     memory: CellMemory
+    limit: HardwareLimit | None = None
+    """Of its first valid run: what the hardware allows for the load."""
     runs: list[CellRun]
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is a run in which the client was not the limit."""
+        return bool(self.verdicts.get("ok"))
 
     @property
     def cell(self) -> CellName:
@@ -147,9 +155,9 @@ class CellDifference(msgspec.Struct, frozen=True):
     ratio: float | None
     """Of `a` to `b`, of their geometric means over the runs."""
     ci95: tuple[float, float] | None
-    verdict: Literal["different", "no difference seen", "cannot tell"]
-    """`different` when its interval does not hold 1; `cannot tell` where one of them was not measured twice, or its
-    runs differ beyond all measure."""
+    verdict: Literal["different", "no difference seen", "inconclusive"]
+    """`different` when its interval does not hold 1; `inconclusive` where one of them was not measured twice, its runs
+    differ beyond all measure, or none of them is valid."""
     equal_work: bool
     """False where the answers' mean lengths differ."""
 
@@ -303,7 +311,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
     state: Any = "measured" if len(runs) == planned else "partly measured"
     if not runs:
         state = "failed" if failed else "not measured"
-    values = [figures_of(summary) for summary in summaries]
+    values = [figures_of(each) for each in [each for each in summaries if each.client.ok] or summaries]
     errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
     return CellSummary(
         *astuple(cell),
@@ -321,6 +329,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
         errors=dict(errors.most_common()),
         verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
         memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
+        limit=next((each.limit for each in summaries if each.limit and each.client.ok), None),
         runs=[each.run for each in runs],
     )
 
@@ -376,8 +385,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
     """Every pair of measured cells that differ in the server alone or in the host alone, figure by figure. One figure
     per run, Welch's interval for the difference of two means on logarithms, so that it is an interval of the ratio.
-    Only differences between runs are in it, which is what chance there is when the matrix is measured again. `loadgen
-    compare` on the folders of two cells looks into the runs as well."""
+    Only differences between runs are in it, which is what chance there is when the matrix is measured again, and no
+    interval is wider than runs may differ, as in `loadgen compare`."""
     for a, b in combinations(cells, 2):
         alike = [one == other for one, other in zip(astuple(a.cell), astuple(b.cell), strict=True)]
         if alike not in ([False, True, True, True], [True, False, True, True]):
@@ -385,7 +394,7 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
         equal = len(means) == 2 and abs(means[0] - means[1]) <= LENGTHS_ALIKE * max(means)
         for name in COMPARED:
-            found = of_values(name, b.figures[name].values, a.figures[name].values)
+            found = of_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
             ratio, ends = found.ratio, found.ratio_ci95 if found.count > 1 else None
             yield CellDifference(
                 name,
@@ -394,6 +403,10 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
                 b.cell,
                 ratio and round(ratio, 6),
                 ends and (round(ends[0], 6), round(ends[1], 6)),
-                "cannot tell" if not ends else "no difference seen" if ends[0] <= 1 <= ends[1] else "different",
+                "inconclusive"
+                if not (ends and a.valid and b.valid)
+                else "no difference seen"
+                if ends[0] <= 1 <= ends[1]
+                else "different",
                 equal,
             )

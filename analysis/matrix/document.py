@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle, product
 from typing import Any, Literal
 
 import msgspec
@@ -14,12 +14,12 @@ import numpy as np
 
 from analysis import report as doc
 from analysis.frame import Floats
-from analysis.matrix import COMPARED, SAMPLED, STATES, CellName, CellRunData, CellSummary, MatrixSummary
+from analysis.matrix import COMPARED, SAMPLED, STATES, CellDifference, CellName, CellRunData, CellSummary, MatrixSummary
 from analysis.metrics import METRICS, by_key
 from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution
-from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size, unit_of
+from analysis.report.format import UNKNOWN, count, duration, figure_title, scale_of, share, significant, size, unit_of
 from analysis.report.tables import Cells, numbers, table
 from analysis.summary import Summary
 
@@ -30,13 +30,16 @@ MAIN = "output_tokens_per_s"
 BARS = "Bars are means over the repeats, dots the repeats themselves, lines the 95 % interval of the mean."
 CURVES = """Share of complete requests at or below each latency, all repeats of a cell together; thin lines are single
 repeats. Where they lie apart, runs differ more than requests do."""
-RATIOS = """Two servers on one platform, or one server on two: the ratio of their figures over the repeats, and its 95 %
-interval. Marked where the interval does not hold 1: larger than the noise between runs. Of twenty comparisons of equals
-about one would stand out by chance."""
-MEANS = """Means over the repeats; below each the 95 % interval of the mean (Student's t). Percentiles are those of each
-run, then averaged. All figures, and each repeat's, are in matrix.json."""
+RATIOS = """Two servers on one platform, or one server on two: the ratio of their figures and its 95 % interval (Welch's
+t; runs of one server are taken to differ by at most 10 %). ▲ better or ▼ worse where the interval does not hold 1; of
+twenty comparisons of equals about one would by chance."""
+MEANS = """Best output throughput first. Means over the valid repeats; below each the 95 % interval of the mean, or all
+values where it would say nothing. ▲ better than all others on
+its platform, ▼ worse than one of them, by more than chance."""
 MEMORY = """Engines take most of a card's memory for their KV cache as they start: the share of the KV cache in use says
 more. Before and after the load: means over the repeats; peaks: the largest of them."""
+MARKS: Mapping[str | None, tuple[doc.Level | Literal[""], str]]
+MARKS = {"better": ("ok", " ▲"), "worse": ("error", " ▼"), None: ("", "")}
 ONE_START = """One start per server: its repeats followed one another, so a drift over time, or what differs from start
 to start, is not in the intervals. More starts (starts in the plan) would show it."""
 ROUNDS = """The starts went in rounds, each with every server once in random order, so whatever drifted over time fell
@@ -54,13 +57,6 @@ def in_a_line(summary: Summary) -> str:
     return text if summary.client.ok else f"{text}, possible client bottleneck"
 
 
-def figure_title(name: str) -> str:
-    """`TTFT, median`; a rate by its title."""
-    key, _, statistic = name.partition(".")
-    named = {"p50": "median"}.get(statistic, statistic)
-    return f"{by_key(key).short}, {named}" if statistic else by_key(key).title
-
-
 class MatrixReport:
     """A matrix with the names and colours under which it is shown."""
 
@@ -76,14 +72,13 @@ class MatrixReport:
         speeds = sorted({cell.speed or 1 for cell in found.cells if cell.simulated} - {1})
         at = f" at {' and '.join(f'{speed:g}' for speed in speeds)} times speed" if speeds else ""
         self.mark = f"SIMULATED{at}" if found.simulated else ""
+        self.between = {(each.a, each.b, each.figure): each for each in found.differences}
 
     def brief(self) -> Document:
         """For the terminal: one table, what leads, what failed, and whether it is valid."""
-        blocks: list[Block] = [self._figures(COMPARED)]
-        for group in self.groups:
-            of = f"{self._group_title(group)}, " if len(self.groups) > 1 else ""
-            blocks += [Paragraph(f"{of}{line}") for line in self._leads(group)]
-        return self._document([Section("answer", "", [*blocks, doc.Findings(self.findings())])])
+        ranking = [Paragraph(f"{lead.label}: {lead.note} {figures}") for lead, figures in self._ranking()]
+        blocks: list[Block] = [self._figures(COMPARED), *ranking, doc.Findings(self.findings())]
+        return self._document([Section("answer", "", blocks)])
 
     def findings(self) -> list[Finding]:
         """What failed, and whether the figures are valid."""
@@ -98,10 +93,15 @@ class MatrixReport:
         figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
-        answer: list[Block] = [doc.Findings(self._findings()), Paragraph(f"{self._equal_work()} {BARS}".strip())]
+        leads = [lead for lead, _ in self._ranking()]
+        answer: list[Block] = [
+            doc.Cards(leads),
+            doc.Findings(self._findings()),
+            Paragraph(f"{self._equal_work()} {BARS}".strip()),
+        ]
         curves: list[Block] = [Paragraph(CURVES)]
         for place, group in enumerate(self.groups):
-            answer.append(ChartRef(f"bars-{place}", self._group_title(group), self._leads(group), "wide", "none"))
+            answer.append(ChartRef(f"bars-{place}", self._group_title(group), [], "wide", "none"))
             curves += [ChartRef(each["id"], each["title"], each["text"]) for each in self._charts(group)]
         if not self.groups:
             answer.append(Paragraph("Nothing was measured yet."))
@@ -109,9 +109,9 @@ class MatrixReport:
         published: list[Block] = [Paragraph(PUBLISHED), doc.Definitions(quoted)]
         sections = [
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
+            Section("figures", "Ranking", [Paragraph(MEANS), self._figures(SHOWN), *self._limits()]),
             Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
-            Section("differences", "Differences larger than the noise", self._differences(), "Differences"),
-            Section("figures", "All figures", [Paragraph(MEANS), self._figures(SHOWN)]),
+            Section("differences", "Differences", self._differences()),
             Section("memory", "Memory", self._memory()),
             Section("lengths", "Requested and reported output lengths", self._lengths(), "Lengths"),
             Section("failures", "Failures", self._failures()),
@@ -144,30 +144,44 @@ class MatrixReport:
     def _name(self, cell: CellName) -> str:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
-    def _leads(self, group: tuple[str, str]) -> list[str]:
-        """On each platform the server with the largest output throughput, and whether that is more than noise."""
-        lines = []
-        for host, platform in self.platforms.items():
-            cells = [cell for cell in self._of(group) if cell.host == host and cell.figures[MAIN].mean is not None]
-            cells.sort(key=lambda cell: -(cell.figures[MAIN].mean or 0))
-            said = [f"{self.servers[cell.server]} {figure(cell, MAIN).text}" for cell in cells]
-            if len(cells) == 1:
-                lines.append(f"{platform}: only {said[0]}.")
-            elif cells:
-                lines.append(f"{platform}: {said[0]}; {', '.join(said[1:])}.{self._lead(*cells[:2])}")
-        return lines
+    def _ranking(self) -> list[tuple[doc.Card, str]]:
+        """For each platform of each group: what leads, by how much, and whether that is more than chance; and the
+        servers' output throughputs, the best first."""
+        found = []
+        for group, (host, platform) in product(self.groups, self.platforms.items()):
+            cells = [cell for cell in self._ranked(group, host) if cell.figures[MAIN].mean is not None]
+            said = ", ".join(f"{self.servers[cell.server]} {_with_ends(figure(cell, MAIN))}" for cell in cells)
+            leader, lead = self._lead(cells) if cells[1:] else ("no ranking", "Only one server was measured.")
+            of = f"{self._group_title(group)}, " * (len(self.groups) > 1) + platform
+            found += [(doc.Card(of, leader, "", lead), f"{said}.")] if cells else []
+        return found
 
-    def _lead(self, first: CellSummary, second: CellSummary) -> str:
-        pair = {first.cell, second.cell}
-        of_pair = (each for each in self.found.differences if each.figure == MAIN and {each.a, each.b} == pair)
-        if (told := next(of_pair, None)) is None:
-            return ""
-        leader, names = self.servers[first.server], f"{self.servers[first.server]} and {self.servers[second.server]}"
-        text = {
-            "no difference seen": f" Between {names} the difference is no larger than the noise between runs.",
-            "different": f" The lead of {leader} is larger than the noise between runs.",
-        }.get(told.verdict, "")
-        return text if told.equal_work else f"{text} {names} did unequal work: their outputs differ in length."
+    def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
+        """The best first; those without a valid run last."""
+        cells = [cell for cell in self._of(group) if cell.host == host]
+        return sorted(cells, key=lambda cell: (not cell.valid, -(cell.figures[MAIN].mean or 0)))
+
+    def _lead(self, cells: Sequence[CellSummary]) -> tuple[str, str]:
+        """Who leads, and by how much; of cells in their order, the invalid ones last."""
+        invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
+        bottleneck = f"possible client bottleneck in every run of {invalid}." if invalid else ""
+        first, second = cells[:2]
+        if not second.valid:
+            return "no ranking", f"No ranking, {bottleneck}"
+        leader, next_one = self.servers[first.server], self.servers[second.server]
+        told = self.between.get((first.cell, second.cell, MAIN)) or self.between[second.cell, first.cell, MAIN]
+        if told.ratio is None:
+            return "no ranking", "No ranking."
+        ratios = [told.ratio, *(told.ci95 or ())]
+        if told.a != first.cell:
+            ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
+        by, *ends = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
+        by = f"{by} % (95 %: {' to '.join(ends)} %)" if ends else f"{by} % (too few runs for an interval)"
+        won = told.verdict == "different"
+        text = f"{leader} leads {next_one} by {by}." if won else f"No winner: {leader} {by} on {next_one}."
+        text += f" Not ranked: {bottleneck}" if invalid else ""
+        text += "" if told.equal_work else " Their output lengths differ: unequal work."
+        return leader if won else "no winner", text
 
     def _findings(self) -> list[Finding]:
         """Whether the figures are valid."""
@@ -179,10 +193,10 @@ class MatrixReport:
         asked = requests["sent"] + requests["dropped"]
         ended = "".join(f"; {requests[state]:,} {state}" for state in STATES[2:] if requests[state])
         limited = sum(cell.verdicts.get("limited", 0) for cell in cells)
-        client = "Valid: the load generator was not a bottleneck in any of"
-        client = (
-            f"{f'Invalid: possible client bottleneck in {limited} of' if limited else client} {count(runs, 'run')}."
-        )
+        client = f"Valid: the load generator was not a bottleneck in any of {count(runs, 'run')}."
+        if limited:
+            left = "" if limited == runs else "; left out of the figures where a cell has valid ones"
+            client = f"Invalid: possible client bottleneck in {limited} of {count(runs, 'run')}{left}."
         measured = f"{states['measured']} of {count(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
         complete = f"{requests['complete']:,} of {asked:,} requests complete{ended}."
         all_complete = runs > 0 and requests["complete"] == asked
@@ -210,11 +224,43 @@ class MatrixReport:
         return table(title, who | heads, made, several=True)
 
     def _figures(self, names: Sequence[str]) -> doc.Table:
-        hosts, rows = list(self.platforms), list[tuple[CellName, Cells]]()
-        for cell in sorted(self.found.cells, key=lambda cell: hosts.index(cell.host)):
-            figures = (figure(cell, name) for name in names)
-            rows.append((cell, (f"{len(cell.runs)}/{cell.planned}", *figures, _number(cell.lengths.mean, 1))))
+        cells = [cell for host in self.platforms for group in self.groups for cell in self._ranked(group, host)]
+        rows = list[tuple[CellName, Cells]]()
+        for cell in [*cells, *(cell for cell in self.found.cells if not cell.runs)]:
+            figures = (self._marked(cell, name) for name in names)
+            valid = cell.valid or not cell.runs
+            runs = TableCell(
+                f"{len(cell.runs)}/{cell.planned}", None, "" if valid else "invalid", "" if valid else "error"
+            )
+            rows.append((cell, (runs, *figures, _number(cell.lengths.mean, 1))))
         return self._table("Means over the repeats", numbers("runs", *map(figure_title, names), "tokens each"), rows)
+
+    def _limits(self) -> list[Block]:
+        """What the hardware allows for each cell's load, where it is known."""
+        rows = list[tuple[CellName, Cells]]()
+        for cell, each in ((cell, cell.limit) for cell in self.cells if cell.limit):
+            ratios = (significant(ratio, 2) for ratio in (each.ttft_ratio, each.tpot_ratio))
+            of = share(each.throughput_share), *ratios, share(each.mbu), share(each.mfu)
+            rows.append((cell, (f"{each.gpus} x {each.gpu}", significant(each.output_tokens_per_s), *of, each.bound)))
+        heads: dict[str, Kind] = {"hardware": "text", **numbers("at most, tokens/s", "reached", "TTFT / limit")}
+        heads |= {**numbers("TPOT / limit", "MBU", "MFU"), "bound by": "text"}
+        return [self._table("What the hardware allows, first valid run of each", heads, rows)] if rows else []
+
+    def _marked(self, cell: CellSummary, name: str) -> TableCell:
+        """A figure, marked where it is the best of its platform, or worse than that, by more than chance."""
+        made, mine = figure(cell, name), cell.figures[name].mean
+        rivals = [each for each in self._of((cell.model, cell.workload)) if each.host == cell.host and each is not cell]
+        verdicts = {self._better(cell, other, name) for other in rivals if other.figures[name].mean is not None}
+        level: doc.Level | Literal[""] = "error" if "worse" in verdicts else "ok" if verdicts == {"better"} else ""
+        if mine is None or not level:
+            return made
+        return msgspec.structs.replace(made, text=f"{made.text} {'▲' if level == 'ok' else '▼'}", level=level)
+
+    def _better(self, cell: CellSummary, other: CellSummary, name: str) -> Literal["better", "worse"] | None:
+        """Than the other, by more than chance."""
+        pair = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
+        told = self.between.get(pair[0]) or self.between.get(pair[1])
+        return None if told is None else _verdict(told, cell.cell)
 
     def _differences(self) -> list[Block]:
         """One row per pair of cells, with a ratio and its interval for each figure that is compared."""
@@ -226,8 +272,9 @@ class MatrixReport:
             work = "equal" if each.equal_work else "unequal lengths"
             row = rows.setdefault((each.a, each.b), [pair, ", ".join((where, each.a.model, each.a.workload)), work])
             ends = " to ".join(significant(end, 3) for end in each.ci95 or ()) or "too few runs"
-            stands_out: doc.Level | Literal[""] = "warning" if each.verdict == "different" else ""
-            row.append(TableCell(significant(each.ratio), each.ratio, "" if each.ratio is None else ends, stands_out))
+            level, mark = MARKS[_verdict(each, each.a)]
+            cell_text = f"{significant(each.ratio)}{mark}"
+            row.append(TableCell(cell_text, each.ratio, "" if each.ratio is None else ends, level))
         if not rows:
             return [Paragraph(RATIOS), Paragraph("There is no pair of measured cells.")]
         heads: dict[str, Kind] = {"ratio of": "head", "on, or of": "text", "work": "text"}
@@ -317,7 +364,7 @@ class MatrixReport:
             cold = {True: "cold", False: "warm", None: UNKNOWN}[run.cold]
             began, rate = run.started_at[:19].replace("T", " "), significant(run.output_tokens_per_s, 4)
             texts = (str(run.repeat), began, _number(run.start), cold, str(run.seed), rate, run.verdict)
-            rows.append((cell, (*texts, TableCell(run.folder, code=True))))
+            rows.append((cell, (*texts, TableCell(run.folder, link=f"{run.folder}/report.html"))))
         return self._table("Runs, cell by cell", heads, rows)
 
     def _charts(self, group: tuple[str, str]) -> list[dict[str, Any]]:
@@ -382,8 +429,26 @@ def figure(cell: CellSummary, name: str) -> TableCell:
     if each.mean is None:
         return TableCell(UNKNOWN)
     factor, unit = unit_of(name, each.mean)
-    ends = " to ".join(significant(max(0.0, end) * factor, 4) for end in each.ci95 or ())
-    return TableCell(f"{significant(each.mean * factor, 4)} {unit}", each.mean, ends)
+    shown = [significant(value * factor, 4) for value in each.ci95 or () if value > 0]
+    if len(shown) < 2:  # too few runs, or they differ so much that the interval would hold nothing at all
+        values = sorted(value for value in each.values if value is not None)
+        shown = [significant(value * factor, 4) for value in (values[:1] + values[-1:] if values[1:] else [])]
+        return TableCell(
+            f"{significant(each.mean * factor, 4)} {unit}", each.mean, f"runs: {' to '.join(shown)}" * bool(shown)
+        )
+    return TableCell(f"{significant(each.mean * factor, 4)} {unit}", each.mean, " to ".join(shown))
+
+
+def _with_ends(cell: TableCell) -> str:
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+
+
+def _verdict(told: CellDifference, cell: CellName) -> Literal["better", "worse"] | None:
+    """Of this cell of the two; None where chance may explain the difference."""
+    if told.verdict != "different" or told.ratio is None:
+        return None
+    higher = by_key(told.figure.partition(".")[0]).direction == "higher"
+    return "better" if ((told.ratio > 1) == higher) == (cell == told.a) else "worse"
 
 
 def _thin(samples: Floats) -> dict[str, list[float]]:

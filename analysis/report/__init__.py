@@ -73,8 +73,12 @@ class TableCell(Struct, frozen=True):
     """Too few samples: `text` says how many it takes."""
     run: int | None = None
     code: bool = False
+    link: str = ""
+    """The path of a file to which the text leads, from the page."""
     lines: Sequence[str] = ()
     """Instead of `text`, where there are several things to say."""
+    requests: Sequence[int] = ()
+    """Of each line, the request to be shown in the timeline."""
 
 
 class TableRow(Struct, frozen=True):
@@ -129,6 +133,8 @@ class ChartRef(Struct, frozen=True, tag=True):
     caption: Sequence[str] = ()
     shape: Shape = ""
     zoom: Zoom = "x"
+    help: str = ""
+    """How to read it, behind a question mark."""
 
 
 class Facts(Struct, frozen=True, tag=True):
@@ -149,12 +155,12 @@ class Definitions(Struct, frozen=True, tag=True):
 
 
 class Switch(Struct, frozen=True):
-    """A choice of the reader's, which the page's scripts follow: radio buttons, or a list of more choices."""
+    """A choice of the reader's, which the page's scripts follow: radio buttons, a list, or words to look for."""
 
     name: str
     label: str
-    choices: Sequence[tuple[str, str]]
-    kind: Literal["radio", "select"] = "radio"
+    choices: Sequence[tuple[str, str]] = ()
+    kind: Literal["radio", "select", "search"] = "radio"
 
 
 class Disclosure(Struct, frozen=True, tag=True):
@@ -174,6 +180,8 @@ class Section(Struct, frozen=True):
     short: str = ""
     """Its name in the navigation, where that is not its title."""
     switches: Sequence[Switch] = ()
+    help: str = ""
+    """How to read its figures, behind a question mark."""
 
 
 class Document(Struct, frozen=True):

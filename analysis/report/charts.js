@@ -5,11 +5,12 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Report = (() => {
   const PAPER_WIDTH = 660; // fits A4 and Letter between the usual margins
+  const PAPER_HEIGHT = { tall: 420, wide: 270 };
   const ROWS_SHOWN = 400;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)");
   const charts = new Map();
-  const waiting = [];
+  const drawn = new Set();
   const several = DATA.runs.length > 1;
   const root = document.documentElement;
 
@@ -20,19 +21,26 @@ const Report = (() => {
   const element = (name) => document.getElementById(`chart-${name}`);
 
   // On a narrow screen each run has a line of the legend to itself, and charts grow by it (page.css).
-  if (several) root.style.setProperty("--legend", `${1.1 * DATA.runs.length}rem`);
+  if (several) root.style.setProperty("--legend", `${1.1 * new Set(DATA.runs.map(({ name }) => name)).size}rem`);
 
-  function layout(changes) {
-    const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
-      title: { standoff: 8 }, separatethousands: true, exponentformat: "none" };
+  // How many lines a legend takes on a screen this wide.
+  function legendLines(place, traces) {
+    const names = traces.filter(({ showlegend = true, name }) => showlegend && name).map(({ name }) => name.length * 6.6 + 45);
+    const room = (root.classList.contains("on-paper") ? PAPER_WIDTH : place.clientWidth || 700) - 76;
+    return names.reduce((sum, width) => sum + width, 0) > room ? Math.ceil(names.length / Math.max(1, Math.floor(room / Math.max(...names)))) : 1;
+  }
+
+  function layout(place, traces, changes) {
+    const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: false,
+      title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 3 };
     const merged = {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      margin: { l: 48, r: 14, t: several ? 34 : 10, b: 44 },
-      showlegend: several, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+      margin: { l: 60, r: 16, t: several || changes.showlegend ? 15 + 19 * legendLines(place, traces) : 10, b: 44 },
+      showlegend: several, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
-      ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH } : { autosize: true }),
+      ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH, height: PAPER_HEIGHT[place.className.split(" ")[1]] ?? 240 } : { autosize: true }),
       ...changes,
     };
     for (const name of Object.keys(merged)) {
@@ -41,39 +49,50 @@ const Report = (() => {
     return merged;
   }
 
+  // Plotly is unpacked after the first screen, as a script that the page's policy names by its hash.
+  async function unpacked() {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (each) => each.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = made("script", await new Response(stream).text());
+    document.head.append(script);
+  }
+
   function draw(name) {
+    if (!window.Plotly) return; // it will be: charts in view wait for it
     const { draw: drawing, refine } = charts.get(name);
     const place = element(name);
+    const first = !place.data;
     const { traces, layout: changes = {} } = drawing(place);
+    near.unobserve(place);
+    drawn.add(name);
     if (traces.some((trace) => trace.x.length)) {
-      Plotly.react(place, traces, layout(changes), { displayModeBar: false, responsive: true, showTips: false });
+      Plotly.react(place, traces, layout(place, traces, changes), { displayModeBar: false, responsive: true, showTips: false });
+      if (first && refine) place.on("plotly_relayout", refine);
       refine?.();
     } else {
       place.classList.add("empty");
       place.removeAttribute("tabindex");
       place.textContent = "Nothing to draw: there is no sample.";
     }
+    if (drawn.size === charts.size) root.dataset.drawn = "all";
   }
+
+  // A chart is drawn when it is about to come into view, and again when its colours have changed.
+  const near = new IntersectionObserver((entries) => entries.filter(({ isIntersecting }) => isIntersecting)
+    .forEach(({ target }) => ready.then(() => draw(target.id.slice("chart-".length)))), { rootMargin: "400px" });
 
   // `draw` gives traces and changes to the layout, each time anew; `rows` gives the chart's data, its header first;
   // `refine`, if there is one, looks at what is in view, after each drawing and each zoom.
-  function chart(name, { draw: drawing, rows, refine }) {
-    const place = element(name);
-    if (!place) return;
-    charts.set(name, { draw: drawing, rows, refine });
-    waiting.push(() => { draw(name); if (refine && place.on) place.on("plotly_relayout", refine); });
-    if (waiting.length === 1) setTimeout(next, 0);
+  function chart(name, parts) {
+    if (!element(name)) return;
+    charts.set(name, parts);
+    near.observe(element(name));
   }
 
-  // One chart at a time, so that the page can be read and scrolled from the first moment on.
-  function next() {
-    waiting[0]();
-    waiting.shift();
-    if (waiting.length) setTimeout(next, 0);
-    else root.dataset.drawn = "all";
-  }
+  const redrawn = () => charts.forEach((_, name) => { near.unobserve(element(name)); near.observe(element(name)); });
 
-  function drawAll() {
+  async function drawAll() {
+    await ready;
     charts.forEach((_, name) => draw(name));
   }
 
@@ -110,12 +129,29 @@ const Report = (() => {
         for (const [axis, { factor }] of Object.entries(spec.scales)) found[axis] = found[axis].map((each) => each === null ? null : each * factor);
         return found;
       })).filter(({ x }) => x.length);
+    traces.forEach((trace, index) => { // runs of one name are one entry of the legend
+      if (!several || !traces.some(({ name }, other) => other !== index && name === trace.name)) return;
+      trace.legendgroup = trace.name;
+      if (traces.findIndex(({ name, showlegend }) => name === trace.name && showlegend !== false) !== index) trace.showlegend = false;
+    });
     const changes = resolved(spec.layout, null, spec);
-    if (changes.showlegend) changes.margin = { l: 48, r: 14, t: 34, b: 44 };
-    if (element(spec.id).closest("section").querySelector("input[name=axis][value=log]")?.checked) {
-      changes.xaxis = { ...changes.xaxis, type: "log", ...logarithmic(traces) };
-    }
+    const chosen = (name) => element(spec.id).closest("section").querySelector(`input[name=${name}]:checked`)?.value;
+    if (chosen("axis") === "log" || changes.xaxis?.type === "log") changes.xaxis = { ...changes.xaxis, type: "log", ...logarithmic(traces) };
+    if (chosen("shares") === "tails") changes.yaxis = tails(traces);
     return { traces, layout: changes };
+  }
+
+  // As HdrHistogram draws them: each nine of a percentile is as high as the one before.
+  function tails(traces) {
+    const shares = [0, 0.5, 0.9, 0.99, 0.999, 0.9999];
+    const height = (share) => -Math.log10(1 - share);
+    for (const trace of traces) {
+      const most = trace.y.reduce((largest, share) => share < 1 ? Math.max(largest, share) : largest, 0);
+      trace.customdata = trace.y;
+      trace.hovertemplate = trace.hovertemplate?.replace("%{y", "%{customdata");
+      trace.y = trace.y.map((share) => height(share < 1 ? share : (1 + most) / 2));
+    }
+    return { tickvals: shares.map(height), ticktext: shares.map((share) => `${Number((share * 100).toFixed(2))}%`), rangemode: "tozero" };
   }
 
   function rowsOf(spec) {
@@ -160,12 +196,28 @@ const Report = (() => {
     return `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
   }
 
-  function save(name, text) {
+  function save(name, blob) {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    link.download = `${name}.csv`;
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  // A picture says by itself what it shows, and whether that was simulated.
+  async function picture(name, format) {
+    await ready;
+    if (!drawn.has(name)) draw(name);
+    const place = element(name);
+    const [width, height] = [place.clientWidth, place.clientHeight + 30];
+    const mark = document.querySelector(".bar .badge")?.textContent;
+    const title = { text: plain([mark, document.getElementById(`title-${name}`).textContent].filter(Boolean).join("  ")), font: { size: 14 }, x: 0.01, y: 1, yref: "container", yanchor: "top", pad: { t: 8 } };
+    const above = place.layout.margin.t + 30;
+    const url = await Plotly.toImage({ data: place.data, layout: { ...place.layout, title, height, margin: { ...place.layout.margin, t: above }, paper_bgcolor: colour("paper") } },
+      { format, width, height, scale: 2 });
+    const [head, body] = [url.slice(0, url.indexOf(",")), url.slice(url.indexOf(",") + 1)];
+    const bytes = head.endsWith("base64") ? Uint8Array.from(atob(body), (each) => each.charCodeAt(0)) : decodeURIComponent(body);
+    save(`${name}.${format}`, new Blob([bytes], { type: format === "svg" ? "image/svg+xml" : "image/png" }));
   }
 
   const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\r\n");
@@ -229,13 +281,27 @@ const Report = (() => {
     return key in known;
   }
 
+  // The paper waits for nobody: all charts are drawn at once.
   function onPaper(printing) {
     root.classList.toggle("on-paper", printing);
-    drawAll();
+    document.querySelectorAll(".fold").forEach((each) => {
+      if (printing) each.dataset.closed = each.open ? "" : "yes";
+      each.open = printing || each.dataset.closed !== "yes";
+    });
+    if (printing) {
+      charts.forEach((_, name) => {
+        window.Plotly?.purge(element(name)); // or a legend keeps the lines that it had on the screen
+        draw(name);
+      });
+    }
+    else redrawn();
   }
 
-  document.querySelectorAll("[data-csv]").forEach((button) =>
-    button.addEventListener("click", () => save(button.dataset.csv, csv(charts.get(button.dataset.csv).rows()))));
+  document.querySelectorAll("[data-save]").forEach((button) => button.addEventListener("click", () => {
+    const { of, save: format } = button.dataset;
+    if (format === "csv") save(`${of}.csv`, new Blob([csv(charts.get(of).rows())], { type: "text/csv" }));
+    else picture(of, format);
+  }));
   document.querySelectorAll("[data-rows]").forEach((place) =>
     place.closest("details").addEventListener("toggle", () => { if (!place.firstChild) place.append(tableOf(place.dataset.rows)); }));
   document.querySelectorAll(".chart").forEach((place) => place.addEventListener("keydown", (event) => {
@@ -244,12 +310,13 @@ const Report = (() => {
   document.querySelectorAll("[data-zoom-of]").forEach((button) =>
     button.addEventListener("click", () => zoom(element(button.dataset.zoomOf), button.dataset.key)));
   const specs = (DATA.charts ?? []).filter(({ script }) => !script);
+  const ready = new Promise((done) => { addEventListener("load", () => setTimeout(done, 0)); }).then(unpacked);
   specs.forEach((spec) => chart(spec.id, { draw: () => described(spec), rows: () => rowsOf(spec) }));
-  document.querySelectorAll("input[name=axis]").forEach((input) => input.addEventListener("change", () =>
+  document.querySelectorAll("input[name=axis], input[name=shares]").forEach((input) => input.addEventListener("change", () =>
     specs.filter(({ id }) => input.closest("section").contains(element(id))).forEach(({ id }) => draw(id))));
-  dark.addEventListener("change", drawAll);
+  dark.addEventListener("change", redrawn);
   addEventListener("beforeprint", () => onPaper(true));
   addEventListener("afterprint", () => onPaper(false));
 
-  return { DATA, several, chart, draw, line, colour, fade, plain, csv, save, made, element };
+  return { DATA, several, chart, draw, drawAll, ready, line, colour, fade, plain, csv, save, made, element };
 })();

@@ -21,12 +21,11 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-import numpy as np
-
 from analysis.frame import Frame
 from analysis.metrics import METRICS
 from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
+from analysis.stats import PERCENTILES, samples_needed
 from analysis.summary import Summary
 from analysis.telemetry import Series
 
@@ -97,8 +96,15 @@ def chart_data(given: ChartInput) -> dict[str, Data]:
 
 
 def shown_charts(runs: Sequence[ChartRun]) -> list[Chart]:
-    """The charts of which one of these runs has something, in the order of the page."""
-    return [chart for chart in CHARTS.values() if any(chart.id in run.data for run in runs)]
+    """The charts of which one of these runs has something, in the order of the page; of several runs not those that
+    draw one alone."""
+    several = len(runs) > 1
+    return [
+        chart
+        for chart in CHARTS.values()
+        if any(chart.id in run.data for run in runs)
+        and (chart.script or any(trace.get("alone", not several) is not several for trace in chart.traces))
+    ]
 
 
 def spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
@@ -173,17 +179,16 @@ def _cdf(name: str) -> Chart:
 
     def data(given: ChartInput) -> Data:
         curve = curves.distribution(metric.values(given.frame), int(given.frame.sampled.sum()))
-        share = np.array(curve["y"])
-        low, high = np.maximum(0, share - curve["margin"]), np.minimum(1, share + curve["margin"])
-        return curve | {"low": np.round(low, 4).tolist(), "high": np.round(high, 4).tolist()}
+        return curve | curves.band(curve) | curves.marks(given.summary.latency[name])
 
     def caption(curve: Data, summary: Summary) -> str:
         if not curve["n"]:
             return "No sample."
         described = summary.latency[name]
-        p99 = "too few samples for p99" if "p99" in described.thin else f"p99 {duration(described.p99, 4)}"
-        drawn = f", {curve['drawn']:,} drawn with all extremes" if curve["drawn"] < curve["n"] else ""
-        return f"p50 {duration(described.p50, 4)}, {p99}; {curve['n']:,} samples{drawn}."
+        thin = [each for each in ("p50", "p99") if each in described.thin]
+        said = (f"{each} {duration(described.of(each), 4)}{'*' * (each in thin)}" for each in ("p50", "p99"))
+        needed = f" (* {samples_needed(PERCENTILES[thin[0]]):,} needed)" if thin else ""
+        return f"{', '.join(said)}; {count(curve['n'], 'sample')}{needed}."
 
     edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}}
@@ -191,11 +196,33 @@ def _cdf(name: str) -> Chart:
         edge | {"y": "$low"},
         edge | {"y": "$high", "fill": "tonexty", "fillcolor": "@run:2e"},
         _line("$x", "$y", "%{y:.2%} within %{x:.4~g} @xunit", line=STEPS),
+        {
+            "type": "scatter",
+            "mode": "markers+text",
+            "x": "$mark_x",
+            "y": "$mark_y",
+            "text": "$mark",
+            "hoverinfo": "skip",
+        }
+        | {"textposition": "bottom right", "marker": {"color": "@ink", "size": 6}, "cliponaxis": False, "alone": True},
     )
-    layout = {"xaxis": _axis(f"{metric.short}, @xunit", rangemode="normal"), "yaxis": SHARES}
+    log = name == "itl_s"  # tokens that came together, and stalls: four powers of ten
+    x = _axis(f"{metric.short}, @xunit{' (log)' if log else ''}", rangemode="normal", type="log" if log else "linear")
+    layout = {"xaxis": x, "yaxis": SHARES, "margin": {"l": 60, "r": 36, "t": 10, "b": 44}}
     table = {name: "x", "share": "y"}
     middle = {"x": lambda curve: curve["x"][len(curve["x"]) // 2] if curve["x"] else None}
     return Chart(name, "latency", metric.title, data, caption, traces, layout, table, middle)
+
+
+def _over_time(name: str, unit: str, axis: str) -> list[Data]:
+    """p50 and p99 of a latency, each with the samples that it rests on."""
+    hover = f"{name.upper()} @figure %{{y:.4~g}} {unit} of %{{customdata:,}} from %{{x}} s"
+    more = {"yaxis": axis, "customdata": f"${name}_n", "connectgaps": False, "showlegend": name == "ttft"}
+    more |= {"mode": "lines+markers", "marker": {"size": 3}}
+    return [
+        _line("$x", f"${name}_{figure}", hover.replace("@figure", figure), line=look, **more, name=f"@name {figure}")
+        for figure, look in (("p50", {}), ("p99", {"width": 1.3, "dash": "dot"}))
+    ]
 
 
 def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
@@ -229,10 +256,9 @@ def _position(first: Data, _: Summary) -> str:
     if not trend["x"]:
         return f"{count(first['n'], 'request')}: too few for a trend."
     told = set(first["prompts"])
-    text = f"{_rise(trend)} from the first requests sent to the last."
+    text = f"{_rise(trend)}."
     text += f" Every prompt had {count(told.pop(), 'token')}." if len(told) == 1 else ""
-    drawn = f"{first['drawn']:,} of {first['n']:,} points are drawn; lines are of all."
-    return f"{text} {drawn}" if first["drawn"] < first["n"] else text
+    return f"{text} {first['drawn']:,} of {first['n']:,} points drawn." if first["drawn"] < first["n"] else text
 
 
 def _prompt(first: Data, _: Summary) -> str:
@@ -243,7 +269,7 @@ def _prompt(first: Data, _: Summary) -> str:
 
 def _rise(trend: Data) -> str:
     begins, ends = (duration(trend["p50"][place]) for place in (0, -1))
-    return f"Median TTFT goes from {begins} to {ends}"
+    return f"Median TTFT from {begins} to {ends}"
 
 
 def _gaps(lifetime: Data, _: Summary) -> str:
@@ -252,12 +278,12 @@ def _gaps(lifetime: Data, _: Summary) -> str:
     known = [(token, gap) for token, gap in zip(lifetime["token"], lifetime["p50"], strict=True) if gap is not None]
     wide = f" (tokens in groups of {lifetime['width']:,})" if lifetime["width"] > 1 else ""
     longest = lifetime["longest"][0]
-    where = f"before token {longest['token']:,} of request {longest['request']}."
-    most = f"Longest gap {duration(longest['gap_s'])}, {where}"
+    where = f"token {longest['token']:,} of request {longest['request']}."
+    most = f"Longest {duration(longest['gap_s'])}, {where}"
     if not known:
         return most
     (_, begins), (last, ends) = known[0], known[-1]
-    return f"Median gap {duration(begins)} at first, {duration(ends)} at token {last:,}{wide}. {most}"
+    return f"Median {duration(begins)} at first, {duration(ends)} at token {last:,}{wide}. {most}"
 
 
 def _course(data: Data, summary: Summary) -> str:
@@ -265,11 +291,23 @@ def _course(data: Data, summary: Summary) -> str:
     if not course["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
-    text = f"Peak {max(course['tokens_per_s']):,.0f} tokens/s in any {course['bin_s']:g} s; peak "
-    text += f"{max(course['in_flight']):,} streams in flight, {max(course['receiving']):,} receiving tokens."
+    text = f"Peak {max(course['tokens_per_s']):,.0f} tokens/s in any {course['bin_s']:g} s, "
+    text += f"{max(course['in_flight']):,} streams in flight, {max(course['receiving']):,} receiving."
     text += f" {warmup:,} warm-up requests came before 0 and are in no figure." if warmup else ""
     ends = f"{significant(window.from_s)} s to {significant(window.to_s)} s"
     return text if window.whole else f"{text} Measured from {ends}."
+
+
+def _latencies(found: Data, _: Summary) -> str:
+    worst = max(found["failed_per_s"])
+    failed = f"at most {significant(worst)} failed/s" if worst else "no failure"
+    return f"Per {found['bin_s']:g} s; {failed}."
+
+
+def _heat_layout(data: Sequence[Data]) -> Data:
+    edges = data[0]["edges"]
+    ticks = {"tickvals": list(range(0, len(edges), 4)), "ticktext": [duration(edge, 3) for edge in edges[::4]]}
+    return {"xaxis": _axis("time, s"), "yaxis": _axis("", **ticks), "bargap": 0}
 
 
 def _timeline(drawn: Data, _: Summary) -> str:
@@ -277,25 +315,6 @@ def _timeline(drawn: Data, _: Summary) -> str:
         return f"All {drawn['n']:,} requests sent." if drawn["n"] else "Nothing was sent."
     some = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
     return f"{some}, the 100 slowest, and up to 100 that were not complete."
-
-
-def _goodput(given: ChartInput) -> Data | None:
-    found = given.summary.goodput
-    return None if found is None else {"x": found.curve.x, "y": found.curve.y}
-
-
-def _turns(given: ChartInput) -> Data | None:
-    """TTFT's median in ms over the turns with enough samples for one, and how far its interval reaches."""
-    if not given.summary.turns:
-        return None
-    rows = []
-    for turn in given.summary.turns:
-        if turn.ttft_s.n and "p50" not in turn.ttft_s.thin:
-            p50 = (turn.ttft_s.p50 or 0) * 1e3
-            low, high = (p50 if end is None else end * 1e3 for end in turn.ttft_s.ci95["p50"])
-            rows.append((turn.turn, p50, low, high, p50 - low, high - p50))
-    names = ("turn", "p50", "low", "high", "below", "above")
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any]:
@@ -324,6 +343,12 @@ def _instants(name: str, column: str, colour: str) -> dict[str, Any]:
     return points | {"marker": {"color": colour, "size": 3}}
 
 
+HEAT = {
+    **{"type": "bar", "alone": True, "x": "$x", "base": "$base", "y": "$height", "width": "$width", "name": ""},
+    "marker": {"color": "$heat", "colorscale": [[0, "@run:20"], [1, "@run"]], "line": {"width": 0}},
+    "customdata": "$n,low,high",
+    "hovertemplate": "%{customdata[0]:,} of %{customdata[1]} s to %{customdata[2]} s at %{x:.4~g} s<extra></extra>",
+}
 AS_REQUESTED = {
     **{"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1},
     "line": {"color": "@quiet", "width": 1, "dash": "dot"},
@@ -335,7 +360,7 @@ CHARTS: dict[str, Chart] = {
             "goodput",
             "goodput",
             "Attainment over the scale of the bounds",
-            _goodput,
+            lambda given: curves.goodput(given.summary),
             traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
             layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
             table={"scale": "x", "attainment": "y"},
@@ -345,7 +370,7 @@ CHARTS: dict[str, Chart] = {
             "turns",
             "turns",
             "Time to first token over the turns",
-            _turns,
+            lambda given: curves.turns(given.summary),
             traces=(_line("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}", mode="lines+markers", error_y=INTERVAL),),
             layout=lambda data: {
                 "xaxis": _axis(
@@ -378,8 +403,8 @@ CHARTS: dict[str, Chart] = {
             layout=_gap_layout,
             table={name: name for name in ("token", "n", *curves.SHOWN, "max")},
             typical={"y": lambda found: next((gap for gap in found["p50"] + found["max"] if gap), None)},
-            note="A chunk of several tokens counts once, before its first. Percentiles are within 1 % (the largest "
-            "exact), and drawn where enough requests reach that far.",
+            note="Spikes at one token are stalls of every output; lone diamonds are stalls of single ones. A chunk of "
+            "several tokens counts once, before its first. Percentiles are within 1 %, the largest exact.",
             shape="wide",
         ),
         Chart(
@@ -392,10 +417,53 @@ CHARTS: dict[str, Chart] = {
                 _line("$course.start_s", "$course.tokens_per_s", "%{y:,.0f} tokens/s from %{x:.4~g} s", line=STEPS),
             ),
             layout={"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")},
-            note="Streams are the most in each interval; the dotted line counts those receiving tokens. Below, "
-            "readings of server, GPUs and host; a break in a line is one that failed.",
+            note="Streams: the most in each interval. Below, readings of server, GPUs and host; a break in a line is a "
+            "reading that failed.",
             script="course.js",
             shape="tall",
+        ),
+        Chart(
+            "latencies",
+            "course",
+            "Latency and failures",
+            lambda given: curves.latencies(given.frame),
+            _latencies,
+            traces=(
+                *(*_over_time("ttft", "s", "y"), *_over_time("tpot", "ms", "y2")),
+                _line(
+                    "$x", "$failed_per_s", "%{y:.4~g} failed/s from %{x} s", line=STEPS, yaxis="y3", showlegend=False
+                ),
+            ),
+            layout={
+                "showlegend": True,
+                "xaxis": _axis("time, s", anchor="y3"),
+                **{
+                    f"yaxis{place}": _axis(title, domain=domain, nticks=4, **look)
+                    for place, title, domain, look in (
+                        ("", "TTFT", [0.68, 1], {"tickformat": "~s", "ticksuffix": "s"}),
+                        ("2", "TPOT, ms", [0.32, 0.64], {}),
+                        ("3", "failed/s", [0, 0.24], {}),
+                    )
+                },
+            },
+            table={"from_s": "x"}
+            | {f"ttft_{each}": f"ttft_{each}" for each in ("n", "p50", "p99")}
+            | {f"tpot_{each}": f"tpot_{each}" for each in ("n", "p50", "p99")}
+            | {"failed_per_s": "failed_per_s"},
+            note="TTFT of the first tokens of each interval, TPOT of the answers that ended in it. Point at a line for "
+            "its samples: p99 of few is near their largest.",
+            shape="tall",
+        ),
+        Chart(
+            "heat",
+            "course",
+            "Heat map of TTFT",
+            lambda given: curves.heat(given.frame),
+            traces=(HEAT,),
+            layout=_heat_layout,
+            table={"at_s": "x", "from_ttft_s": "low", "to_ttft_s": "high", "requests": "n"},
+            note="First tokens by when they came and by their TTFT: the darker, the more.",
+            shape="wide",
         ),
         Chart(
             "timeline",

@@ -3,8 +3,8 @@
 (() => {
   const { chart, colour, fade } = Report;
   const { rows, margin } = DATA.comparison;
-  const outcomes = { better: "good", worse: "bad", "no difference": "ink", "cannot tell": "badge" };
-  const symbols = { better: "triangle-up", worse: "triangle-down", "no difference": "circle", "cannot tell": "circle-open" };
+  const outcomes = { better: "good", worse: "bad", "no difference": "ink", "inconclusive": "badge" };
+  const symbols = { better: "triangle-up", worse: "triangle-down", "no difference": "circle", "inconclusive": "circle-open" };
 
   function ratios() {
     const traces = Object.keys(outcomes).map((outcome) => {
@@ -20,9 +20,9 @@
     const band = { type: "rect", xref: "x", yref: "paper", x0: 1 - margin, x1: 1 + margin, y0: 0, y1: 1, line: { width: 0 },
       fillcolor: fade(colour("quiet"), "26"), layer: "below" };
     const even = { type: "line", xref: "x", yref: "paper", x0: 1, x1: 1, y0: 0, y1: 1, line: { color: colour("quiet"), width: 1, dash: "dot" } };
-    return { traces, layout: { shapes: [band, even], showlegend: true, margin: { l: 48, r: 14, t: 34, b: 44 },
+    return { traces, layout: { shapes: [band, even], showlegend: true, margin: { l: 48, r: 16, t: 34, b: 44 },
       xaxis: { title: { text: "B / A" }, tickformat: ".0%", tickangle: 0, nticks: innerWidth < 600 ? 4 : 7 },
-      yaxis: { autorange: "reversed", type: "category", categoryorder: "array", categoryarray: rows.map((row) => row.figure), title: { text: "" } } } };
+      yaxis: { autorange: "reversed", automargin: true, type: "category", categoryorder: "array", categoryarray: rows.map((row) => row.figure), title: { text: "" } } } };
   }
 
   chart("comparison", {

@@ -2,11 +2,12 @@
 "use strict";
 (() => {
   const { several, chart, line, colour, fade, plain } = Report;
-  const [PANEL, TOP, BOTTOM, GAP, LEGEND_LINE] = [165, 30, 48, 34, 19]; // heights in pixels
+  const [PANEL, TOP, BOTTOM, GAP, LEGEND_LINE, PAGE] = [165, 30, 48, 34, 19, 900]; // heights in pixels
   const tag = (run) => `<extra>${several ? plain(run.name) : ""}</extra>`;
   const shape = { shape: "hv" };
   const UNITS = { requests: "requests", "%": "share, %" };
 
+  const onPaper = () => document.documentElement.classList.contains("on-paper");
   const panels = ["output tokens/s", "streams", ...new Set(DATA.runs.flatMap((run) => run.data.course.series.map((each) => each.panel)))];
   const axisName = (index, letter = "yaxis") => `${letter}${index ? index + 1 : ""}`;
 
@@ -52,7 +53,7 @@
 
   // How high each panel's legend is: curves stand side by side where there is room, and else have a line each.
   function gaps(place, traces) {
-    const room = (place.clientWidth || 900) - 70;
+    const room = (onPaper() ? 660 : place.clientWidth || 900) - 70;
     return panels.map((_, index) => {
       const names = traces.filter((trace) => trace.showlegend && (trace.legend ?? "legend") === axisName(index, "legend")).map((trace) => trace.name.length);
       const wide = names.reduce((sum, length) => sum + length * 6.6 + 45, 0) > room;
@@ -63,19 +64,21 @@
   function course(place) {
     const traces = DATA.runs.flatMap((run) => [...own(run), ...told(run)]);
     const above = gaps(place, traces);
-    const inner = panels.length * PANEL + above.slice(1).reduce((sum, gap) => sum + gap, 0);
+    const panel = onPaper() ? // one page holds them all
+      Math.max(40, Math.min(PANEL, (PAGE - BOTTOM - above.reduce((sum, gap) => sum + gap, 0)) / panels.length)) : PANEL;
+    const inner = panels.length * panel + above.slice(1).reduce((sum, gap) => sum + gap, 0);
     const height = above[0] + BOTTOM + inner;
     let filled = 0;
     if (DATA.runs.some((run) => run.data.course.course.start_s.length)) place.style.height = `${height}px`;
     const axes = Object.fromEntries(panels.flatMap((unit, index) => {
-      filled += index ? PANEL + above[index] : 0;
+      filled += index ? panel + above[index] : 0;
       const top = 1 - filled / inner;
       const legend = { orientation: "h", x: 0, y: top, yanchor: "bottom", font: { size: 12 } };
-      return [[axisName(index), { domain: [Math.max(0, top - PANEL / inner), top], title: { text: UNITS[unit] ?? plain(unit) }, rangemode: "tozero", nticks: 5 }],
+      return [[axisName(index), { domain: [Math.max(0, top - panel / inner), top], title: { text: UNITS[unit] ?? plain(unit), font: { size: onPaper() ? 9.5 : 12.5 } }, rangemode: "tozero", nticks: 5 }],
         [axisName(index, "legend"), legend]];
     }));
     return { traces, layout: {
-      showlegend: true, height, margin: { l: 56, r: 14, t: above[0], b: BOTTOM }, shapes: shades(),
+      showlegend: true, height, margin: { l: 60, r: 16, t: above[0], b: BOTTOM }, shapes: shades(),
       xaxis: { title: { text: "time, s" }, rangemode: "tozero", anchor: axisName(panels.length - 1, "y") }, ...axes,
     } };
   }

@@ -1,5 +1,5 @@
-"""What the charts draw, as plain lists: distributions with their band, the run over time, when requests were sent,
-first tokens, gaps between tokens, and the timeline of each request.
+"""What the charts draw, as plain lists: distributions with their band, the run and its latencies over time, when
+requests were sent, first tokens, gaps between tokens, and the timeline of each request.
 
 Curves of many samples are drawn through some of them. Which ones never depends on their values, except that the
 extremes are always among them, so that no tail is smoothed away; `drawn` and `n` say how many of how many. Of many
@@ -8,16 +8,23 @@ requests every k-th in the order sent is drawn, and beside them the slowest and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Frame, Integers
+from analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
+from analysis.objectives import Distribution
 from analysis.stats import PERCENTILES, dkw_margin, samples_needed
+from analysis.summary import Summary
 from analysis.telemetry import Series
 from analysis.window import in_flight
 
+LATENCY_BINS_MAX = 60
+HEAT_LEAST_S = 60.0
+"""A heat map tells more than percentiles over time from here on."""
+HEAT_ROWS = 24
 POINTS_MAX = 700
 EXTREMES = 50
 COURSE_BINS_MAX = 160
@@ -25,6 +32,8 @@ SCATTER_MAX = 1500
 ROWS_MAX = 1000
 SLOWEST = 100
 BAD_MOST = 100
+SAID_MAX = 160
+"""Of an error's words, how many characters the timeline shows."""
 PARTS_MAX = 24
 PART_LEAST = 25
 CHUNKS_MAX = 130_000
@@ -64,6 +73,43 @@ def distribution(samples: Floats, requests: int) -> dict[str, Any]:
     }
 
 
+def band(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a distribution, the ends of its band."""
+    share = np.array(curve["y"])
+    low, high = np.maximum(0, share - curve["margin"]), np.minimum(1, share + curve["margin"])
+    return {"low": np.round(low, 4).tolist(), "high": np.round(high, 4).tolist()}
+
+
+def marks(described: Distribution) -> dict[str, Any]:
+    """Where p50 and p99 lie on a distribution; of too few samples with a mark."""
+    shown = [name for name in ("p50", "p99") if described.of(name) is not None]
+    return {
+        "mark": [name + "*" * (name in described.thin) for name in shown],
+        "mark_x": [described.of(name) for name in shown],
+        "mark_y": [PERCENTILES[name] for name in shown],
+    }
+
+
+def goodput(summary: Summary) -> dict[str, Any] | None:
+    """Attainment over the scale of the bounds."""
+    found = summary.goodput
+    return None if found is None else {"x": found.curve.x, "y": found.curve.y}
+
+
+def turns(summary: Summary) -> dict[str, Any] | None:
+    """TTFT's median in ms over the turns with enough samples for one, and how far its interval reaches."""
+    if not summary.turns:
+        return None
+    rows = []
+    for turn in summary.turns:
+        if turn.ttft_s.n and "p50" not in turn.ttft_s.thin:
+            p50 = (turn.ttft_s.p50 or 0) * 1e3
+            low, high = (p50 if end is None else end * 1e3 for end in turn.ttft_s.ci95["p50"])
+            rows.append((turn.turn, p50, low, high, p50 - low, high - p50))
+    names = ("turn", "p50", "low", "high", "below", "above")
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
 def drawn_ranks(count: int) -> Integers:
     """All ranks of up to POINTS_MAX samples; else evenly spaced ones, and the EXTREMES at both ends."""
     if count <= POINTS_MAX:
@@ -97,6 +143,69 @@ def course(frame: Frame) -> dict[str, Any]:
         "in_flight": _most_at_once(frame.sent_ns, frame.end_ns, edges),
         "receiving": _most_at_once(frame.first_ns, frame.last_ns, edges),
     }
+
+
+def latencies(frame: Frame) -> dict[str, Any] | None:
+    """p50 and p99 of TTFT (of the first tokens that came in each of at most LATENCY_BINS_MAX pieces of the run) and of
+    TPOT (of the answers that ended in it), and the requests per second that ended without being complete."""
+    if not (grid := _grid(frame)):
+        return None
+    begins, bin_ns, bins = grid
+    columns = {"ttft": (frame.first_ns - frame.sent_ns, frame.first_ns)}
+    columns["tpot"] = ((frame.last_ns - frame.first_ns) / frame.later_tokens, frame.last_ns)
+    found: dict[str, Any] = {
+        "bin_s": bin_ns / 1e9,
+        "x": np.round((begins + bin_ns * np.arange(bins)) / 1e9, 6).tolist(),
+    }
+    for name, (values, at_ns) in columns.items():
+        kept = frame.sampled & ~np.isnan(values)
+        places = ((at_ns[kept] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
+        scale = {"ttft": 1e9, "tpot": 1e6}[name]
+        parts = [values[kept][places == place] / scale for place in range(bins)]
+        found[f"{name}_n"] = [len(part) for part in parts]
+        for share in (50, 99):
+            found[f"{name}_p{share}"] = [
+                round(float(np.percentile(part, share)), 6) if len(part) else None for part in parts
+            ]
+    bad = frame.sent & ~frame.complete & ~np.isnan(frame.end_ns)
+    places = ((frame.end_ns[bad] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
+    found["failed_per_s"] = np.round(np.bincount(places, minlength=bins) / (bin_ns / 1e9), 4).tolist()
+    return found
+
+
+def heat(frame: Frame) -> dict[str, Any] | None:
+    """How many first tokens came at each time with each TTFT, in rows of equal ratio; None for a run too short."""
+    grid, values = _grid(frame), (frame.first_ns - frame.sent_ns) / 1e9
+    kept = frame.sampled & (values > 0)
+    if not grid or grid[1] * grid[2] < HEAT_LEAST_S * 1e9 or not kept.any():
+        return None
+    begins, bin_ns, bins = grid
+    low, high = float(values[kept].min()), float(values[kept].max()) * 1.0001
+    edges = low * (high / low) ** (np.arange(HEAT_ROWS + 1) / HEAT_ROWS)
+    columns = ((frame.first_ns[kept] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
+    rows = (np.searchsorted(edges, values[kept], side="right") - 1).clip(0, HEAT_ROWS - 1)
+    cells, counts = np.unique(columns * HEAT_ROWS + rows, return_counts=True)
+    row, x = cells % HEAT_ROWS, (begins + bin_ns * (cells // HEAT_ROWS + 0.5)) / 1e9
+    return {
+        "x": np.round(x, 6).tolist(),
+        "base": row.tolist(),
+        "height": [1] * len(cells),
+        "width": [bin_ns / 1e9] * len(cells),
+        "n": counts.tolist(),
+        "heat": np.round(np.sqrt(counts), 2).tolist(),
+        "low": [float(f"{edge:.3g}") for edge in edges[row]],
+        "high": [float(f"{edge:.3g}") for edge in edges[row + 1]],
+        "edges": [float(f"{edge:.3g}") for edge in edges],
+    }
+
+
+def _grid(frame: Frame) -> tuple[float, float, int] | None:
+    """Where the measured requests begin, how long each piece is, and how many there are."""
+    sent, ends = frame.sent_ns[frame.sent], frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)]
+    if len(ends) == 0 or ends.max() <= sent.min():
+        return None
+    begins, bin_ns = float(sent.min()), nice_step(float(ends.max() - sent.min()) / LATENCY_BINS_MAX)
+    return begins, bin_ns, int(np.ceil((ends.max() - begins) / bin_ns))
 
 
 def sends(frame: Frame) -> dict[str, Any]:
@@ -135,7 +244,9 @@ def timeline(frame: Frame) -> dict[str, Any]:
     """When each request was sent, got its first and its last token, and ended; and its tokens, where they fit."""
     order = _order_sent(frame)
     chosen = _some(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
-    rows = order[chosen]
+    named = np.isin(frame.id[order], [seen.id for how, seen in frame.endings.items() if how.kind])
+    chosen = np.union1d(chosen, np.flatnonzero(named)[:BAD_MOST])
+    rows, why = order[chosen], [": ".join(filter(None, (how.kind, how.detail[:SAID_MAX]))) for how in frame.endings]
     columns = [(f"{name}_s", getattr(frame, f"{name}_ns")) for name in ("sent", "first", "last", "end")]
     return {
         "request": frame.id[rows].tolist(),
@@ -143,7 +254,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
         **{
             name: [None if np.isnan(at) else round(at / 1e9, 6) for at in each[rows].tolist()] for name, each in columns
         },
-        "bad": (~frame.complete[rows]).astype(int).tolist(),
+        "bad": [why[place] for place in frame.ending[rows]],
         "tokens": _ticks(frame, rows),
         "n": len(order),
         "drawn": len(rows),
@@ -262,10 +373,10 @@ def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
     if parts < 2 or x.min() == x.max():
         return found
     order = np.argsort(x, kind="stable")
-    cuts = np.unique(np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]]))
+    cuts = np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]])
     for part in np.split(order, cuts):  # a part holds all requests of one x, or none of them
         if len(part):
-            found["x"].append(round(float(np.median(x[part])), 1))
+            found["x"].append(round(float(np.percentile(x[part], 50)), 1))  # as np.median: see analysis.client
             for share in (50, 90):
                 found[f"p{share}"].append(round(float(np.percentile(y[part], share)), 6))
     return found
@@ -275,13 +386,14 @@ def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
     """Each row's chunks as steps of TICK_NS from one to the next, the first from when the request was sent. Empty lists
     where the chunks of all rows together are too many; then every k-th row has its own."""
     counts = frame.chunk_counts[rows]
-    every = max(1, int(np.ceil(counts.sum() / CHUNKS_MAX)))
-    kept = []
-    for place, row in enumerate(rows):
-        begins, ends = (int(each) for each in frame.offsets[row : row + 2])
-        steps = np.rint((frame.chunk_ns[begins:ends] - frame.sent_ns[row]) / TICK_NS).astype(np.int64)
-        kept.append(np.diff(steps, prepend=0).tolist() if place % every == 0 else [])
-    return kept
+    counts[np.arange(len(rows)) % max(1, int(np.ceil(counts.sum() / CHUNKS_MAX))) > 0] = 0
+    offsets = offsets_of(counts)
+    places = np.arange(offsets[-1]) + np.repeat(frame.offsets[rows] - offsets[:-1], counts)
+    ticks = np.rint((frame.chunk_ns[places] - np.repeat(frame.sent_ns[rows], counts)) / TICK_NS).astype(np.int64)
+    steps, firsts = np.diff(ticks, prepend=0), offsets[:-1][counts > 0]
+    steps[firsts] = ticks[firsts]
+    every = steps.tolist()
+    return [every[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers, Floats]:

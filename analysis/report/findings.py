@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.limits import HardwareLimit
+from analysis.metrics import METRICS
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
@@ -19,6 +21,8 @@ COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "
 UNLIKELY = 0.001
 """A p-value below which a load is said to be another than its target: one such run in a thousand is chance."""
 GPUS_NAMED = 4
+ERROR_MOST = 0.05
+"""Of its median: a worst-case error beyond that is a warning."""
 
 
 def findings(summary: Summary) -> list[Finding]:
@@ -29,6 +33,7 @@ def findings(summary: Summary) -> list[Finding]:
     exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
     found = [
         Finding("client", "ok" if client.ok else "error", client_said(summary), "client"),
+        *_error_bars(client, summary),
         Finding("complete", "ok" if whole else "error", endings(summary), "failures"),
         Finding("lengths", exact, lengths(summary), "lengths"),
     ]
@@ -42,6 +47,8 @@ def findings(summary: Summary) -> list[Finding]:
         flat = summary.window.reason.startswith("no plateau")
         found.append(Finding("window", "warning" if flat else "ok", measured, "course"))
     found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
+    if summary.limit:
+        found.append(Finding("limit", "warning" if summary.limit.beaten else "note", limit(summary.limit)))
     return [*found, *_warnings(summary)]
 
 
@@ -56,6 +63,11 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     return Finding("valid", "ok", "Valid: every check passed.")
 
 
+def stopped(summary: Summary) -> int:
+    """Those of the failed that ended because the run, or their user on the interactive page, was stopped."""
+    return summary.requests.errors.get("cancelled", 0)
+
+
 def endings(summary: Summary) -> str:
     """How the requests ended."""
     requests = summary.requests
@@ -63,8 +75,9 @@ def endings(summary: Summary) -> str:
         return "Nothing was sent."
     never = requests.errors.get("session_ended", 0)
     ended = f"never sent, as {'its' if never == 1 else 'their'} session had ended"
-    counts = {"failed": requests.failed, "truncated": requests.truncated, "dropped": requests.dropped - never}
-    counts |= {ended: never, "without a record": requests.unrecorded}
+    counts = {"failed": requests.failed - stopped(summary), "truncated": requests.truncated}
+    counts |= {"dropped": requests.dropped - never, ended: never, "without a record": requests.unrecorded}
+    counts |= {"stopped with the run": stopped(summary)}
     parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not parts:
         return f"All {requests.planned:,} requests complete."
@@ -108,7 +121,9 @@ def client_said(summary: Summary) -> str:
     """Whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
-    said = f"{word}; {client.source.title}, {_error_bars(client)}"
+    own = client.error_bar_e2e_s
+    bar = f"error ±{duration(own, 2)}" if own is not None else "error unknown"
+    said = f"{word}; {client.source.title}, {bar}"
     if client.ring_missed or client.ring_drops:
         lost = f"the packet ring lost {client.ring_drops:,} segments"
         said += f"; {lost}, and {client.ring_missed:,} instants are the socket's"
@@ -120,16 +135,33 @@ def client_said(summary: Summary) -> str:
     return f"{said}."
 
 
-def _error_bars(client: ClientHealth) -> str:
-    """That of a token alone in its read; of TTFT, TPOT and ITL where tokens that were not make them wider."""
+def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
+    """Of TTFT, TPOT and ITL where tokens that shared a read make them less certain; nothing where none does."""
     alone_s = client.error_bar_e2e_s
-    if alone_s is None:
-        return "error unknown"
-    if (client.error_bar_ttft_s or 0) <= alone_s and (client.error_bar_itl_s or 0) <= 2 * alone_s:
-        return f"error ±{duration(alone_s, 2)}"
-    bars = {"TTFT": client.error_bar_ttft_s, "TPOT": client.error_bar_tpot_s, "ITL": client.error_bar_itl_s}
-    said = ", ".join(f"{name} ±{duration(bar, 2)}" for name, bar in bars.items() if bar is not None)
-    return f"worst-case error {said} (coalesced reads)"
+    if alone_s is None or ((client.error_bar_ttft_s or 0) <= alone_s and (client.error_bar_itl_s or 0) <= 2 * alone_s):
+        return []
+    bars = {name: getattr(client, f"error_bar_{name}") for name in ("ttft_s", "tpot_s", "itl_s")}
+    middles = {name: summary.latencies[name].p50 for name in bars}
+    known = {name: bar for name, bar in bars.items() if bar is not None}
+    wide = [name for name, bar in known.items() if (middle := middles[name]) and bar > ERROR_MOST * middle]
+    said = [f"{METRICS[name].short} ±{duration(bar, 2)}" for name, bar in known.items()]
+    parts = (f"{METRICS[name].short} uncertain by {share(known[name] / (middles[name] or 1))}" for name in wide)
+    more = f"{', '.join(parts)} of the median (limit {ERROR_MOST:.0%})".replace("%)", " %)")
+    text = f"Worst-case error from coalesced reads: {', '.join(said)}"
+    text += f"; {more}" if wide else ""
+    return [Finding("error", "warning" if wide else "ok", f"{text}.", "client")]
+
+
+def most_failed(summary: Summary) -> list[Finding]:
+    """The most frequent reason for which requests were not complete."""
+    found = [(each, kind) for kind, examples in summary.requests.examples.items() for each in examples]
+    found = [pair for pair in found if pair[1] != "cancelled"]
+    if not found or not summary.requests.errors:
+        return []
+    top, kind = max(found, key=lambda pair: pair[0].count)
+    words = f": “{top.detail}”" if top.detail else ""
+    text = f"Most frequent: {top.count:,} x {kind}{words}."
+    return [Finding("failure", "error", text, "failures")]
 
 
 def delivery(summary: Summary) -> str:
@@ -182,6 +214,26 @@ def window(summary: Summary) -> str:
         return ""
     ends = f"{significant(found.from_s)} s to {significant(found.to_s)} s"
     return f"Measured from {ends} of the run ({found.reason}): {count(found.requests, 'request')} due within."
+
+
+def limit(found: HardwareLimit) -> str:
+    """What the hardware allows for the load, and how much of that was reached."""
+    rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
+    text = (
+        f"Hardware limit ({cards}, {found.model}, {found.format}): {share(found.throughput_share)} of {rate} tokens/s"
+    )
+    text += f", bound by {found.bound}."
+    if found.tpot_ratio is not None:
+        text += f" TPOT is {significant(found.tpot_ratio, 2)} times the {found.tpot_bound} limit"
+        text += f" of {duration(found.tpot_s)}."
+    if found.ttft_ratio is not None:
+        text += f" TTFT is {significant(found.ttft_ratio, 2)} times one prompt's {duration(found.ttft_s)}."
+    used = [f"{name} {share(part)}" for name, part in (("MBU", found.mbu), ("MFU", found.mfu)) if part is not None]
+    text += f" {', '.join(used)}; at {significant(found.decoding, 2)} decoding {share(found.overhead_share)} of a step"
+    text += f" is overhead ({found.framework}, as measured elsewhere)."
+    if found.beaten:
+        text += " No GPU is faster than its limit: is it another, or are there more? Name them with --gpu-model."
+    return text
 
 
 def memory(summary: Summary) -> list[str]:
@@ -257,8 +309,8 @@ def measured(entry: ObjectiveVerdict) -> str:
 
 def objectives_met(summary: Summary) -> Finding | None:
     """How many objectives passed, at the level of the worst; None where none was stated."""
-    said = {"pass": "passed", "fail": "failed", "cannot tell": "inconclusive"}
+    said = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
     counts = Counter[str](each.verdict for each in summary.objectives)
     text = ", ".join(f"{counts[name]} {word}" for name, word in said.items() if counts[name])
-    level: Level = "error" if counts["fail"] else "warning" if counts["cannot tell"] else "ok"
+    level: Level = "error" if counts["fail"] else "warning" if counts["inconclusive"] else "ok"
     return Finding("objectives", level, f"{text}.", "objectives") if text else None

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from analysis.metrics import by_key
+
 if TYPE_CHECKING:
     from analysis.summary import RunInfo, Summary
 
@@ -71,6 +73,14 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     return scale_of(value)
 
 
+def figure_title(figure: str) -> str:
+    """What it is called, by its name as --assert knows it: `TTFT p99`; a rate by its title."""
+    key, _, statistic = figure.partition(".")
+    if key in ("complete", "goodput", "attainment"):
+        return key.capitalize()
+    return f"{by_key(key).short} {statistic}" if statistic else by_key(key).title
+
+
 def plain(text: str, kept: str = "") -> str:
     """Without control characters, but for those `kept`: nobody's words may move the cursor, or turn the line about."""
     if str.isprintable(text):
@@ -103,9 +113,12 @@ def asked(summary: Summary) -> str:
     if run.output_tokens == 0:
         return f"{when}, {summary.server.endpoint}"
     most, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
-    back = "as many tokens as its file says" if named == "answers" else length(named)
-    back = "the recorded number of tokens" if run.load.recorded and run.workload in (None, "synthetic") else back
-    return f"{when}, {most}{back} back from each"
+    back = "the output lengths of its file"
+    if run.load.recorded and run.workload in (None, "synthetic"):
+        back = "the recorded output lengths"
+    elif named != "answers":
+        back = f"{length(named).replace('token', 'output token')} each"
+    return f"{when}, {most}{back}"
 
 
 def _prompts(run: RunInfo) -> str:

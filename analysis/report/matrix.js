@@ -5,7 +5,7 @@
   const checked = (name) => document.querySelector(`input[name=${name}]:checked`).value;
   const figureOf = () => data.figures.find((figure) => figure.name === document.getElementById("figure").value);
   const metricOf = () => data.metrics.find((metric) => metric.name === checked("metric"));
-  const legend = { showlegend: true, margin: { l: 56, r: 14, t: 40, b: 48 } };
+  const legend = { showlegend: true, margin: { l: 72, r: 14, t: 40, b: 48 } };
   const cellsOf = (of) => of.cells.map((index) => data.cells[index]);
 
   // One trace of bars per server, one entry per platform; the dots are the repeats.

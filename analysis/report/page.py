@@ -9,24 +9,34 @@ escapes. The page's policy lets only the scripts run whose hashes it names (Cont
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
+from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
 from analysis.report import Block, ChartRef, Document, Scorecard
 from analysis.report.charts import PALETTE
 
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
+
 HERE = Path(__file__).parent
-SCRIPTS = ("plotly-basic.min.js", "charts.js", "tables.js")
+PLOTLY = "plotly-basic.min.js"
+"""Held compressed, a third of its size; charts.js unpacks and runs it once the first screen is there."""
+SCRIPTS = ("charts.js", "tables.js")
 HOST = "127.0.0.1"
 TIMEOUT_S = 10.0
 HEADERS = {
@@ -40,24 +50,53 @@ HEADERS = {
 }
 
 
+class Compiled(BytecodeCache):
+    """Templates as Python compiled them, where it keeps what it compiles; that takes longer than a page. Neither where
+    it must not write there, nor where it cannot."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError, EOFError, UnpicklingError), self._file(bucket).open("rb") as stream:
+            bucket.load_bytecode(stream)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        fresh = self._file(bucket).with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            if not sys.dont_write_bytecode:
+                fresh.write_bytes(bucket.bytecode_to_string())
+                fresh.replace(self._file(bucket))
+
+    def _file(self, bucket: Bucket) -> Path:
+        return HERE / "__pycache__" / f"{bucket.key}.jinja"
+
+
 def render(document: Document) -> str:
     """The page of a document."""
     loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        bytecode_cache=Compiled(),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"code": _code, "grouped": _grouped, "kind": lambda block: type(block).__name__}
     scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (_file(PLOTLY), *scripts)
+    )
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+    )
     data = json.dumps(document.data, separators=(",", ":"), allow_nan=False)
     return environment.get_template("page.html.j2").render(
         document=document,
         anchors={section.id for section in document.sections},
         marks_differ=len({run.mark for run in document.runs}) > 1,
         policy=f"{policy}; form-action 'none'",
-        style=_style(),
+        style=_style(document.mark),
+        plotly=_packed(PLOTLY),
         scripts=scripts,
         data=data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
     )
@@ -65,6 +104,9 @@ def render(document: Document) -> str:
 
 def server_of(page: bytes) -> ThreadingHTTPServer:
     """A server of this page and nothing else, on an ephemeral port of loopback; the caller runs and closes it."""
+
+    from http import HTTPStatus
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
         """Answers GET and HEAD of `/` to whoever calls it by its loopback name."""
@@ -117,12 +159,19 @@ def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
     return [("" if kind == "charts" and len(group) == 1 else kind, group) for kind, group in groups]
 
 
-def _style() -> str:
-    """page.css, with the palette's colours for light and dark."""
+def _style(mark: str) -> str:
+    """page.css, with the palette's colours for light and dark, and the mark at the head of each printed page."""
     light, dark = ("".join(f"--{name}:{each[place]};" for name, each in PALETTE.items()) for place in (0, 1))
     classes = "".join(f".{name}{{--run:var(--{name})}}" for name in PALETTE)
     scheme = f"@media (prefers-color-scheme:dark){{:root:not(.on-paper){{{dark}}}}}"
-    return f":root{{{light}}}{scheme}{classes}\n{_file('page.css')}"
+    printed = f"@page{{@top-right{{content:{json.dumps(mark)}}}}}" if mark else ""
+    return f":root{{{light}}}{scheme}{classes}\n{_file('page.css')}{printed}"
+
+
+@cache
+def _packed(name: str) -> str:
+    """A file as gzip in base64, the same bytes each time."""
+    return base64.b64encode(gzip.compress((HERE / name).read_bytes(), mtime=0)).decode()
 
 
 def _file(name: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from analysis import report as doc
 from analysis.frame import Frame
 from analysis.metrics import METRICS
@@ -41,20 +43,20 @@ TITLES = {
     "machines": ("Memory and server counters", "Memory"),
 }
 """Of each section, in the order of the page, with its name in the navigation where that is another one."""
-TEXTS = {
+HELP = {
     "goodput": "A request is good when it is complete and meets {bounds}; failures count as misses.",
     "turns": "Each turn's prompt holds all that was said before it; a later turn has only the sessions that got so "
     "far.",
     "objectives": "Each bound is held against the 95 % interval of its figure: a bound inside the interval is "
     "inconclusive.",
-    "latency": "Share of samples at or below each latency, of complete requests{inside}. The band holds the curve at "
-    "95 %.",
+    "latency": "Share of samples at or below each latency, of complete requests{inside}, with its 95 % band. Tails: "
+    "each further nine of a percentile has the same height.",
     "waiting": "Each point is a complete request. A line that climbs with the order sent is a queue; with the prompt, "
     "prefill.",
-    "gaps": "Spikes at one token are stalls of every output; lone diamonds are stalls of single ones.",
-    "percentiles": "Exact, from raw samples, with 95 % intervals. Those of too few samples are in summary.json only.",
+    "percentiles": "Exact, from raw samples, with 95 % intervals. {independent}",
+    "lengths": "Totals are of all requests sent, so they differ where requests failed.",
 }
-"""What a section says first."""
+"""How to read a section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,24 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     summaries, drawn = [run.summary for run in runs], chart_runs(runs)
     answer: list[Block] = [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
+    limits = [(each.limit, place if len(runs) > 1 else None) for place, each in enumerate(summaries) if each.limit]
+    answer += [Paragraph(findings.limit(found), "note", place) for found, place in limits if not found.beaten]
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     words = {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),
         "inside": "" if all(summary.window.whole for summary in summaries) else ", of those due inside the window",
+        "independent": " ".join(dict.fromkeys(summary.intervals.note for summary in summaries)),
     }
     pick = doc.Switch("timeline-run", "Run", [(str(place), run.name) for place, run in enumerate(drawn)], "select")
-    axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
-    switches = {"latency": [axis], "timeline": [pick] if len(runs) > 1 else []}
+    axis = doc.Switch("axis", "Latency", (("linear", "linear"), ("log", "log")))
+    shares = doc.Switch("shares", "Percentiles", (("linear", "linear"), ("tails", "tails")))
+    switches = {"latency": [axis, shares], "timeline": [pick] if len(runs) > 1 else []}
     sections = [Section("answer", "", answer), *extra]
     charts, held = _charts(drawn), _held(drawn)
     for name, (title, short) in TITLES.items():
         if blocks := [*charts.pop(name, []), *held.get(name, [])]:
-            first = [Paragraph(TEXTS[name].format(**words))] if name in TEXTS else []
-            sections.append(Section(name, title, [*first, *blocks], short, switches.get(name, [])))
+            note = HELP.get(name, "").format(**words).strip()
+            sections.append(Section(name, title, blocks, short, switches.get(name, []), note))
     sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
     sections += [_again(runs), DEFINITIONS]
     title, version = asked(summaries[0]), summaries[0].run.version
@@ -142,7 +148,8 @@ def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
     facts = " · ".join(filter(None, (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
     cards, found = list(tables.cards(summary).values()), findings.findings(summary)
     verdict, met = findings.verdict(summary, found), findings.objectives_met(summary)
-    shown = [each for each in found if each.level != "note"]
+    shown = [*findings.most_failed(summary), *(each for each in found if each.level != "note")]
+    shown.sort(key=lambda each: ("error", "warning", "ok").index(each.level))
     return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
 
 
@@ -152,8 +159,8 @@ def _charts(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     for chart in shown_charts(drawn):
         held = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
         lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in held if text]
-        lines += [chart.note] if chart.note else []
-        placed.setdefault(chart.section, []).append(doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom))
+        shown = doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom, chart.note)
+        placed.setdefault(chart.section, []).append(shown)
     return placed
 
 
@@ -163,11 +170,15 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     summaries, named = [run.summary for run in drawn], [run.name for run in drawn]
     gaps = [run.data["gaps"]["longest"] for run in drawn]
     optional = {"goodput": tables.goodput(summaries), "turns": tables.turns(summaries)}
-    optional |= {"objectives": tables.objectives(summaries), "gaps": tables.longest_gaps(gaps)}
-    percentiles: list[Block] = [Paragraph(note) for note in dict.fromkeys(each.intervals.note for each in summaries)]
-    percentiles.append(tables.latency(summaries))
+    optional |= {"objectives": tables.objectives(summaries)}
+    longest = tables.longest_gaps(gaps)
+    others = tables.latency(summaries, only=[name for name in METRICS if name not in tables.BRIEF_LATENCIES])
+    percentiles: list[Block] = [
+        tables.latency(summaries, only=tables.BRIEF_LATENCIES),
+        _folded("Other latencies", replace(others, title="Other latencies of complete requests")),
+    ]
     if any(summary.requests.errors for summary in summaries):
-        percentiles.append(tables.latency(summaries, adjusted=True))
+        percentiles.append(_folded("Incomplete requests as infinitely slow", tables.latency(summaries, adjusted=True)))
     failures: list[Block] = [
         tables.failures(summary, place if several else None)
         if summary.requests.errors
@@ -179,27 +190,33 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for run in drawn
         for counter, number in run.summary.tokens.counted_by.items()
     ]
-    totals = " ".join(("Totals are of all requests sent, so they differ where requests failed.", *counted))
     client: list[Block] = [
         Paragraph(findings.client_said(each), "ok" if each.client.ok else "error", place)
         for place, each in enumerate(summaries)
     ]
     return {
         **{name: [table] for name, table in optional.items() if table.rows},
+        **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),
         "percentiles": percentiles,
         "failures": failures,
-        "sending": [tables.load(summaries, named)],
-        "lengths": [tables.lengths(summaries), Paragraph(totals, "note")],
-        "client": [*client, tables.client(summaries, named)],
+        "sending": [_folded("Requested and actual load", tables.load(summaries, named))],
+        "lengths": [tables.lengths(summaries), Paragraph(" ".join(counted), "note")],
+        "client": [*client, _folded("Figures and limits", tables.client(summaries, named))],
         "machines": _machines(summaries),
     }
+
+
+def _folded(title: str, *blocks: Block) -> Block:
+    """What few readers need, a click away, and printed."""
+    return doc.Disclosure(title, blocks)
 
 
 def _machines(summaries: Sequence[Summary]) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(text, run=place) for place, each in enumerate(summaries) for text in findings.memory(each)
     ]
-    blocks += [each for each in (tables.memory(summaries), tables.counters(summaries)) if each.rows]
+    if held := [each for each in (tables.memory(summaries), tables.counters(summaries)) if each.rows]:
+        blocks.append(_folded("Memory and counts", *held))
     for place, found in ((place, each.memory) for place, each in enumerate(summaries) if each.memory):
         missing = dict(found.not_measured)
         for source, reasons in found.gaps.items():
@@ -225,7 +242,7 @@ def _again(runs: Sequence[ReportedRun]) -> Section:
         }
         facts = {title: found for title, values in groups.items() if (found := _said(values))}
         blocks += [Paragraph("", run=place)] if len(runs) > 1 else []
-        blocks += [doc.Code(run.command, "Command", copy=True), doc.Facts(facts)]
+        blocks += [doc.Code(run.command, "Command", copy=True), _folded("Settings, versions, host", doc.Facts(facts))]
     return Section("again", "Run it again", blocks)
 
 
@@ -234,7 +251,8 @@ def _said(values: Mapping[str, Any]) -> dict[str, str]:
     for name, value in values.items():
         if value not in (None, ""):
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
-            found[name.removesuffix("_bytes").replace("_", " ")] = size(value) if name.endswith("_bytes") else text
+            known = name.endswith("_bytes") and type(value) is int and value < 2**63  # damaged files hold anything
+            found[name.removesuffix("_bytes").replace("_", " ")] = size(value) if known else text
     return found
 
 
@@ -263,5 +281,5 @@ STATISTICS = (
     "p90, 662 for p99). All of it speaks of this run; what another would give, only another can tell."
 )
 MEANINGS = doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()])
-MEANT = doc.Disclosure("What each figure means", [MEANINGS, Paragraph(STATISTICS)])
-DEFINITIONS = Section("definitions", "Definitions", [Paragraph(TIMES), MEANT])
+MEANT = doc.Disclosure("What each figure means", [Paragraph(TIMES), MEANINGS, Paragraph(STATISTICS)])
+DEFINITIONS = Section("definitions", "Definitions", [MEANT])

@@ -61,7 +61,7 @@
     }
     button.textContent = "Copied";
     said.textContent = "Copied";
-    setTimeout(() => { button.textContent = before; said.textContent = ""; }, 1500);
+    setTimeout(() => { button.textContent = before; }, 1500);
   }
 
   function copyable(table) {

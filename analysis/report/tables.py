@@ -27,7 +27,7 @@ TURNS_BRIEF = 10
 """Turns in the terminal; the page has them all."""
 ERROR_SAID = 1e-3
 """From which share on the timing error of a rate is mentioned."""
-LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "cannot tell": "warning"}
+LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
 Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
@@ -81,7 +81,9 @@ def cards(summary: Summary) -> dict[str, Card]:
     return first | {name: each for name, each in found.items() if name not in OF_TOKENS}
 
 
-def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False) -> Table:
+def latency(
+    summaries: Summaries, *, brief: bool = False, adjusted: bool = False, only: Sequence[str] = tuple(METRICS)
+) -> Table:
     """Statistics of each latency and run. `adjusted`: with every other request as infinitely slow."""
     several = len(summaries) > 1
     shown = WITH_INTERVAL if adjusted else BRIEF_STATISTICS if brief else STATISTICS
@@ -90,7 +92,7 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
     rows = []
     asked = any(each.generates for each in summaries)
     for name in BRIEF_LATENCIES if brief else parts[0]:
-        if not asked and not any(part[name].n for part in parts):
+        if name not in only or (not asked and not any(part[name].n for part in parts)):
             continue
         factor, unit = scale_of(next((part[name].p50 for part in parts if part[name].p50), None))
         for place, part in enumerate(parts):
@@ -102,8 +104,9 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
     columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
     columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
     columns += [TableColumn(name.replace("p99_9", "p99.9"), key=name) for name in shown]
-    thin = any(cell.thin for row in rows for cell in row.cells)
-    notes = ["n<N: too few samples, the percentile needs N independent ones."] if thin else []
+    thin = [name for place, name in enumerate(shown, -len(shown)) if any(row.cells[place].thin for row in rows)]
+    needed = ", ".join(f"{name.replace('_', '.')} {samples_needed(PERCENTILES[name]):,}" for name in thin)
+    notes = [f"* too few independent samples: {needed} needed."] if thin else []
     if brief and summaries[0].burst.skew_s is not None and summaries[0].requests.complete:
         notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
     title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"
@@ -113,16 +116,17 @@ def latency(summaries: Summaries, *, brief: bool = False, adjusted: bool = False
 def statistic(
     described: Distribution | AdjustedDistribution, figure: str, factor: float, *, bare: bool = False
 ) -> TableCell:
-    """One statistic with its interval, or without; of a percentile with too few samples how many it takes."""
+    """One statistic with its interval, or without; a percentile of too few samples has a mark."""
     value = getattr(described, figure)
-    if figure in described.thin or (figure == "p99_9" and value is None and described.n):
-        return TableCell(f"n<{samples_needed(PERCENTILES[figure])}", thin=True)
+    thin = figure in described.thin or (figure == "p99_9" and value is None and described.n > 0)
     infinite = isinstance(described, AdjustedDistribution) and described.failures
     text = "∞" if value is None and infinite else significant(value if value is None else value * factor, 4)
+    text += "*" if thin and text != UNKNOWN else ""
     ends = (None, None) if isinstance(described, AdjustedDistribution) else described.ci95.get(figure, (None, None))
     if bare or ends == (None, None):
-        return TableCell(text, value)
-    return TableCell(text, value, " to ".join(significant(end and end * factor, 4) for end in ends))
+        return TableCell(text, value, thin=thin)
+    said = ["∞" if end is None else significant(end * factor, 4) for end in ends]
+    return TableCell(text, value, " to ".join(said), thin=thin)
 
 
 def turns(summaries: Summaries, *, brief: bool = False) -> Table:
@@ -149,15 +153,18 @@ def failures(summary: Summary, run: int | None = None) -> Table:
         lines = []
         for each in requests.examples[kind]:
             status = f"HTTP {each.http_status}" if each.http_status not in (None, 200) else ""
-            said = " ".join(filter(None, (status, each.detail and f"“{each.detail}”", f"(request {each.request})")))
+            said = " ".join(filter(None, (status, each.detail and f"“{each.detail}”"))) or kind
             lines.append(f"{each.count:,} x {said}")
         if (others := number - sum(each.count for each in requests.examples[kind])) > 0:
-            lines.append(f"{others:,} others")
+            lines.append(f"and {others:,} others")
         part = share(number / max(1, requests.sent + requests.dropped))
         cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level="error"), TableCell(part)]
-        rows.append(TableRow([*cells, TableCell("", lines=lines)], kind))
+        firsts = [each.request for each in requests.examples[kind]] if run is None else []
+        rows.append(TableRow([*cells, TableCell("", lines=lines, requests=firsts)], kind))
     heads: dict[str, Kind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
-    title = f"{requests.failed:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
+    stopped = findings.stopped(summary)
+    title = f"{requests.failed - stopped:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
+    title += f", {stopped:,} stopped with the run" if stopped else ""
     return Table(title, [TableColumn(*head) for head in heads.items()], rows, "failures", run=run)
 
 
@@ -168,7 +175,7 @@ def objectives(summaries: Summaries) -> Table:
     for place, each in stated:
         verdict = TableCell(each.verdict, level=LEVELS[each.verdict])
         rows.append((_run(place), verdict, TableCell(each.objective, code=True), findings.measured(each)))
-    untold = sum(each.verdict == "cannot tell" for _, each in stated)
+    untold = sum(each.verdict == "inconclusive" for _, each in stated)
     notes = [f"{count(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
     heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
@@ -188,20 +195,23 @@ def goodput(summaries: Summaries) -> Table:
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
 
-def overview(summaries: Summaries) -> Table:
-    """One row per run: latencies are in one unit down a column, to be compared."""
+def overview(summaries: Summaries, heads: Mapping[str, Kind] | None = None, named: Sequence[Cells] = ()) -> Table:
+    """One row per run: latencies are in one unit down a column, to be compared. `named` are the cells that tell the
+    runs apart, under `heads`."""
     rows: list[Cells] = []
     for place, each in enumerate(summaries):
         verdict = findings.verdict(each, findings.findings(each))
         rates = (each.throughput.output_tokens_per_s, each.throughput.requests_per_s)
-        cells = [_run(place), *(TableCell(significant(rate, 4), rate) for rate in rates)]
+        cells = [*(named[place] if named else [_run(place)])]
+        cells += [TableCell(significant(rate, 4), rate) for rate in rates]
         for name, figure, unit in OVERVIEW:
             cells.append(statistic(each.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
         ended = TableCell(f"{each.requests.complete:,} of {each.requests.planned:,}", each.requests.complete)
         rows.append([*cells, ended, TableCell(verdict.id, level=verdict.level)])
     latencies = (f"{METRICS[name].short} {figure}, {unit}" for name, figure, unit in OVERVIEW)
     columns = numbers("output, tokens/s", "requests, /s", *latencies, "complete")
-    return table("All runs", {"run": "head", **columns, "validity": "text"}, rows, several=True, id="overview")
+    heads = {**(heads or {"run": "head"}), **columns, "validity": "text"}
+    return table("All runs", heads, rows, several=True, id="overview")
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:

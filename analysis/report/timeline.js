@@ -1,7 +1,7 @@
 // The timeline of each request: bars as thick as there is room for, and single tokens once few rows are in view.
 "use strict";
 (() => {
-  const { chart, colour, element } = Report;
+  const { chart, colour, draw, element, plain, ready } = Report;
   const ROWS_WITH_TOKENS = 40;
   const whole = (value) => value.toLocaleString("en");
 
@@ -34,19 +34,18 @@
     const words = rows.map(({ position, index }) => `request ${drawn.request[index]}, ${whole(position)}. sent<br>sent at ${time(drawn.sent_s[index])}` +
       (drawn.first_s[index] === null ? ", no token came" : `, first token after ${time(drawn.first_s[index] - drawn.sent_s[index])},<br>` +
       `last after ${time(drawn.last_s[index] - drawn.sent_s[index])}`) + (tokens?.[index]?.length ? `, ${whole(tokens[index].length)} chunks` : "") +
-      (drawn.bad[index] ? "<br>not complete" : ""));
+      (drawn.bad[index] ? `<br>${plain(drawn.bad[index])}` : ""));
     const waited = drawn.first_s.map((first, index) => first ?? drawn.end_s[index]);
     const bad = rows.filter(({ index }) => drawn.bad[index] && drawn.end_s[index] !== null);
     const look = { type: "scatter", mode: "lines", hovertemplate: "%{text}<extra></extra>" };
     const traces = [
-      { ...look, ...bars(rows, drawn.sent_s, waited, words), name: "waiting for the first token", line: { color: colour("idle"), width: 1 } },
-      { ...look, ...bars(rows, drawn.first_s, drawn.last_s, words), name: "receiving tokens", line: { color: colour(run.colour), width: 1 } },
+      { ...look, ...bars(rows, drawn.sent_s, waited, words), name: "waiting for the first token", line: { color: colour("idle"), width: 0.8 } },
+      { ...look, ...bars(rows, drawn.first_s, drawn.last_s, words), name: "receiving tokens", line: { color: colour(run.colour), width: 0.8 } },
       { ...look, mode: "markers", x: [], y: [], name: "tokens", showlegend: false, hoverinfo: "skip", hovertemplate: undefined, marker: { symbol: "line-ns", size: 9, line: { width: 1.2, color: colour("ink") } } },
       { ...look, mode: "markers", x: bad.map(({ index }) => drawn.end_s[index]), y: bad.map(({ position }) => position), text: bad.map(({ index }) => words[index]),
         name: "ended without being complete", showlegend: bad.length > 0, marker: { symbol: "x", size: 7, color: colour("bad") } },
     ];
-    return { traces, layout: { showlegend: true, margin: { l: 52, r: 14, t: 34, b: 44 },
-      xaxis: { title: { text: "time, s" }, ...span(drawn) },
+    return { traces, layout: { showlegend: true, xaxis: { title: { text: "time, s" }, ...span(drawn) },
       yaxis: { title: { text: "order sent" }, range: [drawn.n + 0.5 + drawn.n * 0.01, 0.5 - drawn.n * 0.01] } } };
   }
 
@@ -71,14 +70,28 @@
         tokens[index].forEach((step) => { now += step * tick_s; x.push(now); y.push(at); });
       });
     }
-    Plotly.restyle(place, { "line.width": width }, [0, 1]);
-    Plotly.restyle(place, { x: [x], y: [y], "marker.size": Math.max(4, width) }, [2]);
+    const [{ line: bars }, , { x: before }] = place.data;
+    if (bars.width.toFixed(1) === width.toFixed(1) && !before.length && !x.length) return;
+    const third = (value) => [undefined, undefined, value]; // of the three traces, the first two keep theirs
+    Plotly.restyle(place, { "line.width": [width, width], x: third(x), y: third(y), "marker.size": third(Math.max(4, width)) }, [0, 1, 2]);
   }
 
-  const timelineRows = () => [["run", "request", "order_sent", "sent_s", "first_token_s", "last_token_s", "end_s", "complete"],
+  const timelineRows = () => [["run", "request", "order_sent", "sent_s", "first_token_s", "last_token_s", "end_s", "complete", "reason"],
     ...DATA.runs.flatMap(({ name, data: { timeline: drawn } }) => drawn.request.map((request, index) => [name, request, drawn.position[index], drawn.sent_s[index],
-      drawn.first_s[index], drawn.last_s[index], drawn.end_s[index], drawn.bad[index] ? "no" : "yes"]))];
+      drawn.first_s[index], drawn.last_s[index], drawn.end_s[index], drawn.bad[index] ? "no" : "yes", drawn.bad[index]]))];
 
   chart("timeline", { draw: timeline, rows: timelineRows, refine });
-  document.getElementById("timeline-run")?.addEventListener("change", () => Report.draw("timeline"));
+  document.getElementById("timeline-run")?.addEventListener("change", () => draw("timeline"));
+
+  // From a reason to the request that had it, in the middle of its neighbours, with its words.
+  document.querySelectorAll("[data-request]").forEach((link) => link.addEventListener("click", () => ready.then(() => {
+    const { timeline: drawn } = picked().data;
+    const index = drawn.request.indexOf(Number(link.dataset.request));
+    if (index < 0) return;
+    draw("timeline");
+    const [at, from, to] = [drawn.position[index], drawn.sent_s[index], drawn.end_s[index] ?? drawn.sent_s[index]];
+    const room = Math.max((to - from) * 0.2, 1e-3);
+    const note = { x: to, y: at, text: plain(`request ${link.dataset.request}: ${drawn.bad[index]}`), showarrow: true, ax: 0, ay: -28, xanchor: "right", bgcolor: colour("raised"), bordercolor: colour("bad") };
+    Plotly.relayout(element("timeline"), { "xaxis.range": [from - room, to + room], "yaxis.range": [at + 12, at - 12], annotations: [note] });
+  })));
 })();

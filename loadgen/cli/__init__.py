@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from importlib import import_module
 from inspect import cleandoc
-from textwrap import shorten
+from textwrap import shorten, wrap
 from typing import Annotated, Any, TextIO, cast
 
 import typer
@@ -56,6 +58,10 @@ THEIRS = {
     "--random-output-len": "--output-tokens {}",
 }
 """What other load testers call options of a run, and what to write here."""
+HEADINGS = ("Load", "Server", "Prompts", "Output")
+HELP_ALL = "--help-all"
+OPTIONS_EXPLAINED = 24
+"""A command with more, some of them advanced, has a first screen, and --help-all."""
 
 
 class Screen:
@@ -90,16 +96,68 @@ class Grouped(TyperCommand):
             args = [BETWEEN_SIDES if each == "--" else each for each in args]
         return super().parse_args(ctx, args)
 
+    def get_params(self, ctx: Any) -> Any:
+        """`--help-all` stands beside `--help` where that is one screen."""
+        params = super().get_params(ctx)
+        if self._has_advanced():
+            own = cast("Any", params[-1])
+            more: Any = copy(own)
+            more.name, more.opts, more.callback = "help_all", [HELP_ALL], self._help_all
+            more.help = "Explain every option, and exit."
+            params.append(more)
+        return params
+
+    def _has_advanced(self) -> bool:
+        """Whether it has so many options that the first screen only names the advanced ones."""
+        return len(self.params) > OPTIONS_EXPLAINED and any(
+            getattr(each, "rich_help_panel", None) == "Advanced" for each in self.params
+        )
+
+    def _help_all(self, ctx: Any, _: Any, asked: bool) -> None:
+        if asked and not ctx.resilient_parsing:
+            ctx.meta[HELP_ALL] = True
+            typer.echo(ctx.get_help())
+            ctx.exit()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Of advanced options only the names, unless all are asked for."""
+        if not self._has_advanced() or HELP_ALL in ctx.meta:
+            super().format_help(ctx, formatter)
+            return
+        self.format_usage(ctx, formatter)
+        first = cleandoc(self.help or "").partition("\n\n")[0].replace("\n", " ").partition(". ")[0]
+        formatter.write(f"{first.removesuffix('.')}.\n")
+        rows = {  # the first name of each option, with the first clause of its help
+            heading: [
+                (each[0].split(maxsplit=1)[0].rstrip(","), re.split(r"[.;] |\.$", each[1])[0]) for each in section
+            ]
+            for heading, section in self._sections(ctx).items()
+            if heading in {*HEADINGS, "Advanced"}
+        }
+        advanced = " ".join(name for name, _ in rows.pop("Advanced"))
+        width = max(len(name) for each in rows.values() for name, _ in each)
+        for heading, each in rows.items():
+            for place, (name, text) in enumerate(each):
+                told = shorten(text, formatter.width - width - 11, placeholder=" ...")
+                formatter.write(f"{'' if place else heading:8} {name:{width}}  {told}\n")
+        for place, line in enumerate(wrap(advanced, formatter.width - 9, break_on_hyphens=False)):
+            formatter.write(f"{'' if place else 'Advanced':8} {line}\n")
+        formatter.write(f"{ctx.command_path} {HELP_ALL} explains them all, and the exit codes.\n")
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections = self._sections(ctx)
+        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # those of every command come last
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
+
+    def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in HEADINGS}}
         for each in self.get_params(ctx):
             argument = each.param_type_name == "argument"
             heading = "Arguments" if argument else getattr(each, "rich_help_panel", None) or "Options"
             if record := each.get_help_record(ctx):
                 sections.setdefault(heading, []).append(record)
-        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # those of every command come last
-            with formatter.section(heading):
-                formatter.write_dl(sections[heading])
+        return {heading: rows for heading, rows in sections.items() if rows}
 
 
 class Commands(TyperGroup):
@@ -150,6 +208,7 @@ def main() -> None:
             app(prog_name="loadgen")
         finally:
             sys.stdout.flush()
+            gc.freeze()  # or the interpreter looks through all that was imported as it ends: 30 ms
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)

@@ -11,7 +11,17 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.options import share
-from loadgen.cli.output import CountsAs, Inconclusive, complain, runs_in, show, shown, verdicts_code, write_text
+from loadgen.cli.output import (
+    CountsAs,
+    Inconclusive,
+    complain,
+    report_link,
+    runs_in,
+    show,
+    shown,
+    verdicts_code,
+    write_text,
+)
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -52,11 +62,11 @@ def compare(
     as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
     as_markdown: Annotated[bool, Option("--markdown", help="Print it as Markdown, for a pull request.")] = False,
     html: Annotated[
-        Path | None, Option("--html", metavar="FILE", help="Also write it as a page, with all charts.")
+        Path | None, Option("--html", metavar="FILE", help="Also write it as a page, A and B overlaid.")
     ] = None,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
 ) -> None:
-    """Compare B with A: both figures, their difference and its interval, and beside it a verdict.
+    """Compare B with A: both figures, their difference with its interval, and a verdict.
 
     Better, worse, no difference larger than X, or inconclusive. Groups of repeats are compared by how they vary between
     runs, single runs by what chance within a run can do. Unequal work is refused; a repeat whose client was the limit
@@ -70,14 +80,15 @@ def compare(
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
-    found, compared = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
+    found, *groups = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
     if html is not None:
         from analysis.compare import page
         from analysis.report.page import render
         from analysis.report.sections import reported
 
-        parts = [reported(each.run, each.frame, each.summary) for each in compared]
-        write_text(html, render(page(found, parts)))
+        a, b = ([reported(each.run, each.frame, each.summary) for each in group] for group in groups)
+        links = [report_link(each.run.path.parent, html) for each in (*a, *b)]
+        write_text(html, render(page(found, a, b, links)))
     _print(found, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
     raise Exit(verdicts_code({each.verdict for each in found.gates}, inconclusive))
 
@@ -90,8 +101,8 @@ def compare_paths(
     margin: float,
     run_variation: float,
     gates: Sequence[Gate] = (),
-) -> tuple[Comparison, list[ComparedRun]]:
-    """B against A, and all their runs; a path may be a folder of repeats. Raises PlanError with this hint for runs of
+) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
+    """B against A, and the runs of each; a path may be a folder of repeats. Raises PlanError with this hint for runs of
     unequal work, unless it is None; RunFileError."""
     from analysis.compare import compare, read
 
@@ -100,7 +111,7 @@ def compare_paths(
     if found.unequal and unequal_hint:
         lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
         raise PlanError("\n".join(lines), unequal_hint)
-    return found, [*group_a, *group_b]
+    return found, group_a, group_b
 
 
 def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from loadgen import errors
-from loadgen.cli.output import Output, complain, write_summary, write_text
+from loadgen.cli.output import Output, complain, write_page, write_summary, write_text
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -126,12 +126,15 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
 
 def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
-    """A run, whose summary is written beside it; where it is there already, only `anew`."""
+    """A run, whose summary and page are written beside it; where they are there already, only `anew`."""
     from analysis.compare import read
+    from analysis.report.sections import reported
 
     found = read(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
         write_summary(folder, found.summary, SAFE)
+    if anew or not (folder / "report.html").exists():
+        write_page([reported(found.run, found.frame, found.summary)], folder / "report.html", [])
     return found
 
 

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from typer import BadParameter, Option
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    from loadgen.plan import Plan
+    from loadgen.settings import PlanField
 
+LOAD, OUTPUT, ADVANCED = ({"rich_help_panel": heading} for heading in ("Load", "Output", "Advanced"))
+"""Under which heading of `--help` an option stands that is no field of the Plan."""
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h)?")
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}
@@ -30,13 +33,22 @@ class SettingsCommand:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._made, self._shared = function, made, shared
+        self._known: dict[type[Plan], list[Parameter]] = {}
+
+    def _options(self) -> list[Parameter]:
+        """Those that are made: once, though typer asks four times for each command."""
+        from loadgen.plan import Plan
+
+        if Plan not in self._known:
+            self._known[Plan] = [*self._made()]
+        return self._known[Plan]
 
     @property
     def __signature__(self) -> Signature:
-        return Signature([*_own(self._function), *self._made(), *_own(self._shared)])
+        return Signature([*_own(self._function), *self._options(), *_own(self._shared)])
 
     def __call__(self, **given: Any) -> None:
-        made = {each.name for each in self._made()}
+        made = {each.name for each in self._options()}
         settings = {name: value for name, value in given.items() if name in made and value is not None}
         self._function(settings, **{name: value for name, value in given.items() if name not in made})
 
@@ -53,22 +65,19 @@ def plan_parameters(
     helps: Mapping[str, str] | None = None,
     also: Mapping[str, Sequence[str]] | None = None,
     interactive: bool = False,
-    partial: bool = False,
 ) -> Iterator[Parameter]:
     """An option for each field of the Plan but those `without`; `also` are its other names. `interactive` takes only
-    what `loadgen ui` has. `partial`: nothing is required, because settings come from elsewhere too."""
-    from loadgen.plan import Plan, option_name, run_options
+    what `loadgen ui` has."""
+    from loadgen.plan import Plan
+    from loadgen.settings import fields_of, option_name, run_options
 
-    for name, option in run_options().items():
+    for name, option in run_options(Plan).items():
         if name in without or (interactive and not option.interactive):
             continue
-        field = Plan.model_fields[name]
-        kind, form = _form(name, field)
+        kind, form = _form(name, fields_of(Plan)[name])
         flags = [option_name(name) + form.pop("otherwise", ""), *(also or {}).get(name, ())]
         default = (defaults or {}).get(name)
-        if field.is_required() and not partial:
-            default = Parameter.empty
-        elif default is None:
+        if default is None:
             kind = kind | None
         text = (helps or {}).get(name, option.help)
         annotation: Any = Annotated[kind, Option(*flags, help=text, rich_help_panel=option.group, **form)]
@@ -113,10 +122,10 @@ def _own(function: Callable[..., Any]) -> Iterator[Parameter]:
             yield each.replace(kind=Parameter.KEYWORD_ONLY)
 
 
-def _form(name: str, field: FieldInfo) -> tuple[Any, dict[str, Any]]:
+def _form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
     """The type of an option and how it is written, by its field. Words are text here: the Plan checks them, and reports
     all mistakes at once."""
-    kinds = get_args(field.annotation) if get_origin(field.annotation) in {Union, UnionType} else (field.annotation,)
+    kinds = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
     several = [get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple]
     if bool in kinds:
         return bool, {} if field.default is False else {"otherwise": f"/--no-{name.replace('_', '-')}"}

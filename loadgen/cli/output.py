@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TextIO
 
@@ -16,36 +20,39 @@ from msgspec import to_builtins
 from typer import Option
 
 from loadgen import errors
+from loadgen.cli.options import ADVANCED, OUTPUT
 from loadgen.errors import OutputError, PlanError
+from loadgen.runfile import RunFileError
 
 if TYPE_CHECKING:
     from analysis.objectives import Objective
-    from analysis.repeats import BetweenRuns
+    from analysis.repeats import BetweenRuns, IndexedRun
     from analysis.report import Document
     from analysis.report.sections import ReportedRun
     from analysis.summary import Summary
     from loadgen.engine.health import Counts
+    from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
 
-OUTPUT: dict[str, Any] = {"rich_help_panel": "Output"}
 ASSERT = (
-    "What the run has to keep to, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
+    "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
     "Exit code 4 when one fails, 6 when one is inconclusive."
 )
 UNTOLD = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
-GOOD = "What makes a single request good, such as 'ttft < 500ms'; repeatable: it has to keep all."
-Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **OUTPUT)]
+GOOD = "Objective of each request, such as 'ttft < 500ms'; repeatable: a good one meets all."
+Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but what failed.", **OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
 Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
 Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
 CountsAs = Literal["pass", "fail"] | None
-Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **OUTPUT)]
+Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **ADVANCED)]
 Junit = Annotated[
-    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **OUTPUT)
+    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **ADVANCED)
 ]
 
 PLAIN_EVERY_S = 5.0
+BAR_LEAST, BAR_MOST = 6, 24
 SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
@@ -91,7 +98,7 @@ def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:
     """What objectives or conditions lead to: 4 one failed, 6 one is inconclusive and nothing says what that counts as,
     0 otherwise."""
     codes = {"pass": errors.EXIT_OK, "fail": errors.EXIT_ASSERTION, None: errors.EXIT_INCONCLUSIVE}
-    untold = codes[inconclusive] if "cannot tell" in verdicts else errors.EXIT_OK
+    untold = codes[inconclusive] if "inconclusive" in verdicts else errors.EXIT_OK
     return errors.EXIT_ASSERTION if "fail" in verdicts else untold
 
 
@@ -139,12 +146,13 @@ class Output:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
-    def progress(self, requests: int | None, *, plain: bool = True) -> Iterator[OnProgress]:
+    def progress(self, plan: Plan | None, *, plain: bool = True) -> Iterator[OnProgress]:
         """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
+        requests, duration_s = (None, None) if plan is None or plan.of_sessions else (plan.n, plan.duration_s)
         if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
         else:
-            with shown_progress(requests, sys.stderr) as show:
+            with shown_progress(requests, duration_s, sys.stderr) as show:
                 yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
@@ -221,7 +229,7 @@ class Output:
 
 def shown(verdict: str, inconclusive: CountsAs, *, quiet: bool) -> bool:
     """Whether a verdict is to be said where no text was asked for."""
-    return verdict == "fail" or (verdict == "cannot tell" and not (quiet and inconclusive == "pass"))
+    return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
 
 def folder_of(run: Path) -> Path:
@@ -235,6 +243,46 @@ def runs_in(path: Path) -> list[Path]:
         return [path]
     found = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
     return sorted(found, key=lambda run: int(run.name[7:])) or [path]
+
+
+def report_link(run: Path, page: Path) -> str:
+    """From `page` to the report of a run; empty where there is none."""
+    file = run / "report.html"
+    return relpath(file, page.parent) if file.exists() else ""
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """All runs in a folder that is neither a run nor one of repeats; nothing of another."""
+    if not folder.is_dir() or runs_in(folder) != [folder] or (folder / "run.jsonl").exists():
+        return []
+    return sorted(file.parent for file in folder.rglob("run.jsonl"))
+
+
+def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
+    """The runs of a folder from their summary.json, which is made again where it is older than the run; and a sentence
+    for each that cannot be read."""
+    from msgspec import MsgspecError
+
+    from analysis.repeats import IndexedRun
+    from analysis.summary import from_json
+
+    found, unread = [], []
+    for run in runs:
+        file = run / "summary.json"
+        try:
+            try:
+                if file.stat().st_mtime < (run / "run.jsonl").stat().st_mtime:
+                    raise FileNotFoundError  # as if it were not there
+                summary = from_json(file.read_bytes())
+            except (OSError, MsgspecError):
+                summary = summarised(run, (), ()).summary
+                write_summary(run, summary)
+        except RunFileError as error:
+            unread.append(f"Left out: {error}")
+        else:
+            name = str(run.relative_to(folder))
+            found.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
+    return found, unread
 
 
 def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:
@@ -274,38 +322,94 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> No
 
 
 @contextmanager
-def shown_progress(requests: int | None, stream: TextIO) -> Iterator[OnProgress]:
+def shown_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
     """Shows what it gets at its own pace: one live line in a terminal, a plain line every few seconds elsewhere."""
-    began_s = rated_s = time.monotonic()
-    shown_s, tokens = 0.0, 0
-
-    def line(phase: str, counts: Counts, now_s: float) -> str:
-        nonlocal rated_s, tokens
-        rate = (counts.tokens - tokens) / max(now_s - rated_s, 1e-9)
-        if now_s - rated_s >= 1.0:
-            rated_s, tokens = now_s, counts.tokens
-        of = "" if requests is None else f"/{requests}"
-        return (
-            f"{now_s - began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
-            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
-            f"{counts.failed} failed, {counts.dropped} dropped, {max(rate, 0):,.0f} tokens/s"
-        )
+    look = _ProgressLine(requests, duration_s)
+    shown_s = 0.0
 
     def show_plain(phase: str, counts: Counts) -> None:
         nonlocal shown_s
-        now_s = time.monotonic()
-        if now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
-            shown_s = now_s
-            print(line(phase, counts, now_s), file=stream, flush=True)
+        look.take(phase, counts)
+        if look.now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
+            shown_s = look.now_s
+            print(look.plain(phase, counts), file=stream, flush=True)
 
     if not stream.isatty():
         yield show_plain
         return
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
-    with Live(console=Console(file=coloured(stream), highlight=False), auto_refresh=False, transient=True) as live:
-        yield lambda phase, counts: live.update(line(phase, counts, time.monotonic()), refresh=True)
+    console = Console(file=coloured(stream), highlight=False)
+    bar = "━╌" if console.encoding.startswith("utf") else "#-"
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show_live(phase: str, counts: Counts) -> None:
+            look.take(phase, counts)
+            live.update(Text(look.live(phase, counts, console.width, bar), no_wrap=True), refresh=True)
+
+        yield show_live
+
+
+class _ProgressLine:
+    """What is said of a run that goes on: how far it is, TTFT so far, tokens of the last second, what went wrong."""
+
+    def __init__(self, requests: int | None, duration_s: float | None) -> None:
+        self._requests, self._duration_s = requests, duration_s
+        self._began_s = self.now_s = time.monotonic()
+        self._running_s: float | None = None
+        self._tokens = deque([(self.now_s, 0)])
+
+    def take(self, phase: str, counts: Counts) -> None:
+        """These are the counts now. The oldest one kept is as close to a second ago as there is."""
+        self.now_s = time.monotonic()
+        if phase != "connecting":
+            self._running_s = self._running_s or self.now_s
+        self._tokens.append((self.now_s, counts.tokens))
+        while len(self._tokens) > 2 and self._tokens[1][0] <= self.now_s - 1:
+            self._tokens.popleft()
+
+    def plain(self, phase: str, counts: Counts) -> str:
+        """Every count."""
+        of = "" if self._requests is None else f"/{self._requests}"
+        return (
+            f"{self.now_s - self._began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
+            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
+            f"{counts.failed} failed, {counts.dropped} dropped, {', '.join(self._figures(counts))}"
+        )
+
+    def live(self, phase: str, counts: Counts, width: int, bar: str) -> str:
+        """One line of fewer than `width` characters; where that is too few, its end is left out, and first the bar."""
+        done, left = self._far(counts)
+        wrong = {state: n for state in ("failed", "truncated", "dropped") if (n := getattr(counts, state))}
+        parts = [phase] if phase == "connecting" else [left, *self._figures(counts)]
+        parts += [f"{sum(wrong.values()):,} {'incomplete' if len(wrong) > 1 else next(iter(wrong))}"] if wrong else []
+        elapsed, said = f"{self.now_s - self._began_s:6.1f} s  ", "  ".join(parts)
+        room = min(BAR_MOST, width - 3 - len(elapsed) - len(said))
+        if done is not None and room >= BAR_LEAST:
+            full = round(min(1.0, done) * room)
+            said = f"{bar[0] * full}{bar[1] * (room - full)}  {said}"
+        return f"{elapsed}{said}"[: width - 1]
+
+    def _far(self, counts: Counts) -> tuple[float | None, str]:
+        """Which share is done, of the time or of the requests, and what is left of it."""
+        ended = counts.complete + counts.truncated + counts.failed + counts.dropped
+        passed_s = self.now_s - (self._running_s or self.now_s)
+        if self._duration_s is not None and passed_s < self._duration_s:
+            minutes, seconds = divmod(math.ceil(self._duration_s - passed_s), 60)
+            return passed_s / self._duration_s, f"{minutes}:{seconds:02} left"
+        if self._requests is None or self._duration_s is not None:
+            return None, f"{max(0, counts.sent + counts.dropped - ended):,} in flight"
+        return ended / self._requests, f"{self._requests - ended:,} left"
+
+    def _figures(self, counts: Counts) -> list[str]:
+        from analysis.report.format import duration
+
+        (began_s, before), (ended_s, after) = self._tokens[0], self._tokens[-1]
+        rate = max(0.0, (after - before) / max(ended_s - began_s, 1e-9))
+        ttft = [f"mean TTFT {duration(counts.ttft_ns / counts.answered / 1e9)}"] if counts.answered else []
+        return [*ttft, f"{rate:,.0f} tokens/s"]
 
 
 def show(document: Document) -> None:

@@ -3,16 +3,35 @@ report.html again, or tables for pandas, polars, DuckDB or a spreadsheet."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, folder_of, runs_in
+from loadgen.cli.output import (
+    Assertions,
+    Goodput,
+    Inconclusive,
+    Junit,
+    Output,
+    complain,
+    exit_code,
+    folder_of,
+    indexed,
+    runs_below,
+    runs_in,
+    show,
+    write_text,
+)
 from loadgen.errors import LoadgenError, OutputError, PlanError
+
+if TYPE_CHECKING:
+    from analysis.summary import Summary
 
 Silent = Annotated[bool, Option("--quiet", help="Print nothing but what failed.")]
 
@@ -20,11 +39,18 @@ Silent = Annotated[bool, Option("--quiet", help="Print nothing but what failed."
 def report(
     runs: Annotated[
         list[Path],
-        Argument(help="Run folders, their run.jsonl, or folders of repeats.", metavar="RUN...", show_default=False),
+        Argument(
+            help="Run folders, their run.jsonl, or folders of repeats; or one folder of runs, for an index of them.",
+            metavar="RUN...",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None,
-        Option(help="Where the page goes. Default: report.html in the run's folder, or here for several runs."),
+        Option(
+            help="Where the page goes. Default: report.html in the run's folder, or here for several runs; index.html "
+            "in a folder of runs."
+        ),
     ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
@@ -38,17 +64,21 @@ def report(
     goodput: Goodput = None,
     junit: Junit = None,
 ) -> None:
-    """Rebuild summary.json and report.html from what a run recorded. Several runs share one page.
+    """Rebuild summary.json and report.html from what a run recorded. Several runs share one page; a folder of runs gets
+    an index: all of them, to filter, to compare, and over time.
 
     Works on a run that is going on, was interrupted or killed, and on a file with damaged lines, and says so in the
     report. Exit codes: 0 written, 2 not a run or not writable. With --assert a run is judged as if it had just ended: 4
     an --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 6 an --assert is
     inconclusive, 130 interrupted or going on.
     """
-    page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / "report.html"
+    below = runs_below(runs[0]) if len(runs) == 1 else []
+    page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / ("index.html" if below else "report.html")
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    summaries = output.results(runs, page)
+    if below and (assertions or goodput):
+        raise PlanError(f"{runs[0]} is a folder of runs: --assert and --goodput judge single ones.", "Name the runs.")
+    summaries = _index(runs[0], below, page, output) if below else output.results(runs, page)
     if serve:
         from analysis.report.page import HOST, server_of
 
@@ -57,6 +87,28 @@ def report(
             server.serve_forever()
     if output.objectives:
         raise Exit(exit_code(summaries, inconclusive))
+
+
+def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
+    """Write the page of a folder of runs, and print the list of them as asked."""
+    from analysis.repeats import index, listed
+    from analysis.report.format import count
+    from analysis.report.page import render
+    from analysis.summary import as_dict
+
+    runs, unread = indexed(below, folder, page)
+    for sentence in unread:
+        complain(sentence)
+    if not runs:
+        raise OutputError(f"no run in {folder} can be read.", "Name the folder of a run.")
+    title = f"{count(len(runs), 'run')} in {folder}"
+    write_text(page, render(index(runs, title, unread)))
+    if output.as_json:
+        print(json.dumps([as_dict(run.summary) for run in runs], indent=2))
+    elif not output.quiet:
+        show(listed(runs, title))
+        print(page)
+    return [run.summary for run in runs]
 
 
 def export(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.options import run_command, seconds
+from loadgen.cli.options import ADVANCED, OUTPUT, run_command, seconds
 from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
 from loadgen.errors import PlanError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.runfile import Footer
 
-DISTRIBUTED: dict[str, Any] = {"rich_help_panel": "Distributed"}
 BIND = (
     "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
     "LOADGEN_TOKEN."
@@ -32,20 +31,18 @@ def drive(
     *,
     out: Annotated[
         Path | None,
-        Option(
-            help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
-        ),
+        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),
     ] = None,
     distributed: Annotated[
-        bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **DISTRIBUTED)
+        bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **ADVANCED)
     ] = False,
     expect_workers: Annotated[
         int,
-        Option(help="With --distributed: worker machines to wait for; --workers processes run on each.", **DISTRIBUTED),
+        Option(help="With --distributed: worker machines to wait for; --workers processes run on each.", **ADVANCED),
     ] = 0,
-    bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND, **DISTRIBUTED)] = "127.0.0.1:5557",
+    bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND, **ADVANCED)] = "127.0.0.1:5557",
     join_timeout_s: Annotated[
-        float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN, **DISTRIBUTED)
+        float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN, **ADVANCED)
     ] = 600.0,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
@@ -90,7 +87,7 @@ def drive(
     helps={"n": "How many requests, all sent at once."},
 )
 def burst(settings: dict[str, Any], **shared: Any) -> None:
-    """Send N requests all at once, by default of exactly the same length, and report the results.
+    """Send N requests all at once and report the results.
 
     Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
     reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive, 130
@@ -99,11 +96,11 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
     drive(settings, **shared)
 
 
-@run_command(drive, partial=True)
+@run_command(drive)
 def run(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
-    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
+    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.", **ADVANCED)] = None,
     **shared: Any,
 ) -> None:
     """Send requests as they are due and report the results.
@@ -142,5 +139,5 @@ def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Out
     from servers.access import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
-    with output.progress(None if asked.of_sessions else asked.n) as show:
+    with output.progress(asked) as show:
         return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)

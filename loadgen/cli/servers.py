@@ -272,7 +272,7 @@ def serve(
     late = ", ".join(f"{name} {late_ns / 1e6:.3f} ms" for name, late_ns in summary["late_ns"].items())
     print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
     if summary["falling_behind"]:
-        print("The simulated server did not keep up: its tokens left later than its clock wanted.")
+        print("The simulated server was too slow: its tokens left later than its clock said.")
 
 
 @functools.partial(SettingsCommand, made=_parameters, shared=serve)

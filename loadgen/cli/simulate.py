@@ -8,14 +8,14 @@ from typing import Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.options import run_command
+from loadgen.cli.options import ADVANCED, OUTPUT, run_command
 from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
 
-ENGINE: dict[str, Any] = {"rich_help_panel": "Engine"}
+ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
 LEFT_OUT = (
     *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "speed", "stamps"),
-    *("dcgm_url", "gpu", "server_pid", "lengths", "extra_body", "image", "warmup"),
+    *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
 )
 """Options of a run that speak of connections, of bytes, or of this machine."""
 
@@ -43,13 +43,11 @@ def drive(
     step_tokens: Annotated[
         int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)
     ] = None,
-    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ENGINE)] = None,
+    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)] = None,
     changes: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)] = None,
     out: Annotated[
         Path | None,
-        Option(
-            help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", rich_help_panel="Output"
-        ),
+        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),
     ] = None,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
@@ -79,14 +77,14 @@ def drive(
     raise Exit(finish(output, folder, report=report))
 
 
-@run_command(drive, without=LEFT_OUT, defaults={"label": "simulated"}, partial=True)
+@run_command(drive, without=LEFT_OUT, defaults={"label": "simulated"})
 def simulate(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
-    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.")] = None,
+    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.", **ADVANCED)] = None,
     **shared: Any,
 ) -> None:
-    """Run a plan on a model of the server and its hardware, in virtual time: seconds for hours, and nothing is sent.
+    """Run a plan in virtual time, on a model of server and hardware. It takes seconds for hours, and nothing is sent.
 
     Exit codes: 0 all complete, 1 some failed, were refused or dropped and no --assert speaks of it, 2 usage, 4 an
     --assert failed, 6 an --assert is inconclusive.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from loadgen.cli.options import run_command, seconds
+from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
 from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, finish
 from loadgen.errors import EXIT_USAGE, PlanError
 
@@ -25,8 +25,10 @@ def _output(
     *,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
-    report: Annotated[bool, Option("--report/--no-report", help="--headless: write report.html.")] = True,
-    as_json: Annotated[bool, Option("--json", help="--headless: print summary.json and nothing else.")] = False,
+    report: Annotated[bool, Option("--report/--no-report", help="--headless: write report.html.", **ADVANCED)] = True,
+    as_json: Annotated[
+        bool, Option("--json", help="--headless: print summary.json and nothing else.", **OUTPUT)
+    ] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
     return Output(as_json=as_json, quiet=quiet, assertions=assertions, inconclusive=inconclusive), report
@@ -35,18 +37,22 @@ def _output(
 @run_command(_output, interactive=True, defaults={"label": "ui"}, also={"output_tokens": ("--n-tokens",)})
 def ui(
     settings: dict[str, Any],
-    users: Annotated[int, Option(help="Users to start with; the page changes them while they run.")] = 1,
-    spawn_rate: Annotated[float, Option(help="Users started per second.")] = 10.0,
+    users: Annotated[int, Option(help="Users to start with; the page changes them while they run.", **LOAD)] = 1,
+    spawn_rate: Annotated[float, Option(help="Users started per second.", **LOAD)] = 10.0,
     run_time_s: Annotated[
-        float | None, Option("--run-time", parser=seconds, metavar="T", help="After which the users stop.")
+        float | None, Option("--run-time", parser=seconds, metavar="T", help="After which the users stop.", **LOAD)
     ] = None,
-    headless: Annotated[bool, Option("--headless", help="No page: start at once, stop after --run-time.")] = False,
+    headless: Annotated[
+        bool, Option("--headless", help="No page: start at once, stop after --run-time.", **LOAD)
+    ] = False,
     host: Annotated[
-        str, Option(help="Address of the page; other machines reach only what is not loopback.")
+        str, Option(help="Address of the page; other machines reach only what is not loopback.", **ADVANCED)
     ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port of the page.")] = 8089,
-    locustfile: Annotated[Path | None, Option(help="Users of your own, from loadgen.interactive.user.")] = None,
-    out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.")] = None,
+    port: Annotated[int, Option(help="Port of the page.", **ADVANCED)] = 8089,
+    locustfile: Annotated[
+        Path | None, Option(help="Users of your own, from loadgen.interactive.user.", **ADVANCED)
+    ] = None,
+    out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.", **OUTPUT)] = None,
     **shared: Any,
 ) -> None:
     """Explore by hand: Locust's web page, on loopback, with exact latencies. Each start makes a run of its own.

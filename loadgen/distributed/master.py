@@ -30,7 +30,7 @@ from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Telemetry, append, open_run
 from loadgen.server import Say
 from servers.errors import NOT_READABLE
-from servers.wire.stamps import common
+from servers.wire.sources import common
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000
@@ -101,7 +101,7 @@ def run(
             f"--bind {bind}: without a token the master listens on this machine only",
             f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
         )
-    total = plan.model_copy(update={"workers": plan.workers * spread.machines})
+    total = plan.but(workers=plan.workers * spread.machines)
     with (
         prepare.prepare(total, folder, say) as prepared,
         protocol.locust_process("master", bind.host, bind.port) as link,

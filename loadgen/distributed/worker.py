@@ -247,7 +247,7 @@ def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     try:
-        plan = Plan(**{**assign.plan, "workers": 1}).model_copy(update={"workers": assign.plan["workers"]})
+        plan = Plan(**{**assign.plan, "workers": 1}).but(workers=assign.plan["workers"])
         with prepare.prepare(plan, parts, say) as prepared:
             host.make_folder(parts, prepared.bytes * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]

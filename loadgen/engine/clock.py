@@ -7,14 +7,17 @@ around it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from typing import TYPE_CHECKING
 
 from servers.wire.poller import Timer
+
+if TYPE_CHECKING:
+    import asyncio
 
 SLEW_TOLERANCE_NS = 1_000
 """Offsets that stay this close to each other are taken as one, because reading two clocks is no more exact."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import signal
 import time
@@ -18,12 +19,12 @@ from pathlib import Path
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import INTERRUPTS, WorkerTask, work
+from loadgen.engine.worker import INTERRUPTS, WorkerTask, preload, work
 from loadgen.gather import Outcome, gather
 from loadgen.runfile import Footer, Header, open_run
-from servers.wire.stamps import common, load
+from servers.wire.sources import common
 
-START_LEAD_NS = 100_000_000
+START_LEAD_NS = 50_000_000
 """From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
 POLL_S = 0.1
 
@@ -70,16 +71,21 @@ def run(
     header: Header,
     folder: Path,
     on_progress: Callable[[str, Counts], str | None],
-    sampler: Sampler | None = None,
+    sampler: Callable[[], Sampler],
 ) -> Footer:
     """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second; where
-    it says why, the run ends as if interrupted. `sampler` reads the server, the GPUs and the host meanwhile. The first
-    interrupt ends the run and keeps what came; the second kills the workers too. Raises OutputError when the run file
-    cannot be written."""
-    readings = sampler or Sampler({})
+    it says why, the run ends as if interrupted. What `sampler` makes reads the server, the GPUs and the host meanwhile.
+    The first interrupt ends the run and keeps what came; the second kills the workers too. Raises OutputError when the
+    run file cannot be written."""
+    readings = Sampler({})
     ended_ns: int | None = None
     beside: Sequence[Path] = ()
     notes: list[str] = []
+
+    def look() -> None:
+        nonlocal readings
+        readings = sampler()
+        readings.idle()
 
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
         readings.start()
@@ -102,9 +108,8 @@ def run(
 
     interrupts = Interrupts()
     with interrupts.watched():
-        readings.idle()
         try:
-            outcomes = drive(tasks, begin, interrupts, show, end)
+            outcomes = drive(tasks, begin, interrupts, show, end, look)
         finally:
             readings.stop()
         main, interrupted = folder / "run.jsonl", interrupts.count > 0
@@ -117,13 +122,16 @@ def drive(
     interrupts: Interrupts,
     on_progress: Callable[[str, Sequence[Worker]], None],
     end: Callable[[], None],
+    before: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Fork a worker per task, let them connect, start them together, and wait for their ends. `begin` gets the kind of
+    """Fork a worker per task, let them connect, start them together, and wait for their ends. What is to happen
+    `before` they connect does while they prepare what they will send. `begin` gets the kind of
     stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or None when there is to be
     no start. `end` is called as soon as every worker is done."""
     context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
     workers: list[Worker] = []
-    load(tasks[0].stamps)
+    preload(tasks)
+    gc.freeze()  # nothing that the workers look through, and so copy, when they collect
     try:
         for task in tasks:
             (ours, theirs), counts = context.Pipe(), Counts.from_buffer(mmap(-1, sizeof(Counts)))  # on no disk
@@ -132,6 +140,8 @@ def drive(
             process.start()
             theirs.close()
             workers.append(Worker(task, process, ours, counts))
+        before()
+        _order(workers, ("connect",))
         _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
         start_ns = begin(common(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import ssl
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate, islice, pairwise, repeat
+from itertools import accumulate, islice, pairwise
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -16,7 +15,7 @@ from servers.errors import decompressed
 from servers.kinds.dialect import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
-from servers.wire.http1 import ProtocolError
+from servers.wire.http1 import ProtocolError, joined
 from servers.wire.sse import split
 from servers.wire.stamps import SocketStamps, StampSource
 from servers.wire.transport import Exchange
@@ -53,7 +52,7 @@ def record_of(
     late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
     record.late_ns_max = max(late)
     record.first_byte_ns = arrivals[0] - start_ns
-    body, spans = _body(exchange, record)
+    body, bounds = _body(exchange, record)
     first_token_read, coding = len(exchange.sizes), exchange.framing.coding
     if exchange.framing.status == 200 and coding:
         record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(coding)
@@ -63,7 +62,7 @@ def record_of(
         answer = dialect.decode(payloads)
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
             answer = dialect.decode([*map(hide, payloads)])
-        places, sizes = places_of(ends, spans), exchange.sizes
+        places, sizes = places_of(ends, bounds), exchange.sizes
         holding = (place for place, tokens in zip(places, answer.tokens, strict=True) if tokens)
         first_token_read = bisect_left(sizes, next(holding, sizes[-1] + 1))
         (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
@@ -89,17 +88,8 @@ def record_of(
 
 def said(exchange: Exchange, dialect: Dialect) -> str:
     """The text of an answer that was recorded as complete. Only sessions pay for it."""
-    body = b"".join(exchange.raw[start:end] for start, end in exchange.framing.body_spans(exchange.raw))
+    body = joined(exchange.raw, exchange.framing.body_bounds(exchange.raw))
     return dialect.text(split(body)[0])
-
-
-def no_connection(error: OSError | TimeoutError) -> str:
-    """In the system's words: asyncio's own would name the address instead of the cause."""
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
@@ -114,14 +104,13 @@ def _full_reads(sizes: Sequence[int], first: int) -> int:
     return sum(after - before >= READ_BYTES for before, after in islice(pairwise((0, *sizes)), first, None))
 
 
-def _body(exchange: Exchange, record: Record) -> tuple[bytes, list[tuple[int, int]]]:
+def _body(exchange: Exchange, record: Record) -> tuple[bytes, array[int]]:
     try:
-        spans = exchange.framing.body_spans(exchange.raw)
+        bounds = exchange.framing.body_bounds(exchange.raw)
     except ProtocolError as error:
         record.error_kind, record.error_detail = "protocol", str(error)
-        spans = exchange.framing.spans
-    raw = exchange.raw
-    return b"".join([raw[start:end] for start, end in spans]), spans
+        bounds = exchange.framing.bounds
+    return joined(exchange.raw, bounds), bounds
 
 
 def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequence[int], start_ns: int) -> None:
@@ -140,11 +129,15 @@ def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequen
         record.end_ns = instants[answer.end_event] - start_ns
 
 
-def places_of(ends: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer are `spans`."""
-    passed = list(accumulate([stop - start for start, stop in spans]))
-    found = map(bisect_left, repeat(passed), ends)
-    return [spans[span][1] - passed[span] + end for end, span in zip(ends, found, strict=True)]
+def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
+    """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer have these bounds."""
+    stops = bounds[1::2]
+    passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]
+    at_stop = dict(zip(passed, stops, strict=True))  # where most events end
+    for end in [end for end in ends if end not in at_stop]:
+        piece = bisect_left(passed, end)
+        at_stop[end] = stops[piece] - passed[piece] + end
+    return [at_stop[end] for end in ends]
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:

@@ -12,16 +12,21 @@ requests in flight it is dropped and recorded.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.decode import no_connection, record_of, said
-from loadgen.engine.feed import Feed, Sessions, Slot
-from loadgen.engine.health import Counts, Health
+from loadgen.engine.decode import record_of, said
+from loadgen.engine.feed import Slot
+from loadgen.engine.health import Counts, FirstTokens, Health
+from loadgen.engine.loops import Feed, Sessions
+from loadgen.engine.warmup import Held
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
+from servers.access import no_connection
 from servers.kinds.dialect import Dialect
+from servers.wire.aside import Aside
 from servers.wire.connection import Connection, Pool
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
@@ -34,8 +39,9 @@ TICKS_PER_SAMPLE = 20
 CHECKED_GROUP = 64
 """Groups up to this size have their connections looked at once more right before they are sent."""
 BACKLOG = 64
-"""With so many exchanges waiting to be recorded, and with each as many again, one more is recorded per turn: else a
-closed loop whose answers end faster than the loop turns would hold ever more of them."""
+TURN_NS = 20_000_000
+"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting they are as many as take TURN_NS, and
+with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
 """Error kind and detail."""
 
@@ -55,7 +61,7 @@ class Driver:
         in_flight_most: int,
     ) -> None:
         """`exchange` makes an Exchange, given what to call when it has ended. With `in_flight_most` requests sent and
-        not ended, one that is due is dropped."""
+        not ended, one that is due is dropped. What is due first is drawn and encoded here."""
         self._feed = feed
         self._pool = pool
         self._exchange = exchange
@@ -66,7 +72,7 @@ class Driver:
         self._recorder = recorder
         recorder.on_idle, recorder.on_turn = self._check_done, self._on_turn
         self._group: list[Slot] = []
-        """Prepared, and waiting for its instant."""
+        """Encoded or prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._thinking: list[Slot] = []
@@ -74,10 +80,10 @@ class Driver:
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
+        self._take_group()
 
     async def open(self) -> None:
         """Open the spare connections and prepare what is due first."""
-        self._take_group()
         await self._pool.fill()
         self._prepare(self._group)
 
@@ -94,7 +100,7 @@ class Driver:
         await self._all_done.wait()
         ticking.cancel()
         self._recorder.sample(self._clock.now_ns())
-        self._recorder.watch(self._in_flight)
+        self._recorder.watch(self._in_flight.keys())
 
     def interrupt(self) -> None:
         """Send nothing more and end what is in flight, keeping what came."""
@@ -174,6 +180,7 @@ class Driver:
         self._counts.sent += len(ready)
 
     def _listen(self, exchange: Exchange, slot: Slot) -> None:
+        slot.payload = b""
         if not exchange.error_kind:
             self._in_flight[exchange] = slot
             exchange.listen()
@@ -279,7 +286,7 @@ class Driver:
                 for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
                     exchange.drain()
                     exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
-                self._recorder.watch(self._in_flight)
+                self._recorder.watch(self._in_flight.keys())
                 if self._feed.more:
                     self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
@@ -302,8 +309,9 @@ class Recorder:
         counts: Counts,
         stamps: StampSource,
         sweep_ns: Callable[[], int] = int,
+        aside: Aside | None = None,
     ) -> None:
-        """`sweep_ns` says how far apart reads were at most since it was last asked."""
+        """`sweep_ns` says how far apart reads were at most since it was last asked; `aside` takes what is long."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -313,10 +321,12 @@ class Recorder:
         self._worker = worker
         self._stamps = stamps
         self._sweep_ns = sweep_ns
+        self._aside = aside
         self._clocks = ClockPairs()
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = 0
+        self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic)
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -339,13 +349,16 @@ class Recorder:
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
 
-    def watch(self, in_flight: Collection[Exchange]) -> None:
+    def watch(self, in_flight: Set[Exchange]) -> None:
         """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
         self._stamps.collect()
         arriving = [pieces for exchange in in_flight if (pieces := self._stamps.pieces(exchange))]
         ended = [self._stamps.pieces(exchange) for _, exchange, *_ in self.ended if exchange is not None]
         self.counts.streaming = len(arriving)
         self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
+        self._first.look(in_flight)
+        if self._aside is not None:
+            self._aside.relieve(in_flight)
 
     def _record_one(self) -> None:
         slot, exchange, kind, detail = self.ended[0]
@@ -361,6 +374,7 @@ class Recorder:
         record.reopened = slot.reopened
         self._sink.add(record)
         self._tokens += sum(record.chunk_tokens)
+        self._first.take(exchange, record)
         setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
         slot.exchange, slot.payload = None, b""
         if slot.conversation is not None:
@@ -369,7 +383,10 @@ class Recorder:
         self.ended.popleft()
 
     def _record_some(self) -> None:
-        for _ in range(1 + len(self.ended) // BACKLOG):
+        least, until_ns = len(self.ended) // BACKLOG, time.monotonic_ns() + TURN_NS
+        for done in range(len(self.ended)):
+            if done > least and (len(self.ended) <= BACKLOG or time.monotonic_ns() > until_ns):
+                break
             exchange = self.ended[0][1]
             if exchange is not None and not self._stamps.ready(exchange):
                 asyncio.get_running_loop().call_later(RETRY_S, self._record_some)
@@ -379,18 +396,3 @@ class Recorder:
             asyncio.get_running_loop().call_soon(self._record_some)
         else:
             self.on_idle()
-
-
-class Held:
-    """A sink in memory: warm-up Records wait here until the run's instant 0 is known."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def add(self, item: Record | Telemetry) -> None:
-        """Keep a Record; the client's health during warm-up is in no figure."""
-        if isinstance(item, Record):
-            self.records.append(item)
-
-    def flush(self) -> None:
-        """Nobody else looks here."""

@@ -6,9 +6,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from ctypes import Structure, c_int64
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadgen.record import Record
+    from servers.wire.stamps import StampSource, ToMonotonic
+    from servers.wire.transport import Exchange
 
 BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
@@ -17,6 +22,9 @@ LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range
 ADDED = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
 """What adds up: reads, those that held more than one event, those that found the receive window full, those before
 which it was looked at; segments that we sent again, and that came out of order."""
+
+LOOKED_AT_BYTES = 8_192
+"""Of an answer's beginning, for its first event."""
 
 
 class Health:
@@ -55,14 +63,15 @@ class Health:
         return values
 
 
-COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropped", "tokens")
+COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropped", "tokens", "answered", "ttft_ns")
 
 
 class Counts(Structure):
     """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
     not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
     flight of which something has arrived. `tokens` takes each piece of an answer that is not recorded yet for one
-    token: a packet where the ring stamps, else a read."""
+    token: a packet where the ring stamps, else a read. `answered`: requests with a first token, whose TTFTs add up to
+    `ttft_ns`."""
 
     _fields_ = [(name, c_int64) for name in COUNTED]
 
@@ -74,6 +83,8 @@ class Counts(Structure):
     failed: int
     dropped: int
     tokens: int
+    answered: int
+    ttft_ns: int
 
 
 def total(counts: Iterable[Counts]) -> Counts:
@@ -83,3 +94,34 @@ def total(counts: Iterable[Counts]) -> Counts:
         for name in COUNTED:
             setattr(summed, name, getattr(summed, name) + getattr(each, name))
     return summed
+
+
+class FirstTokens:
+    """Counts the first tokens of one worker's requests and sums up their TTFTs, each as soon as it is seen."""
+
+    def __init__(self, counts: Counts, stamps: StampSource, to_monotonic: ToMonotonic) -> None:
+        self._counts = counts
+        self._stamps = stamps
+        self._to_monotonic = to_monotonic
+        self._seen: set[Exchange] = set()
+        """In flight, and counted."""
+
+    def look(self, in_flight: Set[Exchange]) -> None:
+        """At the first event of each unfinished answer: some servers send the head at once, the token much later."""
+        for exchange in in_flight - self._seen:
+            place = -1 if exchange.aside else exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
+            if place >= 0 and exchange.sent_ns is not None and self._stamps.ready(exchange):
+                self._seen.add(exchange)
+                (arrived_ns,), _ = self._stamps.instants(exchange, [place + 1], self._to_monotonic)
+                self._add(arrived_ns - exchange.sent_ns)
+
+    def take(self, exchange: Exchange | None, record: Record) -> None:
+        """A request has ended, looked at before or not."""
+        if exchange in self._seen:
+            self._seen.remove(exchange)
+        elif record.chunk_ns and record.sent_ns is not None:
+            self._add(record.chunk_ns[0] - record.sent_ns)
+
+    def _add(self, ttft_ns: int) -> None:
+        self._counts.answered += 1
+        self._counts.ttft_ns += ttft_ns

@@ -1,6 +1,6 @@
 """The sampler: reads the server's metrics, the GPUs and the host's memory beside a run, in the coordinator's process.
 
-    idle     before the workers exist, so before the first warm-up request
+    idle     before the workers connect, so before the first warm-up request
     start    when every connection is open and warm-up is over
     run      every `every_s` from the run's instant 0, a thread per source; never while a burst is being sent
     end      as soon as the last request has ended
@@ -302,7 +302,7 @@ class SamplerProcess:
         """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
         something is missing that the plan asks for."""
         self.ready()
-        found = self._ask({"plan": plan.model_dump(mode="json") | {"header": plan.header}, "server": server})
+        found = self._ask({"plan": plan.stored() | {"header": plan.header}, "server": server})
         if found is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
         if "error" in found:

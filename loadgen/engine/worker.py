@@ -1,14 +1,15 @@
 """One worker process: opens its share of the connections, waits for the common start, drives, and writes its part.
 
 worker                          coordinator
-connect ... ── ("ready", failed) ──>
+imports, encodes                reads the server for the first time
+            <── ("connect",) ──
+connect ... ── ("ready", stamps) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
 drive   ... ── ("done", rescue) ──>         and exit
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -17,38 +18,38 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvloop
 from msgspec import structs
 
 from loadgen import host
-from loadgen.engine.clock import SystemClock
-from loadgen.engine.driver import Driver, Held, Recorder
-from loadgen.engine.feed import ClosedLoop, Feed, OpenLoop, Schedule, Sessions, Slot
+from loadgen.engine.feed import OpenLoop, Schedule, Slot
 from loadgen.engine.health import Counts
+from loadgen.engine.loops import ClosedLoop, Feed, Sessions
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
+from servers.access import Target
 from servers.kinds.dialect import Dialect
-from servers.wire.connection import Pool, Target
 from servers.wire.http1 import post
-from servers.wire.poller import Poller
-from servers.wire.stamps import StampSource, open_source
-from servers.wire.transport import Exchange
+from servers.wire.sources import load, open_source
+from workloads.prompts import Stretch
 from workloads.request import Request
 from workloads.sessions import Conversation
 from workloads.workload import Prompts
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from loadgen.engine.driver import Driver
+    from loadgen.engine.warmup import Held
+    from servers.wire.stamps import StampSource
+
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SWEEPS = {"sweep_s": 0.4, "busy": 0.3}
-SWEEPS_WAITED_FOR = {"sweep_s": 0.001, "busy": 0.8}
-"""How late reads may be where they are not what stamps (servers.wire.poller): the latter where an end makes the next
-request due, as in closed loops and sessions."""
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
@@ -67,14 +68,19 @@ class WorkerTask:
     model: str
     headers: dict[str, str]
     stamps: str
-    """The source of arrival instants that is wanted, a key of servers.wire.stamps.SOURCES."""
+    """The source of arrival instants that is wanted, a key of servers.wire.sources.SOURCES."""
     part: Path
 
     def requests(self) -> Iterator[Request]:
         """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
         if self.prompts.of_sessions:
             return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
-        return islice(self.prompts.requests(), self.worker, None, self.workers)
+
+        def own(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+            """Of the others nobody looks at the prompts, and to draw them takes long."""
+            return self.prompts.prompt(number, input_tokens, shared) if number % self.workers == self.worker else ""
+
+        return islice(replace(self.prompts, prompt=own).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
         """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
@@ -97,7 +103,8 @@ class WorkerTask:
         headers = {**self.headers, "X-Request-Id": str(request.id)}
         body = self.dialect.encode(request, self.model)
         payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
-        return Slot(request, payload, due_ns, conversation=conversation)
+        said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
+        return Slot(said, payload, due_ns, conversation=conversation)
 
     def turn(self, conversation: Conversation, due_ns: int) -> Slot:
         """The present turn of a session."""
@@ -116,8 +123,21 @@ class WorkerTask:
         return Sessions(feed, self.turn) if sessions else feed
 
 
+def preload(tasks: Sequence[WorkerTask]) -> None:
+    """Import what several workers need once for all; of one alone, what its coordinator needs too in the end."""
+    load(tasks[0].stamps)
+    if len(tasks) > 1:
+        import uvloop  # noqa: F401
+
+        from loadgen.engine import driver  # noqa: F401
+
+
 def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) -> None:
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
+    import asyncio
+
+    import uvloop
+
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
     for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
@@ -134,22 +154,38 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
 
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
+    import asyncio
+
+    from loadgen.engine.clock import SystemClock
+    from loadgen.engine.driver import Driver, Recorder
+    from loadgen.engine.warmup import Held
+    from servers.wire.aside import Aside
+    from servers.wire.connection import Pool
+    from servers.wire.poller import Poller
+    from servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
+    from servers.wire.transport import Exchange
+
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))
+    allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
-    waited_for = task.prompts.of_sessions or task.schedule.due_ns is None
-    poller = Poller(loop, **({} if stamps.by_read else SWEEPS_WAITED_FOR if waited_for else SWEEPS))
-    clock, exchange = SystemClock(loop), partial(Exchange, poller)
+    due_ns, most = task.schedule.due_ns, task.schedule.in_flight
+    waited_for = task.prompts.of_sessions or due_ns is None or most < len(due_ns)
+    apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == most else MODERATE
+    sweeps = None if stamps.by_read else Sweeps(*apart, ebbs=stamps.ebbs)
+    room = ROOM_BYTES if sweeps is not None and apart is SELDOM else 0
+    aside = None if sweeps is None else Aside(task.part.parent)
+    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
-        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, poller.widest_ns)
-        most = task.schedule.in_flight
+        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 
     driver = driver_of(task.feed(), part, counts, task.schedule.spare)
     drivers = [driver]
-    loop.add_reader(pipe.fileno(), _obey, pipe, drivers, started)
+    loop.add_reader(pipe.fileno(), _obey, pipe, drivers, allowed, started)
+    await allowed
     held, warmup, warm_ns = Held(), task.warmup(), 0
     if warmup:
         slots = (task.slot(request, 0) for request in warmup)
@@ -170,12 +206,16 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     loop.remove_reader(pipe.fileno())
 
 
-def _obey(pipe: Pipe, drivers: Sequence[Driver], started: asyncio.Future[int]) -> None:
+def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]) -> None:
     try:
         order = pipe.recv()
     except (EOFError, OSError):  # the coordinator is gone: nobody waits for this run any more
-        asyncio.get_running_loop().remove_reader(pipe.fileno())
+        started.get_loop().remove_reader(pipe.fileno())
         order = ("stop",)
+    if not allowed.done():
+        allowed.set_result(None)
+    if order[0] == "connect":
+        return
     if order[0] == "stop":
         for driver in drivers:
             driver.interrupt()

@@ -8,7 +8,8 @@ user      the base of a locustfile, and a user's connection
 from collections.abc import Mapping
 from typing import Any
 
-from loadgen.plan import Plan, option_name
+from loadgen.plan import Plan
+from loadgen.settings import option_name
 
 WEEK_S = 7 * 86_400
 

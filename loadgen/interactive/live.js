@@ -9,7 +9,8 @@
     { title: "Output tokens per second", unit: "tokens/s", times: 1, lines: [["tokens_per_s", "arriving"]] },
     { title: "Streams in flight", unit: "requests", times: 1, lines: [["streams", "streaming"], ["waiting", "waiting for the first token"]] },
   ];
-  let points = [], seen = 0, folder = null;
+  const SPANS = { last: "Last 10 s", level: "This level of users", run: "Whole run" };
+  let points = [], seen = 0, folder = null, span = "level";
 
   // Text goes in as text nodes: what a server says is never markup.
   function node(tag, attributes, ...children) {
@@ -29,7 +30,7 @@
   }
 
   function facts(live) {
-    const line = node("div", { class: "facts line", id: "loadgen-facts" });
+    const line = node("div", { class: "facts line", id: "loadgen-facts" }, node("h1", {}, "loadgen"));
     if (!live.server) { line.append("No server."); return line; }
     const { name, version, model, url, simulated, speed } = live.server;
     if (simulated) line.append(node("span", { class: "simulated" }, "SIMULATED"));
@@ -45,22 +46,39 @@
     return line;
   }
 
-  function latencies(run) {
-    const head = node("tr", {}, ...["", ...SHARES, "max", "mean", "samples"].map(title => node("th", {}, title)));
+  function spans() {
+    const choices = Object.entries(SPANS).map(([name, title]) => {
+      const button = node("input", { type: "radio", name: "loadgen-span", value: name });
+      button.checked = name === span;
+      return node("label", {}, button, ` ${title}`);
+    });
+    const box = node("fieldset", {}, node("legend", {}, "Latencies of"), ...choices);
+    box.addEventListener("change", event => { span = event.target.value; look(); });
+    return [box];
+  }
+
+  function latencies(run, shown) {
+    const of = { last: "requests that ended in the last 10 s", run: "requests since Start",
+      level: `requests that ended since there were ${run.level.users} users (from ${run.level.at} s on)` }[shown];
+    const head = node("tr", {}, ...["Latency", ...SHARES, "max", "mean", "samples"].map(title => node("th", {}, title)));
     const rows = run.latency.map(row => {
       const cells = [...SHARES, "max", "mean"].map(name =>
-        node("td", { "data-seconds": row[name] === null ? "" : row[name], "data-figure": name }, milliseconds(row[name])));
+        node("td", { "data-seconds": row[name] === null ? "" : row[name], "data-figure": name },
+          milliseconds(row[name]) + (row[name] !== null && row.thin.includes(name) ? "*" : "")));
       const title = row.left_out ? `${row.title} (newest; ${row.left_out.toLocaleString("en")} older left out)` : row.title;
       return node("tr", { "data-metric": row.name }, node("td", {}, title), ...cells, node("td", { "data-figure": "n" }, row.n.toLocaleString("en")));
     });
+    const thin = run.latency.some(row => row.n && row.thin.length) ? " * too few samples: p99 takes 662 requests, p95 130, p90 64." : "";
     return [node("h2", {}, "Latencies, ms"),
-      node("div", { class: "scroll" }, node("table", { id: "loadgen-latency" }, node("thead", {}, head), node("tbody", {}, ...rows))),
-      node("p", { class: "note" }, "Exact percentiles from raw samples, of complete requests since Start. " +
-        `${counts(run.requests)}, ${run.tokens.toLocaleString("en")} tokens.`)];
+      node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Latencies" }, node("table", { id: "loadgen-latency" }, node("thead", {}, head), node("tbody", {}, ...rows))),
+      node("p", { class: "note" },
+        `Exact, of complete ${of}.${thin}`),
+      node("p", { id: "loadgen-counts" }, `Since Start: ${counts(run.requests)}, ${run.tokens.toLocaleString("en")} tokens.`)];
   }
 
   function counts(requests) {
     const states = ["complete", "truncated", "failed"].map(state => `${(requests[state] || 0).toLocaleString("en")} ${state}`);
+    if (requests.cut_off) states.push(`${requests.cut_off.toLocaleString("en")} cut off as their users stopped`);
     return `${states.join(", ")}, ${requests.in_flight} in flight, ${requests.users} users`;
   }
 
@@ -68,12 +86,12 @@
     if (!run.failures.length) return [];
     const rows = run.failures.map(each => node("tr", { "data-kind": each.kind }, node("td", {}, each.kind),
       node("td", {}, each.n.toLocaleString("en")), node("td", {}, each.detail)));
-    const head = node("tr", {}, ...["Kind", "Requests", "In words (numbers as #)"].map(title => node("th", {}, title)));
+    const head = node("tr", {}, ...["Kind", "Requests", "Message (numbers as #)"].map(title => node("th", {}, title)));
     return [node("h2", {}, "Failures"),
-      node("div", { class: "scroll" }, node("table", { class: "failures" }, node("thead", {}, head), node("tbody", {}, ...rows)))];
+      node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Failures" }, node("table", { class: "failures" }, node("thead", {}, head), node("tbody", {}, ...rows)))];
   }
 
-  const HEIGHT = 200, LEFT = 52, BOTTOM = 22, TOP = 8;
+  const HEIGHT = 212, LEFT = 52, BOTTOM = 22, TOP = 20;
 
   function chart({ title, unit, times, lines }) {
     const WIDTH = Math.max(280, home.clientWidth / (home.clientWidth > 900 ? 2 : 1) - 56);
@@ -90,9 +108,27 @@
     const every = niceStep(span / 6);
     for (let at = Math.ceil(first / every) * every; at <= first + span; at += every)
       drawn.append(node("text", { x: x(at), y: HEIGHT - 6, "text-anchor": "middle" }, `${number(at)} s`));
+    let free = 0;
+    for (const { at, users } of levels()) {  // where the number of users changed, and to what
+      drawn.append(node("line", { class: "level", x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
+      const text = free ? `${users}` : `${users} users`, from = Math.min(x(at), WIDTH - 7 * text.length);
+      if (from < free) continue;
+      drawn.append(node("text", { class: "users", x: from, y: TOP - 7 }, text));
+      free = from + 7 * text.length;
+    }
     values.forEach((line, index) => drawn.append(node("path", { class: index ? "second" : "first", d: path(line, x, y) })));
     const key = node("span", { class: "key" }, ...lines.flatMap(([, name], index) => [node("b", index ? { class: "two" } : {}), name]));
     return node("figure", { style: "margin:0" }, node("h3", {}, `${title}, ${unit}`), key, drawn);
+  }
+
+  // A ramp is one change: only a number that stayed for another second counts.
+  function levels() {
+    let before = 0;
+    return points.filter(({ users }, index) => {
+      const settled = users > 0 && users !== before && users === (points[index + 1] || {}).users;
+      if (settled) before = users;
+      return settled;
+    });
   }
 
   function path(line, x, y) {
@@ -126,12 +162,13 @@
     if (box.innerHTML !== made.innerHTML) box.replaceChildren(...made.childNodes);
   }
 
-  function draw(live) {
+  function draw(live, shown) {
     const run = live.run;
     home.className = isDark() ? "dark" : "";
     home.style.color = getComputedStyle(document.body).color;
     show("facts", [facts(live)]);
-    show("latency", run ? latencies(run) : []);
+    show("spans", run ? spans() : []);
+    show("latency", run ? latencies(run, shown) : []);
     show("failures", run ? failures(run) : []);
     show("charts", run ? [node("h2", {}, "Second by second"), node("div", { class: "charts" }, ...CHARTS.map(chart)),
       node("p", { class: "note" },
@@ -144,7 +181,25 @@
     if (button && !unfold.done) { unfold.done = true; button.click(); }
   }
 
+  // What Locust's page leaves out: names of its buttons and of its dialog, a way to scroll tables by keys.
+  function mend() {
+    for (const button of document.querySelectorAll("#root button:not([aria-label]), .MuiModal-root button:not([aria-label])")) {
+      if (button.textContent.trim()) continue;
+      const place = button.closest("header") ? "Light or dark" : button.closest(".MuiModal-root") ? "Close" : "Choose columns";
+      button.setAttribute("aria-label", place);
+    }
+    for (const table of document.querySelectorAll(".MuiTableContainer-root:not([tabindex])")) table.tabIndex = 0;
+    for (const dialog of document.querySelectorAll(".MuiModal-root[role=presentation]:not(.MuiPopover-root)")) {
+      dialog.setAttribute("role", "dialog");
+      dialog.setAttribute("aria-label", (dialog.querySelector("h2") || {}).textContent || "Dialog");
+    }
+  }
+  new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
+
+  let next = 0;
   async function look() {
+    clearTimeout(next);
+    const shown = span;
     try {
       let live = await ask(seen);
       if (live.run && live.run.folder !== folder) {  // another run: its points from the first on
@@ -156,16 +211,18 @@
         points = points.concat(live.run.points).slice(-live.run.point_limit);
         seen = points.length ? points.at(-1).at + 1 : 0;
       }
-      draw(live);
+      if (shown !== span) return;  // another choice was made meanwhile, and is being asked for
+      draw(live, shown);
       unfold();
     } catch (error) {
       home.dataset.error = String(error);  // the process has ended: the last figures stay
     }
-    setTimeout(look, 1000);
+    clearTimeout(next);
+    next = setTimeout(look, 1000);
   }
 
   async function ask(since) {
-    const answer = await fetch(`./loadgen/live?since=${since}`);
+    const answer = await fetch(`./loadgen/live?since=${since}&span=${span}`);
     if (!answer.ok) throw new Error(`${answer.status}`);
     return answer.json();
   }

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
 from analysis.frame import frame_of
 from analysis.metrics import METRICS
-from analysis.stats import DECIMALS, percentile
+from analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen import host, prepare
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import record_of
-from loadgen.engine.health import ADDED, Health
+from loadgen.engine.health import ADDED, LOOKED_AT_BYTES, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.gather import whole_lines
@@ -39,15 +39,16 @@ from loadgen.plan import Plan
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
+from servers.access import Target, target_of
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
 from servers.kinds.events import one_line
-from servers.wire.connection import Target, target_of
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
 from workloads.arrivals import INTERACTIVE
+from workloads.datasets import Dataset
 from workloads.request import Request
 from workloads.workload import Prompts
 
@@ -64,6 +65,9 @@ FAILURES = 1_000
 """Different words of failures that are told apart; a server may put something new into each."""
 POINTS = 3_600
 """Seconds that the charts reach back."""
+LAST_S = 10
+SPANS = ("last", "level", "run")
+"""What the page shows latencies of: the last LAST_S seconds, since the number of users changed, since Start."""
 AT_ONCE = 32
 """Records whose latencies are worked out before the sockets are looked at again."""
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -72,7 +76,6 @@ NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", 
 CHARTED = ("ttft_s", "tpot_s")
 MOST = ("stall_ns_max", "clock_disagreement_ns")
 CACHED_S = 0.9
-LOOKED_AT_BYTES = 8_192
 ROOM_BYTES = 10_000_000
 
 Floats = NDArray[np.float64]
@@ -120,7 +123,7 @@ class LiveTarget:
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
-                plan = plan.model_copy(update={"n": TEXTS})
+                plan = plan.but(n=TEXTS)
             with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
         return self._prompts[dialect.endpoint]
@@ -133,7 +136,7 @@ class LiveTarget:
 
     @property
     def _of_file(self) -> bool:
-        return isinstance(workload.parse(self.plan.workload), workload.Dataset)
+        return isinstance(workload.parse(self.plan.workload), Dataset)
 
     def changed(self, plan: Plan) -> LiveTarget:
         """The same server, asked something else."""
@@ -172,9 +175,10 @@ class NewestSamples:
         self._values[(self.seen + np.arange(len(values))) % len(self._values)] = values
         self.seen += len(values)
 
-    def copy(self) -> Floats:
-        """The samples, in no order, safe to work on in another thread."""
-        return self._values[: self.seen].copy()
+    def copy(self, since: int = 0) -> Floats:
+        """Those after the first `since` ones seen, in no order, safe to work on in another thread."""
+        kept = min(self.seen - since, len(self._values))
+        return self._values[np.arange(self.seen - kept, self.seen) % len(self._values)]
 
 
 def described(values: Floats) -> dict[str, float | int | None]:
@@ -197,6 +201,8 @@ class LiveFigures:
 
     def __init__(self) -> None:
         self.states = Counter[str]()
+        self.cut_off = 0
+        """Requests that were cut off because their users were stopped: among the failed ones of the run file."""
         self.failures = Counter[tuple[str, str]]()
         self.tokens = 0
         self.send_late = NewestSamples(REQUEST_SAMPLES)
@@ -209,6 +215,11 @@ class LiveFigures:
         self.first_off = NewestSamples(REQUEST_SAMPLES)
         """Beside each TTFT, what its stamp may be off by."""
         self._pending: list[Record] = []
+        self._seen = deque([dict.fromkeys(self.samples, 0)], maxlen=LAST_S + 1)
+        """How many samples there were of each metric, second by second."""
+        self.level = {"at": 0, "users": 0}
+        """Since when there are so many users."""
+        self._level_seen = self._seen[0]
         self._recent: dict[str, list[Floats]] = {name: [] for name in CHARTED}
 
     def add(self, record: Record) -> None:
@@ -216,7 +227,9 @@ class LiveFigures:
         self.states[record.state] += 1
         self.tokens += sum(record.chunk_tokens)
         self._pending.append(record)
-        if record.state != "complete":
+        if record.error_kind == "cancelled":
+            self.cut_off += 1
+        elif record.state != "complete":
             key = (record.error_kind, detail_of(record))
             known = key in self.failures or len(self.failures) < FAILURES
             self.failures[key if known else (record.error_kind, "(other words)")] += 1
@@ -236,9 +249,19 @@ class LiveFigures:
                     self._recent[name].append(values)
             pause()
 
-    def point(self, **beside: Any) -> None:
+    def since(self, span: str) -> Mapping[str, int]:
+        """How many samples of each metric there were before `span`, one of SPANS."""
+        begins = {"last": self._seen[0], "level": self._level_seen}
+        return begins.get(span, dict.fromkeys(self.samples, 0))
+
+    def point(self, users: int, **beside: Any) -> None:
         """One second of the charts: percentiles of the requests that ended in it, and what is given."""
         self.digest()
+        at = self.points[-1]["at"] + 1 if self.points else 0
+        self._seen.append({name: samples.seen for name, samples in self.samples.items()})
+        if users and users != self.level["users"]:
+            self._level_seen = self._seen[-1] if self.points else self._seen[0]
+            self.level = {"at": at, "users": users}
         recent = {name: np.sort(np.concatenate([np.empty(0), *values])) for name, values in self._recent.items()}
         self._recent = {name: [] for name in CHARTED}
         percentiles = {
@@ -246,14 +269,14 @@ class LiveFigures:
             for name, values in recent.items()
             for share in ("p50", "p99")
         }
-        self.points.append({"at": self.points[-1]["at"] + 1 if self.points else 0, **percentiles, **beside})
+        self.points.append({"at": at, "users": users, **percentiles, **beside})
 
 
 def warm_up() -> None:
     """Work everything out once: a first time takes a third of a second, in which nothing would be read."""
     figures = LiveFigures()
     figures.add(Record(id=0, state="complete", sent_ns=0, chunk_ns=[1, 2], chunk_tokens=[1, 1], output_tokens=2))
-    figures.point()
+    figures.point(1)
     described(figures.samples["ttft_s"].copy())
 
 
@@ -329,7 +352,7 @@ class LiveRun:
         rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
         self._arrived = max(arrived, self._arrived)
         waiting = len(self.in_flight) - len(begun)
-        self.figures.point(tokens_per_s=rate, streams=len(begun), waiting=waiting, users=users)
+        self.figures.point(users, tokens_per_s=rate, streams=len(begun), waiting=waiting)
 
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
         """Write the footer. Where the rest is when the disk refused it, else None. A second call does nothing."""
@@ -352,9 +375,10 @@ class LiveRun:
                 path.unlink(missing_ok=True)
         return rescued
 
-    def latency(self) -> list[dict[str, Any]]:
-        """Of each metric its name, title and exact figures. Sorted in another thread: the loop goes on meanwhile."""
-        return self._cached("latency", self._described)
+    def latency(self, span: str = "run") -> list[dict[str, Any]]:
+        """Of each metric its name, title and exact figures, of requests that ended in `span`. Sorted in another thread:
+        the loop goes on meanwhile."""
+        return self._cached(f"latency {span}", lambda: self._described(span))
 
     def client(self) -> dict[str, Any]:
         """Whether the client was a bottleneck so far: named and judged as `client` of summary.json, whose limits and
@@ -371,14 +395,17 @@ class LiveRun:
                 self._cache[key] = (now_s, make())
             return cast("T", self._cache[key][1])
 
-    def _described(self) -> list[dict[str, Any]]:
+    def _described(self, span: str) -> list[dict[str, Any]]:
         self.figures.digest()  # also of users that were cut off as the run ended
         pool = gevent.get_hub().threadpool
-        rows = []
+        rows, since = [], self.figures.since(span)
+        requests = self.figures.samples["e2e_s"].seen - since["e2e_s"]
         for name, samples in self.figures.samples.items():
-            values, seen = samples.copy(), samples.seen
+            values, seen = samples.copy(since[name]), samples.seen - since[name]
             about = {"name": name, "title": self.figures.metrics[name].title, "left_out": seen - len(values)}
-            rows.append({**about, **pool.apply(described, (values,))})
+            # Tokens of one request are alike: of percentiles there are as many independent samples as requests.
+            thin = [share for share in SHARES if min(seen, requests) < samples_needed(SHARES[share])]
+            rows.append({**about, **pool.apply(described, (values,)), "thin": thin})
         return rows
 
     def _fold(self, values: Mapping[str, Any]) -> None:

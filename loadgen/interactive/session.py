@@ -38,13 +38,15 @@ from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.interactive import interactive_plan, locust_option
-from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, LiveRun, LiveTarget, find_target, warm_up
-from loadgen.plan import Plan, run_options
+from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
+from loadgen.plan import Plan
 from loadgen.prepare import default_folder
 from loadgen.server import longest_of, named
+from loadgen.settings import fields_of, run_options
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
-from servers.wire.stamps import PLAIN, StampSource, open_source
+from servers.wire.sources import open_source
+from servers.wire.stamps import PLAIN, StampSource
 from workloads import lengths, workload
 from workloads.syntax import WorkloadError
 
@@ -61,9 +63,11 @@ SERVER = "vllm"
 """Who is asked where neither a server nor a URL is named."""
 LOG = logging.getLogger("loadgen")
 INSERTED = (
-    b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen"></section>'
+    b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen" aria-label="Exact figures"></section>'
     b'<script src="./loadgen/live.js"></script></body>'
 )
+BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
+"""Locust's column of what it takes for lengths of answers: users of ours give it tokens."""
 REPORT_LIMIT_S = 300
 LOCUSTS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
 """What Locust's own form holds: how much load, for how long, by which users."""
@@ -148,7 +152,7 @@ class LocustSession:
         if url:
             if target.headers:
                 raise PlanError("this server is sent headers or a key", "Start loadgen ui anew to ask another one.")
-            target = find_target(interactive_plan(plan.model_dump() | {"url": url}), self._stack, LOG.info)
+            target = find_target(interactive_plan(vars(plan) | {"url": url}), self._stack, LOG.info)
         target.prompts(target.dialect(None))
         self.target = target
         if url:
@@ -251,15 +255,14 @@ class LocustSession:
 
 def _fields(*when: str) -> list[str]:
     """The fields of the Plan that are options here: of the `form`, or fixed at the `start`."""
-    return [name for name, option in run_options().items() if option.interactive in when]
+    return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
 
 def _add_options(parser: Any, **_: Any) -> None:
-    for name, option in run_options().items():
+    for name, option in run_options(Plan).items():
         if option.interactive is None:
             continue
-        field = Plan.model_fields[name]  # a default that is made follows from other fields
-        default = DEFAULTS.get(name, None if field.default_factory else field.default)
+        default = DEFAULTS.get(name, None if option.default else fields_of(Plan)[name].default)
         how: dict[str, Any] = {"default": None if default is None else str(default)}
         if default is False:
             how = {"action": "store_true"}
@@ -349,6 +352,9 @@ def _files(plan: Plan) -> set[str]:
 
 def _completed(answer: Response, session: LocustSession, base: str) -> Response:
     answer.headers.pop("Access-Control-Allow-Origin", None)
+    if request.path.endswith((".js", "/stats/report")) and answer.status_code == 200:
+        answer.direct_passthrough = False
+        answer.set_data(answer.get_data().replace(BYTES, TOKENS))
     if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
         answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
     elif request.path == f"{base}/stats/requests" and answer.is_json and session.run is not None:
@@ -369,12 +375,15 @@ def _live(session: LocustSession) -> Response:
     if (run := session.run) is None:
         return jsonify({"server": server, "run": None})
     since, figures = request.args.get("since", 0, type=int), run.figures
+    span = request.args.get("span", "run")
+    states = {**figures.states, "failed": figures.states["failed"] - figures.cut_off, "cut_off": figures.cut_off}
     told = {
         "folder": str(run.folder),
         "ended": run.ended,
-        "requests": {"in_flight": len(run.in_flight), "users": session.users, **figures.states},
+        "requests": {"in_flight": len(run.in_flight), "users": session.users, **states},
         "tokens": figures.tokens,
-        "latency": run.latency(),
+        "latency": run.latency(span if span in SPANS else "run"),
+        "level": figures.level,
         "failures": [
             {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
         ],

@@ -36,12 +36,12 @@ from gevent.event import Event
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
-from loadgen.engine.decode import no_connection
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.record import Record
+from servers.access import Target, no_connection
 from servers.kinds.dialect import Dialect
-from servers.wire.connection import READ_BYTES, Connection, Target
+from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.stamps import StampSource
@@ -130,7 +130,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         return record
 
     def _report(self, record: Record, dialect: Dialect) -> None:
-        """Locust's own table, history and CSV; its times are milliseconds from the send to the end."""
+        """Locust's own table, history and CSV; its times are milliseconds from the send to the end. A request that was
+        cut off because its user was stopped has not failed: Locust counts those that end."""
+        if record.error_kind == "cancelled":
+            return
         took_ns = (record.end_ns or 0) - record.sent_ns if record.sent_ns is not None else 0
         failure = RequestError(f"{record.error_kind}: {detail_of(record)}") if record.state != "complete" else None
         self.environment.events.request.fire(

@@ -36,14 +36,14 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, Line, footer_of, opened, read
-from loadgen.plan import EndpointName, Plan, ServerName
+from loadgen.plan import A_KIND, AN_ENDPOINT, Plan
 from loadgen.settings import from_catalog, read_plan
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
@@ -52,7 +52,7 @@ WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""
 OWNED = (
     *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
-    *("server_pid", "dcgm_url"),
+    *("server_pid", "dcgm_url", "gpu_model"),
 )
 """Settings of a run that the matrix makes itself."""
 
@@ -79,11 +79,11 @@ class _Named(_Strict):
 class Server(_Named):
     """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
 
-    server: ServerName = "openai"
+    server: Annotated[str, AfterValidator(A_KIND)] = "openai"
     """Which kind it is; the name by default."""
     launch: How | None = None
     """How it is started; as the whole matrix by default."""
-    endpoint: EndpointName | None = None
+    endpoint: Annotated[str, AfterValidator(AN_ENDPOINT)] | None = None
 
 
 class HostChoice(_Named):
@@ -92,7 +92,7 @@ class HostChoice(_Named):
     platform: str = Field("", max_length=60)
     """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
     gpu: str = ""
-    """The card's name in servers/hardware/gpus.csv: for the estimate, and what a simulated server models."""
+    """The card's name in servers/hardware/gpus.csv: for the estimate, a simulated server, and the limit in reports."""
     dcgm_url: str | None = None
     """A DCGM exporter on that host, which tells of its GPUs."""
 
@@ -368,8 +368,8 @@ def _lines(item: Any) -> list[str]:
             return [f"{where} is missing"]
         case "literal_error":
             return [f"{where}: {item['input']!r} is unknown; choose {item['ctx']['expected']}"]
-    lines = str(item["msg"]).removeprefix("Value error, ").splitlines()
-    return [f"{where}: {line}" if where else line for line in lines]
+    said = str(item["msg"]).removeprefix("Value error, ").replace("unknown; ", f"{item['input']!r} is unknown; ")
+    return [f"{where}: {line}" if where else line for line in said.splitlines()]
 
 
 def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model, list[Case]]]:

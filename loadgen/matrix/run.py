@@ -210,7 +210,7 @@ class Serving:
         owned: dict[str, Any] = {"server": start.server.server, "platform": matrix.hosts[start.host.name].platform}
         owned |= {"repeat": repeat.number, "repeats": matrix.plan.repeats}
         owned["seed"] = matrix.plan.seed + repeat.number - 1
-        optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url}
+        optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url, "gpu_model": cards_of(start)}
         owned |= {name: value for name, value in optional.items() if value}
         try:
             if matrix.plan.equal_work not in (None, start.server.name):
@@ -231,9 +231,9 @@ class Serving:
         self._book.write("begin", **repeat.key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
-            with self._progress(None if plan.of_sessions else plan.n, plain=False) as on_progress:
+            with self._progress(plan, plain=False) as on_progress:
                 footer = prepare.run(
-                    plan.model_copy(update={"url": server.url, "server_pid": pids}),
+                    plan.but(url=server.url, server_pid=pids),
                     folder,
                     command=matrix.command,
                     say=lambda _line: None,  # the matrix has lines of its own for what a run says
@@ -376,6 +376,17 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
     takes_s = max(due_ns[-1] / 1e9 if due_ns else 0.0, guessed_s if modelled_s is None else modelled_s)
     return Estimate(takes_s + PREPARED_S, "guessed" if modelled_s is None else "modelled")
+
+
+def cards_of(start: Start) -> str:
+    """The GPUs of a real server, where the plan names ones that are known; a simulated one says so itself."""
+    from servers.hardware import HardwareError, cards
+
+    try:
+        number, name = cards(start.host.gpu) if start.host.gpu and start.launch != "simulated" else (0, "")
+    except HardwareError:
+        return ""
+    return f"{max(number, int(start.options.get('tensor_parallel') or 1))} x {name}" if name else ""
 
 
 def _modelled_s(start: Start, run: Plan) -> float | None:

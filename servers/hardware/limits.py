@@ -1,5 +1,5 @@
-"""What a GPU allows for a model and a load, what a framework is expected to make of it, and how far a measurement is
-from either: the document behind `loadgen limits`, and the line that a report can draw.
+"""What a GPU allows for a model and a load, and what a framework is expected to make of it: the document behind
+`loadgen limits`. How far a run is from the first, `analysis.limits` says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servers.hardware import HardwareError, changed, framework, gpu, model, number_format
-from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, physical_s, sending_s
+from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, sending_s
 from servers.hardware.kernels import gemm_bytes, gemm_s
 from servers.hardware.load import Load, Times, bound, expected, limit, parts
 
@@ -82,19 +82,6 @@ class Limits:
     """Expected TTFT, TPOT and tokens per second by the number in flight, and the limits of the last two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A measurement against its limit."""
-
-    mbu: float
-    """Share of the memory bandwidth that the bytes which must be read account for."""
-    mfu: float
-    """Share of the peak FLOP/s that the FLOPs of the model account for."""
-    tpot_over_limit: float | None
-    tokens_per_s_of_limit: float | None
-    sentences: Sequence[str]
-
-
 def deploy(  # noqa: PLR0913, PLR0917 - what a deployment is
     gpu_name: str,
     model_name: str,
@@ -155,35 +142,6 @@ def limits_of(
             "limit_output_tokens_per_s": [replicas * each.output_tokens_per_s for each in best_curve],
         },
     )
-
-
-def verdict(
-    found: Limits, deployment: Deployment, *, tpot_s: float | None = None, output_tokens_per_s: float | None = None
-) -> Verdict:
-    """How far a measured TPOT, or a throughput, is from what `found` allows, in words. Raises HardwareError for
-    neither: then there is nothing to say."""
-    if tpot_s is None and output_tokens_per_s is None:
-        raise HardwareError("nothing measured: give a TPOT or a throughput")
-    batch, context = found.running, found.input_tokens + found.output_tokens / 2
-    step_s = tpot_s if tpot_s is not None else batch / (output_tokens_per_s or 1.0)
-    must = physical_s(deployment, (batch - 1) / found.output_tokens, found.input_tokens, batch, context)
-    sentences, over, share = [], None, None
-    if tpot_s is not None:
-        over = tpot_s / found.limit.tpot_s
-        sentences.append(
-            f"TPOT is {over:.1f} times the {found.limit.bound} limit of {1000 * found.limit.tpot_s:.3g} ms "
-            f"that {found.gpus} x {found.gpu} allow for this load."
-        )
-        overhead = f"{100 * found.shares['overhead']:.0f} % of a step is overhead"
-        with_it = f"{1000 * found.expected.tpot_s:.3g} ms are expected"
-        sentences.append(f"With {found.framework} {with_it}: at {batch} in flight {overhead}.")
-    if output_tokens_per_s is not None:
-        share = output_tokens_per_s / found.limit.output_tokens_per_s
-        sentences.append(
-            f"{output_tokens_per_s:,.0f} output tokens/s are {100 * share:.0f} % of what physics allows, and "
-            f"{100 * output_tokens_per_s / found.expected.output_tokens_per_s:.0f} % of what is expected."
-        )
-    return Verdict(float(must["memory"] / step_s), float(must["compute"] / step_s), over, share, sentences)
 
 
 def _figures(times: Times, deployment: Deployment, kv_tokens: int, replicas: int, busiest: str) -> Figures:

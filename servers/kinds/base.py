@@ -74,6 +74,7 @@ class ServerFacts:
     endpoint: str = ""  # To measure on, where it lacks its kind's native one
     simulated: bool = False
     speed: float | None = None  # How many times faster than life a simulated server's clock runs
+    hardware: Mapping[str, Any] = field(default_factory=dict)  # gpu, model and tensor_parallel that it simulates
     pids: tuple[int, ...] = ()  # Its processes on this machine, where we started it
     title: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict)  # As in ServerKind

@@ -10,7 +10,7 @@ text means, and whether `[DONE]` always comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import lt, sub
 from typing import Any
@@ -85,8 +85,8 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
     answer = Answer([0] * len(payloads))
-    for index, chunk in enumerate(chunks):
-        if (chunk.error or not chunk.choices) and payloads[index] != DONE:
+    for index in [index for index, chunk in enumerate(chunks) if not chunk.choices or chunk.error]:
+        if payloads[index] != DONE:
             note_error(answer, payloads[index])
     held = [(index, chunk.choices[0]) for index, chunk in enumerate(chunks) if chunk.choices]
     without_text = _read_choices(held, payloads, answer)
@@ -94,8 +94,8 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
         answer.end_event = payloads.index(DONE)
     elif always_done:
         answer.end_event = None
-    usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
-    last = usages[max(usages)] if usages else Usage()
+    usages = [chunk.usage for chunk in chunks]
+    last = next(filter(None, reversed(usages)), Usage())
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
     if not _read_running_totals(held, usages, answer.tokens) and empty_is_token and without_text:
         _read_empty(held, without_text, answer.tokens, total, empty_is_token)
@@ -187,15 +187,15 @@ def has_role(choice: Choice) -> bool:
 def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: Answer) -> list[int]:
     """Take tokens and finish reason from the choices, each with its event's index. Returns the places in `held` of
     those without text or token ids, which only the dialect can read."""
-    without_text = []
+    without_text, tokens = [], answer.tokens
     for place, (index, choice) in enumerate(held):
         if choice.token_ids is not None:
-            answer.tokens[index] = len(choice.token_ids)
+            tokens[index] = len(choice.token_ids)
         elif choice.text or (
             (delta := choice.delta) is not None
             and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
         ):
-            answer.tokens[index] = 1
+            tokens[index] = 1
         else:
             without_text.append(place)
         if choice.finish_reason:
@@ -204,16 +204,15 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
     return without_text
 
 
-def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Mapping[int, Usage], tokens: list[int]) -> bool:
+def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Sequence[Usage | None], tokens: list[int]) -> bool:
     """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
-    places = [index for index, _ in held]
-    if not usages.keys() >= {*places} or [index for index, choice in held if choice.token_ids is not None]:
+    totals = [usage.completion_tokens or 0 for index, _ in held if (usage := usages[index])]
+    if len(totals) < len(held) or [index for index, choice in held if choice.token_ids is not None]:
         return False
-    totals = [usages[index].completion_tokens or 0 for index in places]
     grown = [*map(sub, totals, [0, *totals])]
-    if any(map(lt, grown, map(tokens.__getitem__, places))):
+    if any(map(lt, grown, [tokens[index] for index, _ in held])):
         return False  # a total given once, at the end or at the start, and not a running one
-    for new, index in zip(grown, places, strict=True):
+    for new, (index, _) in zip(grown, held, strict=True):
         tokens[index] = new
     return True
 

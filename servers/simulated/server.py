@@ -228,6 +228,10 @@ class HttpServer:
         """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
         told = {name: getattr(self.state.config, name) for name in ("server", "model", "clock", "speed")}
         counts = {"requests": self.state.requests, "active": len(self.state.streams)}
+        config = self.state.config
+        if config.clock == "batching" and not config.hardware:  # else nobody else knows the card
+            card = {"gpu": config.gpu, "model": config.model_shape, "tensor_parallel": config.tensor_parallel}
+            told |= {"hardware": card}
         return told | counts | self.pump.lateness.figures()
 
 

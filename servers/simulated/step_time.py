@@ -9,7 +9,8 @@ An engine that launches its kernels one by one from Python keeps the GPU waiting
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,8 +23,44 @@ CONTEXTS = (*range(0, 8192, 256), *range(8192, 131_073, 4096))
 """Tokens that a decoding sequence holds; between two of them, a straight line."""
 CHUNKS = (1, *range(16, 128, 16), *range(128, 2048, 32), *range(2048, 32_769, 256))
 """Tokens of a prompt, likewise."""
+STEPS = 1 << 20
+"""For how many steps a straight line holds."""
 BEFORE, MANY = 4096, 64
 """What attention over prompts is a straight line in, how much each computed before, and how many: where it is read."""
+
+
+class StepDurations(Protocol):
+    """How long steps take."""
+
+    def __call__(self, batch: Batch) -> int:
+        """Of one step, in nanoseconds."""
+        ...
+
+    def line(self, decoding: int, context: int) -> tuple[float, float, int]:
+        """Of a step that decodes so many sequences, which hold so much together: its seconds, how many more the next
+        such step takes, and for how many steps that holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSteps:
+    """Of an engine on hardware that nobody has described: what each step, sequence, prompt token, and token that a
+    decoding sequence holds, adds."""
+
+    step_s: float
+    sequence_s: float
+    token_s: float
+    context_s: float
+
+    def __call__(self, batch: Batch) -> int:
+        if not (sequences := batch.prompts + batch.decoding):
+            return 0
+        host_s = self.step_s + self.sequence_s * sequences
+        return round(1e9 * (host_s + self.token_s * batch.prompt_tokens + self.context_s * batch.context))
+
+    def line(self, decoding: int, context: int) -> tuple[float, float, int]:
+        took_s = self.step_s + self.sequence_s * decoding + self.context_s * context
+        return took_s, self.context_s * decoding, STEPS
 
 
 class StepTime:
@@ -70,8 +107,6 @@ class StepTime:
         return round(1e9 * (max(kernels_s, self._least_s) + self._step_s + self._sequence_s * sequences))
 
     def line(self, decoding: int, context: int) -> tuple[float, float, int]:
-        """Of a step that decodes so many sequences, which hold so much together: its seconds, how many more the next
-        such step takes, and for how many steps that holds."""
         attention_s, more_s, steps = self._context_s(decoding, context / decoding)
         kernels_s = _read(self._decode_s, decoding) + attention_s
         host_s = self._step_s + self._sequence_s * decoding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from servers.simulated.scheduler import Job, Scheduler
-from servers.simulated.step_time import StepTime
+from servers.simulated.step_time import StepDurations
 
 FOR_EVER_NS = 1 << 62
 KEPT = 1 << 18
@@ -23,9 +23,9 @@ class TokenTimes:
 
 
 class VirtualEngine:
-    """A Scheduler whose steps last as long as StepTime says. `run` goes on until something has to be told."""
+    """A Scheduler whose steps last as long as `step_time` says. `run` goes on until something has to be told."""
 
-    def __init__(self, scheduler: Scheduler, step_time: StepTime) -> None:
+    def __init__(self, scheduler: Scheduler, step_time: StepDurations) -> None:
         self.scheduler, self.step_time = scheduler, step_time
         self.now_ns = 0
         self._live: dict[Job, TokenTimes] = {}

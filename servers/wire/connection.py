@@ -1,5 +1,5 @@
-"""Connections of the measuring path: one resolved target, opened before the clock starts, and a pool that keeps some
-open before they are needed."""
+"""Connections of the measuring path: opened before the clock starts, and a pool that keeps some open before they are
+needed."""
 
 from __future__ import annotations
 
@@ -12,42 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns
 from typing import Any
-from urllib.parse import urlsplit
 
-from servers.access import tls_context
+from servers.access import Target
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the load goes: one resolved address, and how to speak to it."""
-
-    host: str
-    port: int
-    path: str  # Path prefix of the URL, without a trailing slash
-    tls: ssl.SSLContext | None
-    family: int
-    address: tuple[Any, ...]  # As `getaddrinfo` gives it
-
-    @property
-    def host_field(self) -> str:
-        """The Host header field: brackets around IPv6, and the port where it is not the scheme's own."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-
-def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve an http:// or https:// URL; without `tls` the system's authorities are trusted. Raises OSError when its
-    name has no address."""
-    parts = urlsplit(url)
-    host = parts.hostname or "127.0.0.1"
-    secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,13 +81,15 @@ class Connection:
         self.sock.close()
 
 
-async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps. Raises OSError, ssl.SSLError or
-    TimeoutError."""
+async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0) -> Connection:
+    """Open one connection, TLS handshake included, whose reads `stamps` stamps, and with so much `room` for what is not
+    read (0: the system's choice). Raises OSError, ssl.SSLError or TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if room:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)
@@ -137,9 +109,9 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN)
 class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
-    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource) -> None:
+    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource, room: int = 0) -> None:
         self._spare = spare
-        self._connect = partial(connect, target, timeout_s, stamps)
+        self._connect = partial(connect, target, timeout_s, stamps, room)
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()

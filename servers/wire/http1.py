@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import accumulate, chain, count
+from itertools import accumulate, count
 from operator import add, sub
 
 HEAD_LIMIT_BYTES = 65_536
@@ -50,20 +50,21 @@ class Framing:
     bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end in the buffer of each chunk's data
     ended: bool = False
 
-    def scan(self, raw: bytes | bytearray) -> bool:
-        """Look at what is new in `raw`; True once the response is complete. Raises ProtocolError."""
+    def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
+        """Look at what is new in `raw`, all that came; of a chunked body also all from `start` on, a place up to
+        `position`. True once the response is complete. Raises ProtocolError."""
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
-            self._scan_chunks(raw)
-        elif self.body_end is not None and len(raw) >= self.body_end:
+            self._scan_chunks(raw, start)
+        elif self.body_end is not None and start + len(raw) >= self.body_end:
             self.ended = True
         return self.ended
 
-    def at_eof(self, raw: bytes | bytearray) -> bool:
-        """The peer closed. True if that is how this response was meant to end."""
+    def at_eof(self, size: int) -> bool:
+        """The peer closed after so many bytes. True if that is how this response was meant to end."""
         if self.status is not None and not self.chunked and self.body_end is None:
-            self.body_end = len(raw)
+            self.body_end = size
             self.by_close = self.ended = True
         return self.ended
 
@@ -73,34 +74,30 @@ class Framing:
         coding = (_field(self.head.lower(), b"content-encoding") or b"").strip().decode("latin-1")
         return "" if coding == "identity" else coding
 
-    def leaves_open(self, raw: bytes | bytearray) -> bool:
-        """After the end: may the connection serve another request? (RFC 9112, section 9.3)"""
+    def leaves_open(self, size: int) -> bool:
+        """After the end and so many bytes: may the connection serve another request? (RFC 9112, section 9.3)"""
         head = self.head.lower()
         return (
             self.ended
             and not self.by_close
-            and len(raw) == self.body_end
+            and size == self.body_end
             and head.startswith(b"http/1.1")
             and b"close" not in (_field(head, b"connection") or b"")
         )
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """Of each chunk that has come."""
-        return [*zip(self.bounds[::2], self.bounds[1::2], strict=True)]
-
-    def body_spans(self, raw: bytes | bytearray) -> list[tuple[int, int]]:
-        """Where the body's bytes are, in order; what came of it when the response never ended."""
+    def body_bounds(self, raw: bytes | bytearray) -> array[int]:
+        """Start and end of each piece of the body, in order; what came of it when the response never ended."""
         if self.status is None:
-            return []
+            return array("q")
         if not self.chunked:
-            return [(self.body_start, min(len(raw), self.body_end or len(raw)))]
+            return array("q", (self.body_start, min(len(raw), self.body_end or len(raw))))
         if self.ended:
-            return self.spans
+            return self.bounds
         self._scan_chunks(raw)
         line_end = raw.find(b"\r\n", self.position)
         size = _chunk_size(bytes(raw[self.position : line_end])) if line_end >= 0 else 0
-        return [*self.spans, (line_end + 2, min(len(raw), line_end + 2 + size))] if size else self.spans
+        partial = (line_end + 2, min(len(raw), line_end + 2 + size)) if size else ()
+        return self.bounds + array("q", partial)
 
     def _scan_head(self, raw: bytes | bytearray) -> bool:
         status = 0
@@ -139,26 +136,27 @@ class Framing:
             self.body_end = self.body_start + int(length)
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
-    def _scan_usual(self, raw: bytes | bytearray) -> None:
+    def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
         """Chunks without a line end in their data, without a step in Python for each; none where it is otherwise."""
-        parts = bytes(memoryview(raw)[self.position :]).split(b"\r\n")
-        lines, data = parts[0:-1:2], parts[1:-1:2]
-        sizes = [*map(len, data)]
+        parts = bytes(raw[self.position - offset :]).split(b"\r\n")
+        lines, sizes = parts[0:-1:2], [*map(len, parts[1:-1:2])]
         try:
             most = sizes.index(0) if 0 in sizes else len(sizes)
-            if [*map(_chunk_size, lines[:most])] != sizes[:most]:
+            del sizes[most:], lines[most:]
+            if [*map(_chunk_size, lines)] != sizes:
                 return
         except ProtocolError:
             return
-        filled = accumulate(map(add, map(len, lines[:most]), sizes))
-        ends = [*map(add, filled, count(self.position + 2, 4))]
-        if ends:
-            self.bounds.extend(chain.from_iterable(zip(map(sub, ends, sizes), ends, strict=False)))
-            self.position = ends[-1] + 2
+        taken = accumulate(map(add, map(len, lines), sizes))
+        ends = [*map(add, taken, count(self.position + 2, 4))]
+        bounds = array("q", bytes(2 * 8 * most))
+        bounds[::2], bounds[1::2] = array("q", map(sub, ends, sizes)), array("q", ends)
+        self.bounds += bounds
+        self.position = ends[-1] + 2 if ends else self.position
 
-    def _scan_chunks(self, raw: bytes | bytearray) -> None:
-        self._scan_usual(raw)
-        position, bounds = self.position, self.bounds
+    def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
+        self._scan_usual(raw, offset)
+        position, bounds = self.position - offset, self.bounds
         while True:
             line_end = raw.find(b"\r\n", position)
             if line_end < 0:
@@ -170,15 +168,15 @@ class Framing:
             if size == 0:
                 end = raw.find(b"\r\n\r\n", start - 2)  # behind any trailers
                 if end >= 0:
-                    self.ended, self.body_end = True, end + 4
+                    self.ended, self.body_end = True, offset + end + 4
                 break
             if start + size + 2 > len(raw):
                 break
             if not raw.startswith(b"\r\n", start + size):
                 raise ProtocolError("chunk data longer than its size says")
-            bounds.extend((start, start + size))
+            bounds.extend((offset + start, offset + start + size))
             position = start + size + 2
-        self.position = position
+        self.position = offset + position
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
@@ -188,6 +186,12 @@ def _field(head: bytes, name: bytes) -> bytes | None:
     start += len(name) + 3
     end = head.find(b"\r\n", start)
     return head[start : end if end >= 0 else None]
+
+
+def joined(raw: bytes | bytearray, bounds: array[int]) -> bytes:
+    """The pieces of `raw` with these starts and ends."""
+    whole = bytes(raw)
+    return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
 
 
 @lru_cache(1024)

@@ -10,57 +10,47 @@ sockets that are ready. And not the loop's timers: uvloop rounds them to a milli
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import select
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from servers.wire.sweeps import EBB_S, Sweeps
+
+if TYPE_CHECKING:
+    import asyncio
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
-SWEEP_S_LEAST = 0.005
-SWEPT_BYTES = 8_192  # In one read. Small segments take six times their room: 50 KiB of a buffer of 128 KiB
-IDLE_SHARE = 0.1  # Of a core, below which sweeps are closer again
-LOOK_NS = 50_000_000
 LATE_NS = 10_000_000
-SCHEDULED = Path("/proc/thread-self/schedstat")
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 
 
-def wanted_ns() -> int:
-    """How long this thread had a core, or waited for one that others had."""
-    try:
-        return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
-    except OSError:
-        return time.process_time_ns()
-
-
 class Poller:
-    """Readiness to read, level-triggered. Sockets are served at once, or in sweeps: `sweep_s` apart at most, farther
-    while reading takes much of a core, closer again when it does not or a socket held much."""
+    """Readiness to read, level-triggered. Sockets are served at once, or in sweeps."""
 
     late = False  # Whether what is served in this turn may have waited, so that the window is to be looked at
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, sweep_s: float = 0.0, busy: float = 0.4) -> None:
-        """`busy` is the share of a core, had or waited for, beyond which reading is to take less."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: Sweeps | None = None) -> None:
+        """With `sweeps` reads may be late: they say by how much."""
         self.loop = loop
-        self.most = 0  # Bytes of the largest read since the last look
+        self.most = 0  # Bytes of the largest read since the last sweep
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
-        self._sweep_s, self._busy = sweep_s, busy
-        self._apart_s = 0.0
-        self._widest_s = 0.0
+        self._sweeps = sweeps
         self._served = 0  # In this sweep
-        self._ended_ns = self._looked_ns = time.monotonic_ns()
-        self._wanted_ns = wanted_ns()
+        self._ended_ns = time.monotonic_ns()
+        self._left_s = 0.0
         self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
         """Call back whenever `sock` can be read, which includes that it has been closed or reset."""
+        if self._sweeps is not None and not self._callbacks:
+            self._sweeps.watch(sock)
         self._callbacks[sock.fileno()] = callback
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
@@ -78,11 +68,6 @@ class Poller:
             self._epoll.close()
         self._callbacks.clear()
 
-    def widest_ns(self) -> int:
-        """How far apart sweeps were at most since the last time this was asked; 0: everything was served at once."""
-        widest, self._widest_s = self._widest_s, self._apart_s
-        return round(widest * 1e9)
-
     def _run(self) -> None:
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
@@ -96,28 +81,22 @@ class Poller:
         if len(ready) < EVENTS_PER_TURN or self._served >= len(callbacks):  # else the same sweep goes on, as late
             self._served = 0
             self._ended_ns = time.monotonic_ns()
-            if self._sweep_s:
-                self._pause()
-
-    def _pause(self) -> None:
-        """The sweep is over: when is the next?"""
-        wall_ns = self._ended_ns - self._looked_ns
-        if wall_ns >= LOOK_NS:
-            before, self._wanted_ns = self._wanted_ns, wanted_ns()
-            share = (self._wanted_ns - before) / wall_ns
-            self._looked_ns = self._ended_ns
-            if self.most > SWEPT_BYTES or share < IDLE_SHARE:
-                self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
-            elif share > self._busy:
-                self._apart_s = min(max(2 * self._apart_s, SWEEP_S_LEAST), self._sweep_s)
+            if self._sweeps is not None and (apart_s := self._sweeps.apart_s(self._ended_ns, self.most)):
+                self.loop.remove_reader(self._epoll.fileno())
+                self._left_s = apart_s
+                self._wait()
             self.most = 0
-            self._widest_s = max(self._widest_s, self._apart_s)
-        if self._apart_s:
-            self.loop.remove_reader(self._epoll.fileno())
-            self._resume = self.loop.call_later(self._apart_s, self._go_on)
+
+    def _wait(self) -> None:
+        part_s = min(self._left_s, EBB_S)
+        self._left_s -= part_s
+        self._resume = self.loop.call_later(part_s, self._go_on)
 
     def _go_on(self) -> None:
-        self.loop.add_reader(self._epoll.fileno(), self._run)
+        if self._left_s > 0 and self._sweeps is not None and not self._sweeps.ebbs():
+            self._wait()
+        else:
+            self.loop.add_reader(self._epoll.fileno(), self._run)
 
 
 class Timer:

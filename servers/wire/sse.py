@@ -11,8 +11,7 @@ cuts short is not dropped silently but handed back as `rest`.
 from __future__ import annotations
 
 import re
-from itertools import accumulate, count
-from operator import add
+from itertools import accumulate
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -38,8 +37,9 @@ def _split_usual(body: bytes) -> tuple[list[bytes], list[int], bytes] | None:
         return None
     if len(prefix) == 5 and b"\n\ndata: " in body:
         return None
-    ends = map(add, accumulate(map(len, payloads)), count(len(between), len(between)))
-    return payloads, list(ends), body[closed:]
+    step = len(between)
+    ends = accumulate([step + len(payload) for payload in payloads])
+    return payloads, [*ends], body[closed:]
 
 
 def _split_exact(body: bytes) -> tuple[list[bytes], list[int], bytes]:

@@ -1,12 +1,12 @@
-"""Where arrival instants come from (a StampSource), and what the kernel knows of a connection's losses.
+"""Where arrival instants come from: a StampSource.
 
-    open_source(name)      before the first connection; the next best where the machine has none of that name
+    Source.open(servers)   before the first connection (servers.wire.sources knows them all)
     source.watch(sock)     each connection as it is opened
     source.instants(...)   after the end of an exchange, for places in its bytes
     source.counts()        once a second, what there is to say of it in the Run
 
 Nobody else asks which source it is: it says its name, whether it is exact, and what its stamps are off by. Records and
-headers keep that. Another source is one class and its line in SOURCES.
+headers keep that.
 
 Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
 asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
@@ -16,12 +16,10 @@ process gets round to reading.
 from __future__ import annotations
 
 import socket
-import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module
 from time import sleep
 from typing import Any, ClassVar, Protocol
 
@@ -29,12 +27,8 @@ SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control mes
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
-TOTAL_RETRANS_AT = 100
-RCV_OOOPACK_AT = 224  # since Linux 5.4
-RCV_WND_AT = 232  # since Linux 6.2
 TRIES = 200
 RETRY_S = 0.002
-_U32 = struct.Struct("I")
 Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
@@ -86,6 +80,10 @@ class StampSource:
 
     def collect(self) -> None:
         """Several times a second: take what has come."""
+
+    def ebbs(self) -> bool:
+        """Whether clearly less has come per second since this was last asked than before that."""
+        return False
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """When the byte before each of these places in the received bytes had arrived, and the source that says so:
@@ -144,55 +142,7 @@ class SocketStamps(StampSource):
             self._held.close()
 
 
-class RingStamps(StampSource):
-    """The kernel's stamp of each packet, in memory that it shares with us (servers.wire.ring). Reads may be late, and
-    no token shares a stamp with another unless the server sent both in one packet. Each read is held against the
-    socket's stamp, which also stands in for what the ring has not."""
-
-    name = "ring"
-    title = "kernel timestamps of each packet"
-    exact = True
-    error_s = 20e-6
-    by_read = False
-    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
-
-    @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:
-        with suppress(ImportError, AttributeError, OSError):  # not Linux, or not permitted
-            opened: StampSource = import_module(RING).OpenRings.open(servers)
-            return opened
-        return None
-
-
 PLAIN = StampSource()  # What is left where a better source has nothing to say
-SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}
-"""By name, the best first."""
-RING = "servers.wire.ring"  # Imported where it is opened: not every machine can
-AUTO = "auto"  # In plans: the best that this machine has
-
-
-def load(name: str) -> None:
-    """Import what opening this source takes: once, for all processes that are forked later."""
-    with suppress(ImportError, AttributeError):
-        import_module(RING if name in (AUTO, RingStamps.name) else __name__)
-
-
-def open_source(name: str, servers: Sequence[Address]) -> StampSource:
-    """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
-    better = 0 if name == AUTO else [*SOURCES].index(name)
-    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers))), PLAIN)
-
-
-def lacking(wanted: str, name: str) -> str:
-    """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
-    best = next(iter(SOURCES)) if wanted == AUTO else wanted
-    return SOURCES[best].needs if best in SOURCES and best != name else ""
-
-
-def common(names: Iterable[str]) -> str:
-    """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
-    known = [*SOURCES]
-    return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]
 
 
 def kernel_stamps(received: Received) -> list[int] | None:
@@ -203,25 +153,6 @@ def kernel_stamps(received: Received) -> list[int] | None:
     if not all(seconds):
         return None
     return [s * 1_000_000_000 + n for s, n in zip(seconds, nanoseconds, strict=True)]
-
-
-def losses(sock: socket.socket) -> tuple[int, int]:
-    """(segments we sent again, segments that came out of order) on this connection. The server's own retransmissions
-    show only as what they leave: segments out of order. (0, 0) where the kernel does not say."""
-    return _told(sock, TOTAL_RETRANS_AT) or 0, _told(sock, RCV_OOOPACK_AT) or 0
-
-
-def window(sock: socket.socket) -> int | None:
-    """Bytes that the peer may still send before we read, as it was last told; None where the kernel does not say."""
-    return _told(sock, RCV_WND_AT)
-
-
-def _told(sock: socket.socket, at: int) -> int | None:
-    """A field of struct tcp_info, whose offsets are those of <linux/tcp.h>."""
-    with suppress(OSError):
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 4)
-        return int(_U32.unpack_from(info, at)[0]) if len(info) >= at + 4 else None
-    return None
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:

@@ -18,13 +18,15 @@ from typing import Any, Literal
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
-from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES, losses, window
+from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES
+from servers.wire.tcp_info import losses, window
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
+_INTO = [memoryview(bytearray(READ_BYTES))]  # What is read goes through here: room of its own for each read costs more
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -32,6 +34,7 @@ class Exchange:
     """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
     (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
+    `raw` itself is in `parts`, and what was before them `aside`, until somebody asks for all.
     With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
 
     _poller: Poller
@@ -39,7 +42,9 @@ class Exchange:
     _sealed: bytes | memoryview = b""
     connection: Connection | None = None
     framing: Framing = field(default_factory=Framing)
-    raw: bytearray = field(default_factory=bytearray)
+    parts: list[bytes] = field(default_factory=list)
+    aside: list[Callable[[], bytes]] = field(default_factory=list)
+    size: int = 0
     sizes: array[int] = field(default_factory=partial(array, "q"))
     user: array[int] = field(default_factory=partial(array, "q"))
     kernel: bytearray = field(default_factory=bytearray)
@@ -56,6 +61,19 @@ class Exchange:
     losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
+
+    @property
+    def raw(self) -> bytes:
+        """All that came."""
+        if self.aside:
+            self.parts, self.aside = [*(take() for take in self.aside), *self.parts], []
+        return self.tail()
+
+    def tail(self) -> bytes:
+        """What of it is not aside."""
+        if len(self.parts) > 1:
+            self.parts = [b"".join(self.parts)]
+        return self.parts[0] if self.parts else b""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
@@ -76,7 +94,7 @@ class Exchange:
             self.fail("connect", f"send failed: {error.strerror or error}")
             return
         if count == len(self._sealed):
-            self.sent_end_ns = monotonic_ns()
+            self._sealed, self.sent_end_ns = b"", monotonic_ns()
         else:
             self._sealed = memoryview(self._sealed)[count:]
             self._poller.loop.add_writer(connection.sock, self._on_writable)
@@ -111,7 +129,7 @@ class Exchange:
             return
         self._sealed = memoryview(self._sealed)[count:]
         if not self._sealed:
-            self.sent_end_ns = monotonic_ns()
+            self._sealed, self.sent_end_ns = b"", monotonic_ns()
             self._poller.loop.remove_writer(connection.sock)
 
     def drain(self) -> None:
@@ -127,37 +145,39 @@ class Exchange:
             self.windows += 1
             self.shut += left < SHUT_BYTES
         try:
-            data, control, _, _ = connection.sock.recvmsg(READ_BYTES, CONTROL_BYTES)
+            count, control, _, _ = connection.sock.recvmsg_into(_INTO, CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._closed(f"connection lost: {error.strerror or error}")
             return
         now = monotonic_ns()
-        if not data:
+        if not count:
             self._closed("the server closed the connection")
             return
-        if late:
-            self._poller.most = max(self._poller.most, len(data))
+        if late and count > self._poller.most:
+            self._poller.most = count
+        data, framing = bytes(_INTO[0][:count]), self.framing
         if connection.tls is not None:
             data = self._unseal(connection, data)
             if not data:
                 return
-        raw, framing = self.raw, self.framing
-        raw += data
-        size = len(raw)
+        self.parts.append(data)
+        self.size = size = self.size + len(data)
         self.sizes.append(size)
         self.user.append(now)
         self.kernel += control[0][2][:TIMESPEC_BYTES] if control else _NO_STAMP
         if size > RESPONSE_LIMIT_BYTES:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
-        elif data[-4:] == b"\r\n\r\n" or len(data) < 5 if framing.chunked else size >= framing.need:
-            self._scan()
+        elif data.endswith(b"\r\n\r\n") or len(data) < 5 if framing.chunked else size >= framing.need:
+            self.scan()
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
+        """Has it ended?"""
         try:
-            if self.framing.scan(self.raw):
+            tail = self.tail()
+            if self.framing.scan(tail, self.size - len(tail)):
                 self._finish()
         except ProtocolError as error:
             self.fail("protocol", str(error))
@@ -167,7 +187,7 @@ class Exchange:
         assert connection.tls is not None
         connection.incoming.write(data)
         connection.received += len(data)
-        parts, size = [], len(self.raw)
+        parts, size = [], self.size
         try:
             while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
                 parts.append(part)
@@ -182,9 +202,9 @@ class Exchange:
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:
-        if self.framing.at_eof(self.raw):
+        if self.framing.at_eof(self.size):
             self._finish()
-        elif self.raw:
+        elif self.parts:
             self.fail("truncated", detail)
         else:
             self.fail("connect", f"{detail} before any answer")
@@ -195,13 +215,13 @@ class Exchange:
             return
         self.given_up_ns = monotonic_ns()
         if connection.tls is None:
-            connection.received += len(self.raw)
+            connection.received += self.size
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:
             self._poller.loop.remove_writer(connection.sock)
             self._poller.remove(connection.sock)
-        if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.raw):
+        if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.size):
             self.free = connection
         else:
             connection.close()

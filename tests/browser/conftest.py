@@ -148,7 +148,7 @@ def _opened(browser: Browser, written: Written, width: int, scheme: Any, drawn: 
     page.on("pageerror", lambda error: found.complaints.append(str(error)))
     page.goto(written.path.as_uri())
     if drawn:
-        page.wait_for_selector("html[data-drawn=all]")
+        page.evaluate("Report.drawAll()")
     return found
 
 

@@ -23,7 +23,7 @@ from tests.runs import burst, footer, header, healthy, write
 
 def run(folder: Path, pace: float, model: str = "tiny") -> ComparedRun:
     """A burst of 700 on a server of this pace."""
-    records = burst(700, 40, pace=pace)
+    records = burst(700, 20, pace=pace)
     first = header(700)
     first.server["model"] = model
     found = read(write(folder, [first, *records, *healthy(), footer(records)]))
@@ -33,12 +33,14 @@ def run(folder: Path, pace: float, model: str = "tiny") -> ComparedRun:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
-    """A page of two runs, B takes half as long again as A, with a hostile model name in one of them."""
+    """A page of two repeats each, B takes half as long again as A, with a hostile model name."""
     folder = tmp_path_factory.mktemp("compared")
-    a, b = run(folder / "a", 1.0), run(folder / "b", 1.5, NASTY)
-    found = compare([a], [b], gates=parse_gates(["e2e.p50 worse by 5%"]))
-    parts = [reported(each.run, each.frame, each.summary) for each in (a, b)]
-    (folder / "page.html").write_text(render(document(found, parts)), "utf-8")
+    a = [run(folder / "a" / f"repeat-{place}", 1.0 + place / 100) for place in (1, 2)]
+    b = [run(folder / "b" / f"repeat-{place}", 1.5 + place / 100, NASTY) for place in (1, 2)]
+    found = compare(a, b, gates=parse_gates(["e2e.p50 worse by 5%"]))
+    parts = [[reported(each.run, each.frame, each.summary) for each in group] for group in (a, b)]
+    links = ["a/report.html"] * 4
+    (folder / "page.html").write_text(render(document(found, *parts, links)), "utf-8")
     return folder / "page.html", found
 
 
@@ -46,8 +48,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
 def test_the_comparison_opens_and_says_what_was_found(
     browser: Browser, compared: tuple[Path, Comparison], width: int, scheme: Any, tmp_path: Path
 ) -> None:
-    """No complaint, both charts drawn, the table equal to the comparison, hostile words without effect, no sideways
-    scrolling; a picture of each section can be taken."""
+    """The verdict first, A and B overlaid under one entry of the legend each, details below at most three screens; no
+    complaint, the table equal to the comparison, hostile words without effect, no sideways scrolling."""
     path, found = compared
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
@@ -55,8 +57,20 @@ def test_the_comparison_opens_and_says_what_was_found(
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
-    for chart in ("comparison", "goodput"):
+    page.evaluate("Report.drawAll()")
+    assert "Comparison: b (B) against a (A)" in page.title()
+    assert "B is worse: of 9 figures 0 better" in page.locator("#comparison .findings li").first.inner_text()
+    for chart in ("comparison", "ttft_s", "goodput"):
         page.wait_for_selector(f"#chart-{chart} .plot-container", state="attached")
+    lines = page.evaluate("document.querySelector('#chart-ttft_s').data.filter(({ mode }) => mode === 'lines')")
+    legend = [line["name"] for line in lines if line.get("showlegend") is not False]
+    assert ([line["name"] for line in lines], legend) == (["A: a", "A: a", "B: b", "B: b"], ["A: a", "B: b"])
+    assert {line["line"]["width"] for line in lines} == {1}
+    if width == 1600:
+        details = page.evaluate("document.querySelector('#method').getBoundingClientRect().top + scrollY")
+        assert details <= 3 * 900
+    assert page.locator("#runs tbody th a").count() == 4
+    assert path.stat().st_size < 1_500_000
     assert complaints == []
     assert "owned" not in page.title()
     rows = page.locator("#comparison table").filter(has_text="adjusted p").locator("tbody tr").all()
@@ -64,7 +78,7 @@ def test_the_comparison_opens_and_says_what_was_found(
     verdicts = [row.cells[-1] for row in figures_table(found, brief=False).rows]
     assert said == [f"{verdict.text} {verdict.note}".strip() for verdict in verdicts]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    for section in ("comparison", "goodput"):
+    for section in ("comparison", "course"):
         page.locator(f"#{section}").screenshot(path=tmp_path / f"{section}-{width}.png")
         assert (tmp_path / f"{section}-{width}.png").stat().st_size > 10_000
     context.close()

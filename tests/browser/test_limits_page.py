@@ -21,7 +21,7 @@ def test_it_has_a_roofline_and_a_curve(browser: Browser, tmp_path: Path) -> None
         page, errors = context.new_page(), list[str]()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(file.as_uri())
-        page.wait_for_selector("html[data-drawn=all]")
+        page.evaluate("Report.drawAll()")
         for chart, lines in (("roofline", 3), ("curve", 2)):
             expect(page.locator(f"#chart-{chart} .scatterlayer .trace")).to_have_count(lines)
         expect(page.get_by_text("A decode step is expected to spend its time on:")).to_be_visible()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.report import findings
-from analysis.report.format import significant
+from analysis.report.format import UNKNOWN, significant
 from analysis.report.tables import STATISTICS
 from tests.browser.conftest import NASTY, Opened
 
@@ -53,16 +53,16 @@ def test_the_tables_say_what_the_summary_says(opened: Opened) -> None:
     """Every figure in the percentile tables is that of summary.json, in the unit of its row."""
     checked = 0
     for row in opened.page.locator("#percentiles tbody tr").all():
-        unit = {"s": 1.0, "ms": 1e3, "µs": 1e6}[row.locator("td").first.inner_text()]
+        unit = {"s": 1.0, "ms": 1e3, "µs": 1e6}[str(row.locator("td").first.text_content()).strip()]
         for cell in row.locator("td[data-column]").all():
             figure = str(cell.get_attribute("data-column"))
             text = str(cell.evaluate("(each) => each.firstChild.textContent.trim()"))
             described = opened.summary.latencies[str(row.get_attribute("data-row"))]
             value = getattr(described, figure)
-            if figure in described.thin or value is None:
-                assert text.startswith("n<")
+            if value is None:
+                assert text == UNKNOWN
             else:
-                assert text == significant(value * unit, 4)
+                assert text == significant(value * unit, 4) + "*" * (figure in described.thin)
             checked += 1
     assert checked == len(opened.summary.latencies) * len(STATISTICS)
     assert opened.page.locator("#percentiles tbody tr").count() == len(opened.summary.latencies)
@@ -114,9 +114,10 @@ def test_the_page_follows_the_readers_colours(fresh: Opened) -> None:
     assert fresh.page.evaluate(paper) == "rgb(20, 23, 27)"
     assert fresh.page.evaluate(line) == "rgb(92, 184, 242)"
     fresh.page.emulate_media(color_scheme="light")
+    fresh.page.locator("#chart-ttft_s").scroll_into_view_if_needed()
     fresh.page.evaluate(frames)
     assert fresh.page.evaluate(paper) == "rgb(255, 255, 255)"
-    assert fresh.page.evaluate(line) == "rgb(0, 104, 168)"
+    fresh.page.wait_for_function(f"{line} === 'rgb(0, 104, 168)'")
     fresh.page.emulate_media(color_scheme="dark")
     fresh.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert fresh.page.evaluate(paper) == "rgb(255, 255, 255)"
@@ -156,7 +157,7 @@ def test_the_keyboard_reaches_everything(fresh: Opened) -> None:
     tags = [tag for tag, _, _ in reached]
     assert reached[0][:2] == ["A", "skip"]
     assert tags.count("A") == 1 + fresh.page.locator("nav a").count()
-    assert tags.count("INPUT") == 1
+    assert tags.count("INPUT") == 2
     assert tags.count("SUMMARY") == fresh.page.locator("summary").count()
     assert tags.count("BUTTON") == fresh.page.locator("button:visible").count()
     assert tags.count("DIV") == fresh.page.locator(".scroll:visible, .chart").count()
@@ -168,7 +169,7 @@ def test_the_keyboard_reaches_everything(fresh: Opened) -> None:
 @pytest.mark.parametrize("fresh", [("plain", 1280, "light")], indirect=True)
 def test_the_axis_switches_by_keyboard(fresh: Opened) -> None:
     """An arrow key on the switch turns all four latency axes logarithmic, with whole numbers on them."""
-    fresh.page.locator("input[value=linear]").focus()
+    fresh.page.locator("input[name=axis][value=linear]").focus()
     fresh.page.keyboard.press("ArrowRight")
     kinds = "[...document.querySelectorAll('#latency .chart')].map((each) => each.layout.xaxis.type)"
     assert fresh.page.evaluate(kinds) == ["log"] * 4
@@ -182,12 +183,69 @@ def test_a_charts_data_can_be_taken_away(opened: Opened) -> None:
     figure = opened.page.locator("figure", has=opened.page.locator("#chart-ttft_s"))
     figure.locator("details").evaluate("(each) => (each.open = true)")
     with opened.page.expect_download() as download:
-        figure.get_by_role("button", name="Download as CSV").click()
+        figure.get_by_role("button", name="CSV").click()
     path = download.value.path()
     lines = path.read_text("utf-8").splitlines()
     assert download.value.suggested_filename == "ttft_s.csv"
     assert lines[0] == '"run","ttft_s","share"'
-    assert len(lines) == 1 + opened.page.evaluate("document.querySelector('#chart-ttft_s').data.at(-1).x.length")
+    assert len(lines) == 1 + opened.page.evaluate("document.querySelector('#chart-ttft_s').data.at(-2).x.length")
+
+
+@pytest.mark.parametrize("fresh", [("plain", 1024, "light", False)], indirect=True)
+def test_only_what_is_looked_at_is_drawn(fresh: Opened) -> None:
+    """The page opens with the charts in view; the others are drawn when the reader comes to them. The names of the
+    parts stay in view, and so few words stand there that they can be read."""
+    page = fresh.page
+    assert len(page.evaluate("document.body.innerText").split()) <= 1200
+    page.wait_for_selector("#chart-e2e_s .plot-container")
+    assert page.locator("#chart-sends .plot-container").count() == 0
+    page.locator("#chart-sends").scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-sends .plot-container")
+    box: Any = page.locator("nav").bounding_box()
+    assert box["y"] == 0
+    page.evaluate("Report.drawAll()")
+    assert page.locator("html").get_attribute("data-drawn") == "all"
+    assert len(page.evaluate("document.body.innerText").split()) <= 1200
+
+
+@pytest.mark.parametrize("opened", [("troubled", 1600, "light")], indirect=True)
+def test_the_first_screen_says_how_fast_whether_valid_and_what_failed(opened: Opened) -> None:
+    """Throughput, the verdict and the most frequent failure, without scrolling."""
+    for text in ("Output throughput", "Invalid: possible client bottleneck.", "Most frequent: 9 x in_band_error"):
+        box: Any = opened.page.get_by_text(text).first.bounding_box()
+        assert box["y"] + box["height"] < 900
+
+
+@plain
+def test_tails_have_an_axis_of_their_own(opened: Opened) -> None:
+    """p50 and p99 are labelled, ITL is logarithmic, and by choice each further nine has the same height."""
+    page = opened.page
+    texts = page.locator("#chart-ttft_s .textpoint").all_text_contents()
+    assert texts == ["p50", "p99"]
+    assert page.evaluate("document.querySelector('#chart-itl_s').layout.xaxis.type") == "log"
+    page.locator("input[value=tails]").check()
+    labels = page.locator("#chart-itl_s .ytick text").all_text_contents()
+    assert labels[:5] == ["0%", "50%", "90%", "99%", "99.9%"]
+    page.locator("input[name=shares][value=linear]").check()
+
+
+@plain
+def test_latency_and_failures_are_shown_over_time(opened: Opened) -> None:
+    """p50 and p99 of TTFT and TPOT, and failures per second, in panels over one axis of time."""
+    traces = opened.page.evaluate(
+        "document.querySelector('#chart-latencies').data.map(({name, yaxis}) => [name.trim(), yaxis])"
+    )
+    assert traces == [["p50", "y"], ["p99", "y"], ["p50", "y2"], ["p99", "y2"], ["", "y3"]]
+    titles = opened.page.locator("#chart-latencies .infolayer text").all_text_contents()
+    assert {"TTFT", "TPOT, ms", "failed/s"} <= set(titles)
+
+
+@pytest.mark.parametrize("opened", [("plain", 360, "dark")], indirect=True)
+def test_a_wide_table_says_that_there_is_more(opened: Opened) -> None:
+    """On a phone it scrolls, with a shadow at the end that hides something."""
+    table = opened.page.locator("#percentiles .scroll").first
+    assert table.evaluate("(each) => each.scrollWidth > each.clientWidth")
+    assert table.evaluate("(each) => getComputedStyle(each).backgroundAttachment") == "local, local, scroll, scroll"
 
 
 @pytest.mark.parametrize("opened", [("plain", 360, "dark")], indirect=True)

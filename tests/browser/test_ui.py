@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from loadgen import runfile
@@ -39,19 +40,29 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
         opened.goto(ui.url)
         assert "SIMULATED" in opened.inner_text("#loadgen-facts")
         _fill(opened, users=20, inputTokens=16, outputTokens=60)
+        assert _found_by_axe(opened) == []
+        assert not _advertised(opened)
         opened.get_by_role("button", name="Start").click()
         _until(lambda: _cell(opened, "ttft_s", "n") > 20)
         opened.get_by_role("button", name="Edit").click()
+        assert _found_by_axe(opened) == []
+        assert not _advertised(opened)
         opened.fill('input[name="userCount"]', "100")
         opened.fill('input[name="spawnRate"]', "100")
         opened.get_by_role("button", name="Update").click()
         _until(lambda: ui.live()["run"]["requests"]["users"] == 100)
         _until(lambda: len(opened.query_selector_all("#loadgen svg path[d*=L]")) >= 4)
+        _until(lambda: "100" in opened.locator("#loadgen svg .users").all_text_contents())
+        assert opened.locator("#loadgen svg .users").first.text_content() == "20 users"
+        assert "Average size (tokens)" in opened.inner_text("#root")
+        _accessible_everywhere(opened)
         opened.get_by_role("tab", name="Latencies").click()
         _until(lambda: "Time to first token" in opened.inner_text("#root"))
         opened.get_by_role("button", name="Stop").click()
         _until(lambda: ui.live()["run"]["ended"])
         live = ui.live()["run"]
+        _of_each_span(opened, live)
+        assert _failures_in_the_head(opened) == "0%"
         _until(lambda: all(_cell(opened, row["name"], "n") == row["n"] for row in live["latency"]))
         shown = {row["name"]: {name: _cell(opened, row["name"], name) for name in FIGURES} for row in live["latency"]}
         with opened.expect_download() as download:
@@ -63,6 +74,47 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
     _equals_the_report(tmp_path, shown, live)
     _adds_up(tmp_path, live)
     assert "llama-2-7b" in (tmp_path / "report.html").read_text()
+
+
+def _found_by_axe(opened: Page) -> list[str]:
+    """What the rules of axe-core find, of any weight."""
+    opened.wait_for_timeout(500)  # colours fade
+    found = Axe().run(opened).response["violations"]
+    return [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+
+
+def _accessible_everywhere(opened: Page) -> None:
+    """At three widths, light and dark, nothing is found, and our section is as wide as the window."""
+    for scheme in ("dark", "light"):
+        opened.evaluate(f"localStorage.theme = '{scheme}'")
+        opened.reload()
+        opened.wait_for_selector("#loadgen-latency")
+        for width in (360, 1024, 1600):
+            opened.set_viewport_size({"width": width, "height": 1000})
+            assert _found_by_axe(opened) == [], (width, scheme)
+            assert opened.evaluate("document.getElementById('loadgen').scrollWidth") <= width
+
+
+def _advertised(opened: Page) -> bool:
+    """Whether any link that can be seen leads to another company's service."""
+    return any(each.is_visible() for each in opened.locator("a[href*='aka.ms'], a[href*='cloud']").all())
+
+
+def _of_each_span(opened: Page, live: dict[str, Any]) -> None:
+    """The choice changes what the table is of: the last seconds, the level of 100 users, the whole run."""
+    whole = next(row["n"] for row in live["latency"] if row["name"] == "ttft_s")
+    seen = {}
+    for name, words in (("last", "last 10 s"), ("level", "there were 100 users"), ("run", "since Start")):
+        opened.check(f"#loadgen input[value={name}]")
+        _until(lambda words=words: words in opened.inner_text("#loadgen-part-latency .note"))  # type: ignore[misc]
+        seen[name] = _cell(opened, "ttft_s", "n")
+    assert 0 < seen["level"] < seen["run"] == whole
+    assert 0 < seen["last"] < whole
+
+
+def _failures_in_the_head(opened: Page) -> str:
+    """What Locust's own head says: requests cut off by the stop are none of its failures."""
+    return opened.locator("header").get_by_text("Failures").locator("xpath=..").inner_text().split()[-1]
 
 
 def _refuses_other_pages_and_bad_forms(ui: Ui, url: str) -> None:
@@ -106,7 +158,9 @@ def _adds_up(folder: Path, live: dict[str, Any]) -> None:
     assert {(record.prompt_tokens_asked, record.output_tokens_asked) for record in run.records} == {(16, 60)}
     assert run.footer.complete == live["requests"]["complete"]
     assert {record.error_kind for record in run.records if record.state == "failed"} <= {"cancelled"}
-    assert {kind["kind"] for kind in live["failures"]} == {"cancelled"}
+    assert live["failures"] == []
+    assert live["requests"]["failed"] == 0
+    assert live["requests"]["cut_off"] == run.footer.failed > 0
 
 
 def _fill(opened: Page, *, users: int, **fields: int) -> None:

@@ -70,7 +70,7 @@ class Desk:
         """`loadgen ...` of this checkout."""
         return self.run(sys.executable, "-m", "loadgen", *words, code=code, **env)
 
-    def servers(self, command: str, server: str, *words: str, code: int = 0, **env: str) -> Said:
+    def servers(self, command: str, server: str, *words: str, code: int | tuple[int, ...] = 0, **env: str) -> Said:
         """`loadgen servers ...` on the host `test`."""
         file = str(self.folder / "compose.yml")
         return self.loadgen(

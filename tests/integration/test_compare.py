@@ -54,7 +54,7 @@ def test_runs_can_be_listed_on_either_side(runs: Path) -> None:
     code, out, _ = compare("--json", *a, "--", runs / "b" / "repeat-1")
     found = json.loads(out)
     assert (code, found["runs_a"], found["runs_b"]) == (0, 2, 1)
-    assert {row["verdict"] for row in found["rows"]} <= {"better", "worse", "no difference", "cannot tell"}
+    assert {row["verdict"] for row in found["rows"]} <= {"better", "worse", "no difference", "inconclusive"}
 
 
 def test_a_ci_job_fails_when_b_is_worse(runs: Path) -> None:
@@ -114,6 +114,9 @@ def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
     99 % nobody can tell."""
     two = [runs / "a" / "repeat-1", runs / "b" / "repeat-1", "--quiet", "--fail-if", "tpot.p50 worse by 5%"]
     code, _, err = compare(*two)
+    if "client bottleneck" in err:  # on a busy machine nothing is called of such runs
+        assert code == 6
+        return
     assert code == 4
     assert re.search(r"tpot.p50 worse by 5%: \d+\.\d+ to \d+\.\d+ ms, \+", err)
     assert compare(*two, "--run-variation", "99%")[0] == 6

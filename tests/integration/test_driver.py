@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.record import Record
 from loadgen.runfile import RunWriter
-from servers.wire.connection import Pool, target_of
+from servers.access import target_of
+from servers.wire.connection import Pool
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.stamps import SocketStamps
@@ -200,6 +202,6 @@ async def test_many_requests_are_all_accounted_for(tmp_path: Path) -> None:
 def test_events_map_to_the_read_that_brought_their_last_byte() -> None:
     """Chunk boundaries, event boundaries and reads need not coincide."""
     # raw:    head 0..10 | chunk data 12..22 | chunk data 26..36;  events end at body offsets 4, 12, 20
-    assert places_of([4, 10, 12, 20], [(12, 22), (26, 36)]) == [16, 22, 28, 36]
-    assert places_of([20], [(12, 22), (26, 36)]) == [36]
-    assert places_of([], []) == []
+    assert places_of([4, 10, 12, 20], array("q", (12, 22, 26, 36))) == [16, 22, 28, 36]
+    assert places_of([20], array("q", (12, 22, 26, 36))) == [36]
+    assert places_of([], array("q")) == []

@@ -59,7 +59,7 @@ def test_a_jsonl_file_gets_the_lengths_it_names(vllm: str, tmp_path: Path) -> No
     assert [record.output_tokens_asked for record in records_of(tmp_path)] == [300, 7, 128]
     assert [record.output_tokens for record in records_of(tmp_path)] == [300, 7, 128]
     assert "the file's tokens in, the file's (128 where it names none) out" in said(out)
-    assert "as many tokens as its file says" in said(out)
+    assert "the output lengths of its file" in said(out)
     assert runfile.read(tmp_path / "run").header.plan["output_tokens"] == "answers"
 
 
@@ -99,7 +99,7 @@ def test_an_answer_that_may_end_early_is_complete(tmp_path: Path) -> None:
         assert code in (0, 5), err
         assert [(record.state, record.output_tokens) for record in records_of(tmp_path)] == [("complete", 4)] * 3
         assert "at most 9 out" in said(out)
-        assert "at most 9 tokens back from each" in said(out)
+        assert "at most 9 output tokens each" in said(out)
         assert "equal work is not given" in said(out)
         assert summary_of(tmp_path)["tokens"]["output_mismatches"] == 0
         code, _, _ = command(tmp_path / "run", *load, "--output-tokens", "9")
@@ -156,7 +156,7 @@ def test_chunks_are_not_called_tokens(tmp_path: Path) -> None:
 def test_help_says_what_lengths_there_are(tmp_path: Path) -> None:
     """Of `burst` as of `run`."""
     for name in ("burst", "run"):
-        shown = " ".join(in_process(tmp_path, name, "--help")[1].split())
+        shown = " ".join(in_process(tmp_path, name, "--help-all")[1].split())
         assert "--workload" in shown
         assert "--lengths" in shown
         assert "max:128" in shown

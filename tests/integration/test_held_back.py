@@ -91,8 +91,8 @@ def starve(burst: Burst) -> None:
     ("hold", "itl_s", "output_tokens", "causes"),
     [
         (stop, 2.0, 2, ("Longest stall",)),
-        (doze, 0.03, 40, ("Late reads of several tokens",)),
-        (starve, 0.03, 40, ("Late reads of several tokens", "Reads late", "Longest stall")),
+        (doze, 0.03, 40, ("Late coalesced reads",)),
+        (starve, 0.03, 40, ("Late coalesced reads", "Read delay", "Longest stall")),
     ],
 )
 def test_figures_stay_right_and_the_verdict_names_the_cause(

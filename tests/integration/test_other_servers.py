@@ -103,7 +103,7 @@ def test_a_long_prompt_is_no_fault_of_the_client(tmp_path: Path) -> None:
     with running(SimulatedConfig(server="vllm", max_model_len=20_000, **FAST)) as simulated:
         options = ("--input-tokens", "16k", "--output-tokens", "4", "--n", "3", "--arrivals", "closed:1")
         _, out, _ = burst(tmp_path, "--server", "vllm", "--url", simulated.url, *options, command="run")
-    assert "of a full window" not in out
+    assert "of a full TCP window" not in out
     tokens = summary_of(tmp_path)["tokens"]
     assert (tokens["prompt_reported"], tokens["output_reported"]) == (3 * 16_000, 3 * 4)
     assert summary_of(tmp_path)["client"]["full_reads"] == 0

@@ -104,9 +104,11 @@ def test_a_question_never_counts_as_a_failed_request() -> None:
 def test_simulated(routes: dict[str, Answer]) -> None:
     """A simulated server says so on a route of its own; its speed is part of the facts."""
     name = {id(VLLM): "vllm", id(TGI): "tgi"}.get(id(routes), "lightllm")
-    with answering(routes | {"GET /simulated/status": (200, {"speed": 5, "clock": "batching"})}) as stub:
+    status = {"speed": 5, "clock": "batching", "hardware": {"gpu": "H100 SXM"}}
+    with answering(routes | {"GET /simulated/status": (200, status)}) as stub:
         facts = probe(stub.url, name)
     assert facts.simulated
+    assert facts.hardware == {"gpu": "H100 SXM"}
     assert facts.speed == 5.0
 
 

@@ -16,13 +16,15 @@ import trustme
 from analysis.client import compare_with_log, read_log
 from loadgen.engine.clock import ClockPairs
 from loadgen.runfile import read
+from servers.access import target_of
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
 from servers.wire import ring
-from servers.wire.connection import connect, target_of
+from servers.wire.connection import connect
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
-from servers.wire.stamps import RETRY_S, RingStamps, open_source
+from servers.wire.sources import RingStamps, open_source
+from servers.wire.stamps import RETRY_S
 from servers.wire.transport import Exchange
 from tests.command import start, summary_of
 from tests.loopback import chunked, playing
@@ -33,14 +35,14 @@ SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
 WITHOUT = "from loadgen.host import may_see_packets\n"
-WITHOUT += "from servers.wire.stamps import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
+WITHOUT += "from servers.wire.sources import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
 WITHOUT += (
     "may_see_packets(now=False); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
 )
 PERMITTED = """
 import ctypes, struct
 from loadgen.host import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
-from servers.wire.stamps import open_source
+from servers.wire.sources import open_source
 libc, header, held = ctypes.CDLL(None), struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
 libc.capget(header, held)
 effective, *others = struct.unpack("6I", held.raw)

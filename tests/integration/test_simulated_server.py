@@ -95,6 +95,14 @@ def test_a_connection_serves_many_requests(tgi: Running) -> None:
             assert client.get("/health", headers={"Host": address.netloc}).content == b""
 
 
+def test_the_gpu_that_is_simulated_is_said(tgi: Running) -> None:
+    """Under the batching clock, for the limit line of reports; a script is no GPU."""
+    with running(SimulatedConfig(server="vllm", clock="batching", gpu="H100", tensor_parallel=2)) as server:
+        told = httpx.get(f"{server.url}/simulated/status").json()["hardware"]
+    assert told == {"gpu": "H100", "model": "Llama-2-7B", "tensor_parallel": 2}
+    assert "hardware" not in httpx.get(f"{tgi.url}/simulated/status").json()
+
+
 def test_a_client_that_leaves_is_forgotten() -> None:
     """Its stream no longer counts, and its line in the log has what was sent until then."""
     with running(SimulatedConfig(server="tgi", ttft_s=0.001, itl_s=0.001)) as server:

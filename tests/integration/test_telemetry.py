@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -75,6 +76,21 @@ def test_server_and_client_count_the_same(server: str, tmp_path: Path) -> None:
 
 def accounted_with_warmup(folder: Path) -> int:
     return len([record for record in runfile.read(folder / "run").records if record.state == "complete"])
+
+
+def test_an_idle_server_is_read_before_anything_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes to answer, and with warm-up requests."""
+
+    def slow(number: int, reply: Reply) -> Reply:
+        time.sleep(0.3 if number == 1 else 0)
+        return reply
+
+    with altered("tgi", slow, monkeypatch) as simulated:
+        burst(tmp_path, *options("tgi", simulated, "--n", "3", "--output-tokens", "4", "--warmup", "2"))
+    run = runfile.read(tmp_path / "run")
+    (idle,) = [line for line in run.telemetry if line.source == "server" and line.values["moment"] == "idle"]
+    assert idle.values["took_ns"] > 0.3e9
+    assert all(record.connected_ns is not None and record.connected_ns > idle.at_ns for record in run.records)
 
 
 def test_a_built_in_server_tells_its_own_memory(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 import trustme
 import uvloop
 
-from servers.wire.connection import connect, target_of
-from servers.wire.http1 import post
+from servers.access import target_of
+from servers.wire.connection import connect
+from servers.wire.http1 import joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.transport import Exchange
@@ -44,7 +45,7 @@ async def exchange(script: Script, *, host: str = "127.0.0.1", authority: trustm
 
 
 def body(made: Exchange) -> bytes:
-    return b"".join(made.raw[start:end] for start, end in made.framing.body_spans(made.raw))
+    return joined(made.raw, made.framing.body_bounds(made.raw))
 
 
 def test_certificates_are_checked_unless_told_otherwise() -> None:
@@ -121,7 +122,7 @@ async def test_endings_that_are_not_an_end_are_named_and_keep_what_came(script: 
     """A cut, a reset, a short body and bytes that are not HTTP each get their kind; nothing received is lost."""
     made = await exchange(script)
     assert made.error_kind == kind
-    assert b"".join(made.raw[start:end] for start, end in made.framing.spans) == kept or body(made) == kept
+    assert joined(made.raw, made.framing.bounds) == kept or body(made) == kept
 
 
 async def test_a_terminator_split_over_two_reads_is_seen() -> None:

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workloads import datasets
-from workloads.arrivals import Trace
 from workloads.lengths import Empirical
+from workloads.processes import Trace
 from workloads.syntax import WorkloadError
 
 DATA = Path(__file__).parent.parent / "data"

@@ -3,9 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.wire.http1 import Framing
+from servers.wire.http1 import Framing, ProtocolError, joined
 
 PIECES = st.lists(st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n0\r\n\r\n", b"0\r\n\r\n", b"\r\n\r\n"]))
+
+
+class OneByOne(Framing):
+    """Looks at each chunk by itself."""
+
+    __slots__ = ()
+
+    def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
+        pass
 
 
 def chunked(pieces: list[bytes]) -> bytes:
@@ -22,7 +31,27 @@ def test_any_cut_gives_the_same_body_and_the_same_end(pieces: list[bytes], steps
         position = min(len(raw), position + steps[turn % len(steps)])
         turn += 1
         assert framing.scan(raw[:position]) == (position == len(raw))
-    assert b"".join(raw[start:end] for start, end in framing.body_spans(raw)) == b"".join(pieces)
+    assert joined(raw, framing.body_bounds(raw)) == b"".join(pieces)
+
+
+@given(PIECES, st.lists(st.tuples(st.integers(0), st.binary(max_size=2)), max_size=3), st.integers(0))
+def test_chunks_looked_at_all_at_once_are_those_of_the_exact_way(
+    pieces: list[bytes], faults: list[tuple[int, bytes]], cut: int
+) -> None:
+    """Also where the bytes are not what they should be."""
+    raw = bytearray(chunked(pieces))
+    for place, fault in faults:
+        at = place % len(raw)
+        raw[at : at + 1] = fault
+    del raw[len(raw) - cut % len(raw) :]
+    found: list[tuple[object, ...]] = []
+    for kind in (Framing, OneByOne):
+        framing = kind()
+        try:
+            found.append((framing.scan(raw), framing.bounds, framing.body_bounds(raw)))
+        except ProtocolError as error:
+            found.append((str(error), framing.status, None))
+    assert found[0] == found[1]
 
 
 @given(PIECES, st.data())

@@ -13,7 +13,7 @@ from analysis.metrics import METRICS
 from analysis.window import choose
 from loadgen.record import Record
 from loadgen.runfile import load_facts
-from workloads.arrivals import LoadFacts
+from workloads.load import LoadFacts
 
 INSTANTS = st.integers(0, 10**10)
 REQUESTS = st.lists(

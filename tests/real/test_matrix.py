@@ -66,7 +66,10 @@ def test_two_repeats_of_a_real_engine(tmp_path: Path) -> None:
         assert (cell["requests"]["sent"], cell["requests"]["complete"]) == (32, 32)
         assert (cell["lengths"]["mean"], cell["lengths"]["differ"]) == (8.0, 0)
         assert not cell["simulated"]
-        assert cell["figures"]["output_tokens_per_s"]["ci95"] is not None
+        # The engine takes both cores: a run in which the client may have been the limit is left out of the figures.
+        of = cell["figures"]["output_tokens_per_s"]
+        assert (of["n"], of["ci95"]) == (cell["verdicts"].get("ok") or 2, None)
+        assert sum(cell["verdicts"].values()) == len(cell["runs"]) == 2
         assert any(each["of"].startswith("process") and each["peak_bytes"] > 1e8 for each in cell["memory"]["levels"])
     colds = [run["cold"] for cell in found["cells"] for run in cell["runs"]]
     assert colds.count(True) == 1

@@ -21,12 +21,12 @@ from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 from workloads import arrivals
-from workloads.arrivals import LoadFacts
+from workloads.load import Arrivals, LoadFacts
 from workloads.syntax import NS_PER_S, rate, show
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs(arrivals.Arrivals):
+class Pairs(Arrivals):
     """Two at a time, evenly."""
 
     rate: Fraction

@@ -79,7 +79,7 @@ def test_the_page_draws_it(run: ReportedRun, browser: Browser, tmp_path: Path) -
     window.on("console", lambda message: complaints.append(message.text))
     window.on("pageerror", lambda error: complaints.append(str(error)))
     window.goto((tmp_path / "report.html").as_uri())
-    window.wait_for_selector("html[data-drawn=all]")
+    window.evaluate("Report.drawAll()")
     for name in ("chunks", "scripted"):
         assert window.locator(f"#chart-{name} .plot-container").count() == 1
     assert "4 chunks at most." in window.locator("#text-chunks").inner_text()

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from servers import hardware
-from servers.hardware import HardwareError, Work, roofline
+from servers.hardware import HardwareError
+from servers.hardware.inference import step
 from servers.hardware.limits import deploy, limits_of
 from servers.hardware.load import Load
 from servers.simulated.config import SimulatedConfig
@@ -48,13 +49,12 @@ def one_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_card_is_as_fast_as_its_row_says(described: Path) -> None:
-    """Twice the rates halve a step but for its overhead, and twice the memory holds more than twice the cache."""
-    work = Work(tokens=512, logits=1, pairs=512 * 513 // 2, kv_tokens=512)
-    one, two = roofline(), roofline(CARD, file=described)
-    overhead_ns = 3_000_000
-    assert two.step_ns(work) - overhead_ns == pytest.approx((one.step_ns(work) - overhead_ns) / 2, abs=1)
+    """Twice the rates nearly halve the GEMMs of a prompt, and twice the memory holds more than twice the cache."""
+    one, two = (deploy(name, "llama-2-7b", file=described) for name in ("A800", CARD))
+    gemms_s = [step(each, 1, tokens=8192).gemm for each in (one, two)]
+    assert gemms_s[1] == pytest.approx(gemms_s[0] / 2, rel=0.15)
     assert two.kv_tokens(0.9) > 2 * one.kv_tokens(0.9)
-    assert roofline(CARD, MODEL, file=described).step_ns(work) < two.step_ns(work)
+    assert step(deploy(CARD, MODEL, file=described), 1, tokens=8192).gemm < step(two, 1, tokens=8192).gemm
 
 
 def test_the_simulated_server_runs_on_it(described: Path) -> None:
@@ -98,7 +98,7 @@ def test_its_limits_are_told(described: Path) -> None:
 @pytest.mark.usefixtures("one_row_more")
 def test_a_row_is_enough() -> None:
     """A row of gpus.csv is a card for the simulator, in the lists of errors, as the nearest name, and in the page."""
-    assert roofline(CARD).gpu.memory_bytes == 160e9
+    assert hardware.gpu(CARD).memory_bytes == 160e9
     with pytest.raises(HardwareError, match=rf"'made-up 900' \(did you mean {CARD}\?\): choose one of .*, {CARD}"):
         hardware.gpu("made-up 900")
     page = runpy.run_path(str(ROOT / "docs/generate.py"))["hardware"]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,13 +13,14 @@ import pytest
 
 from loadgen import plan as plans
 from loadgen import runfile
-from loadgen.plan import Plan, RunOption
-from loadgen.settings import command_of
+from loadgen.plan import Plan
+from loadgen.settings import RunOption, command_of
 from tests.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."
 
 
+@dataclass(frozen=True, init=False)
 class Colourful(Plan):
     """A Plan with a made-up option."""
 
@@ -48,8 +50,9 @@ def colourful(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_it_under_its_heading() -> None:
     """`--help` of each command that runs a plan has it, with its help; another command has not."""
     for command in ("burst", "run", "ui"):
-        code, shown, _ = in_process(ROOT, command, "--help")
-        prompts = shown.partition("Prompts:")[2].partition("Measurement:")[0]
+        assert "--colour" in in_process(ROOT, command, "--help")[1]
+        code, shown, _ = in_process(ROOT, command, "--help-all")
+        prompts = shown.partition("Prompts:")[2].partition("Advanced:")[0]
         assert code == 0
         assert "--colour" in prompts
         assert HELP in " ".join(prompts.split())

@@ -236,10 +236,12 @@ def test_the_documentation_has_it() -> None:
     assert "`madeup:running`" in pages["telemetry"]()
 
 
-@pytest.mark.parametrize("command", [("burst",), ("ui",), ("servers", "up")], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [("burst", "--help-all"), ("ui", "--help-all"), ("servers", "up", "--help")], ids=" ".join
+)
 def test_the_command_line_offers_it(command: tuple[str, ...], tmp_path: Path) -> None:
     """`--server` lists it, for runs, for the web page and for starting servers."""
-    done = loadgen(tmp_path, *command, "--help")
+    done = loadgen(tmp_path, *command)
     assert "madeup" in done.stdout, done.stderr
 
 

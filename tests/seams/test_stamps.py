@@ -15,17 +15,8 @@ from analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
-from servers.wire.stamps import (
-    PLAIN,
-    SOURCES,
-    Address,
-    Instants,
-    Received,
-    StampSource,
-    ToMonotonic,
-    common,
-    open_source,
-)
+from servers.wire.sources import SOURCES, common, open_source
+from servers.wire.stamps import PLAIN, Address, Instants, Received, StampSource, ToMonotonic
 from tests.runs import burst, run_of
 from tests.simulated import running
 

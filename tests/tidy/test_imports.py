@@ -10,8 +10,8 @@ import pytest
 
 import loadgen
 
-HEAVY = {"numpy", "pandas", "plotly", "httpx", "aiohttp", "uvloop", "tokenizers", "jinja2", "rich"}
-"""What a command that does not need it must not load. pydantic is not here: typer converts values with it."""
+HEAVY = {"numpy", "pandas", "plotly", "pydantic", "httpx", "aiohttp", "uvloop", "tokenizers", "jinja2", "rich"}
+"""What a command that does not need it must not load."""
 
 CLIENTS = {"aiohttp", "httpx", "uvloop", "requests", "urllib3"}
 
@@ -37,6 +37,17 @@ def test_the_version_costs_no_heavy_import(root: Path) -> None:
     """`loadgen --version` answers without loading tables, charts, clients or tokenizers."""
     command = "import sys\nsys.argv = ['loadgen', '--version']\n" + RUN
     assert not HEAVY & _loaded(root, command)
+
+
+def test_a_plan_costs_no_heavy_import(root: Path) -> None:
+    """All that stands between the command and its first byte: what makes its options and its Plan."""
+    plan = "from loadgen.cli.options import plan_parameters\n[*plan_parameters()]\n"
+    assert not HEAVY & _loaded(root, f"{plan}from loadgen.plan import Plan\nPlan(server='vllm', n=1)\n")
+
+
+def test_the_coordinator_waits_for_no_event_loop(root: Path) -> None:
+    """What measures is imported by the worker, while its coordinator reads the server for the first time."""
+    assert not (HEAVY | CLIENTS | {"asyncio"}) & _loaded(root, "import loadgen.engine.coordinator\n")
 
 
 @pytest.mark.parametrize("module", ["loadgen.record", "loadgen.runfile", "workloads.request", "servers.kinds.base"])

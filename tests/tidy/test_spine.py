@@ -12,6 +12,8 @@ FILES_MOST = 35
 LINES_MOST = 6_000
 ENDS = {"loadgen/cli/run.py", "loadgen/cli/output.py"}
 """What joins the spine at its two ends: the command that makes a Plan, and what a command prints."""
+BY_NAME = {"loadgen/cli/__init__.py", "servers/simulated/server.py", "servers/telemetry.py"}
+"""Where modules are imported by names of a table: commands, simulated servers, what an extra has installed."""
 
 
 @pytest.fixture
@@ -33,6 +35,13 @@ def test_each_file_of_the_spine_is_reached_from_its_ends(root: Path, spine: list
         reached |= new
         new = {name for file in new for name in _imports(root / file) if name in spine} - reached
     assert not set(spine) - reached
+
+
+def test_imports_can_be_followed(root: Path, package_files: list[Path]) -> None:
+    """No module is opened by a text but where a table names them: else nobody sees it on the way, nor a circle."""
+    calls = re.compile(r"\b(import_module|__import__|spec_from_file_location|run_module|run_path)\(")
+    found = {str(file.relative_to(root)) for file in package_files if calls.search(file.read_text("utf-8"))}
+    assert found == BY_NAME
 
 
 def test_the_answers_name_what_is_there(root: Path, spine: list[str]) -> None:

@@ -8,19 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads.arrivals import (
-    Arrivals,
-    Burst,
-    Concurrency,
-    Constant,
-    Gamma,
-    Poisson,
-    Ramp,
-    Steps,
-    Trace,
-    due_instants,
-    parse,
-)
+from workloads.arrivals import Burst, due_instants, parse
+from workloads.load import Arrivals
+from workloads.processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
 from workloads.syntax import WorkloadError
 
 S = 1_000_000_000

@@ -18,54 +18,53 @@ from workloads import lengths as known_lengths
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        ({"n": 1000, "output_tokens": 64}, "1,000 requests of 512 tokens, all at once, 64 tokens back from each"),
+        ({"n": 1000, "output_tokens": 64}, "1,000 requests of 512 tokens, all at once, 64 output tokens each"),
         (
             {"arrivals": "poisson:20", "duration_s": 60},
-            "Requests of 512 tokens, 20 per second (Poisson), for 60 s, 128 tokens back from each",
+            "Requests of 512 tokens, 20 per second (Poisson), for 60 s, 128 output tokens each",
         ),
         (
             {"arrivals": "closed:8,think=2s", "n": 200, "input_tokens": "uniform:128..384"},
             "200 requests of 128 to 384 tokens, from 8 clients that wait for each answer and think for 2s, "
-            "128 tokens back from each",
+            "128 output tokens each",
         ),
         (
             {"arrivals": "constant:5", "n": 50, "duration_s": 10, "workload": "shared-prefix:groups=4,tokens=100"},
             "Up to 50 requests of 512 tokens (shared-prefix: groups=4, tokens=100), "
-            "5 per second, evenly, for 10 s, 128 tokens back from each",
+            "5 per second, evenly, for 10 s, 128 output tokens each",
         ),
         (
             {"arrivals": "closed:1", "n": 9, "workload": "sharegpt:data/talk.json"},
             "9 requests from sharegpt talk.json, from 1 client that waits for each answer, "
-            "as many tokens as its file says back from each",
+            "the output lengths of its file",
         ),
         (
             {"n": 9, "output_tokens": "max:64"},
-            "9 requests of 512 tokens, all at once, at most 64 tokens back from each",
+            "9 requests of 512 tokens, all at once, at most 64 output tokens each",
         ),
         (
             {"n": 9, "workload": "alpaca:a.json", "output_tokens": "max:answers"},
-            "9 requests from alpaca a.json, all at once, at most as many tokens as its file says back from each",
+            "9 requests from alpaca a.json, all at once, at most the output lengths of its file",
         ),
         (
             {"arrivals": "trace:data/azure.csv", "workload": "jsonl:p.jsonl", "output_tokens": 7},
-            "12 requests from jsonl p.jsonl, as recorded in azure.csv, 7 tokens back from each",
+            "12 requests from jsonl p.jsonl, as recorded in azure.csv, 7 output tokens each",
         ),
         (
             {"arrivals": "trace:data/azure.csv,speed=2"},
-            "12 requests of the recorded lengths, as recorded in azure.csv,speed=2, "
-            "the recorded number of tokens back from each",
+            "12 requests of the recorded lengths, as recorded in azure.csv,speed=2, the recorded output lengths",
         ),
     ],
 )
 def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], sentence: str) -> None:
     """Number, length, arrivals and answers, of plans as they are stored in a run."""
-    stored = Plan(server="tgi", **plan).model_dump(mode="json")
+    stored = Plan(server="tgi", **plan).stored()
     assert asked(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
 
 
 def test_without_answers_it_names_the_endpoint(tmp_path: Path) -> None:
     """Embeddings and rerank have no tokens to give back."""
-    stored = Plan(server="vllm", n=9).model_dump(mode="json") | {"endpoint": "embeddings", "output_tokens": 0}
+    stored = Plan(server="vllm", n=9).stored() | {"endpoint": "embeddings", "output_tokens": 0}
     run = run_of(tmp_path / "run", burst(12, 4), plan=stored)
     assert asked(typed(summarise(run))) == "9 requests of 512 tokens, all at once, embeddings"
 

@@ -32,17 +32,17 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
         (ended(dropped=1), 1),
         (ended(interrupted=True, failed=1), 130),
         (ended(("ttft", "pass")), 0),
-        (ended(("ttft", "cannot tell")), 6),
-        (ended(("ttft", "cannot tell"), failed=1), 1),
-        (ended(("ttft", "cannot tell"), limited=True), 5),
+        (ended(("ttft", "inconclusive")), 6),
+        (ended(("ttft", "inconclusive"), failed=1), 1),
+        (ended(("ttft", "inconclusive"), limited=True), 5),
         (ended(("ttft", "pass"), ("tpot", "fail")), 4),
         (ended(("ttft", "fail"), failed=1, limited=True), 4),
         (ended(("complete", "fail"), failed=1), 4),
         (ended(("ttft", "fail"), interrupted=True), 130),
         (ended(("ttft", "pass"), failed=1), 1),
         (ended(("complete", "pass"), failed=1, truncated=1, dropped=1), 0),
-        (ended(("complete", "cannot tell"), failed=1), 6),
-        (ended(("ttft", "cannot tell"), ("tpot", "fail")), 4),
+        (ended(("complete", "inconclusive"), failed=1), 6),
+        (ended(("ttft", "inconclusive"), ("tpot", "fail")), 4),
         (ended(("complete", "pass"), failed=1, limited=True), 5),
         (ended(("failed", "pass"), failed=1), 0),
         (ended(("failed", "pass"), failed=1, truncated=1), 1),
@@ -57,7 +57,7 @@ def test_a_run_leads_to_one_exit_code(summary: Any, code: int) -> None:
 
 def test_what_is_inconclusive_counts_as_asked() -> None:
     """As a pass or as a failure."""
-    untold = ended(("ttft", "cannot tell"))
+    untold = ended(("ttft", "inconclusive"))
     assert (exit_code([untold], "pass"), exit_code([untold], "fail")) == (0, 4)
 
 

@@ -57,7 +57,7 @@ CASES = {
 
 @pytest.mark.parametrize("limit", LIMITS, ids=[limit.figure for limit in LIMITS])
 def test_each_limit_is_enforced_and_says_why(tmp_path: Path, limit: Any) -> None:
-    """One figure beyond its limit gives verdict limited, and a reason that names it and what is to be feared."""
+    """One figure beyond its limit gives verdict limited, and a reason that names it and what it means."""
     records, telemetry = CASES[limit.figure]
     client = client_of(tmp_path, records, telemetry)
     assert client["verdict"] == "limited"

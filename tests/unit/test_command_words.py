@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from loadgen.cli import COMMANDS
+from loadgen.cli import COMMANDS, HEADINGS
 from tests.command import in_process
 
 
@@ -42,6 +43,25 @@ def test_the_short_option_for_help_is_understood_everywhere(command: tuple[str, 
     code, shown, _ = in_process(tmp_path, *command, "-h")
     assert (code, shown) == (0, in_process(tmp_path, *command, "--help")[1])
     assert " ".join(("Usage: loadgen", *command)) in shown
+
+
+@pytest.mark.parametrize("command", ["burst", "run", "ui"])
+def test_help_fits_a_screen(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 columns and 24 lines: what most runs need, a line each under load, server, prompts and output; the advanced
+    options by name. --help-all explains every one of them, and the exit codes."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = in_process(tmp_path, command, "--help")
+    lines = shown.splitlines()
+    assert code == 0
+    assert len(lines) <= 24
+    assert max(map(len, lines)) < 80
+    assert [line.split()[0] for line in lines if re.match(r"[A-Z]\w+ +--", line)] == [*HEADINGS, "Advanced"]
+    code, whole, _ = in_process(tmp_path, command, "--help-all")
+    assert code == 0
+    assert "Exit codes:" in " ".join(whole.split())
+    explained = set(re.findall("--[a-z][a-z-]+|--n", whole))
+    assert set(re.findall("(?:^|[A-Za-z]| ) +(--[a-z-]+)", shown, re.M)) <= explained
+    assert len(explained) > 35
 
 
 @pytest.mark.parametrize(

@@ -137,17 +137,17 @@ def test_dependent_samples_are_worth_less_and_strata_more() -> None:
         ({}, "worse"),
         ({"direction": "higher"}, "better"),
         ({"ratio": 0.9, "b": 0.9}, "better"),
-        ({"p_value": 0.2, "error": 0.08}, "cannot tell"),
+        ({"p_value": 0.2, "error": 0.08}, "inconclusive"),
         ({"ratio": 1.01, "p_value": 0.3}, "no difference"),
         ({"ratio": 1.02, "error": 0.001, "p_value": 1e-9}, "no difference"),
-        ({"p_value": None}, "cannot tell"),
+        ({"p_value": None}, "inconclusive"),
     ],
 )
 def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
     """Within the margin there is no difference that matters, however sure it is; otherwise the test decides."""
     (found,) = figures.judged([row(**changes)])
     assert found.verdict == verdict
-    assert (found.needs_more is not None) == (verdict == "cannot tell" and found.p_value is not None)
+    assert (found.needs_more is not None) == (verdict == "inconclusive" and found.p_value is not None)
 
 
 def test_the_number_that_would_tell_does() -> None:
@@ -177,7 +177,7 @@ def test_hardly_any_samples_are_never_a_verdict(lost: int, tmp_path: Path) -> No
     found = compare([run(tmp_path / "a")], [run(tmp_path / "b", lost=lost)])
     by_figure = {each.figure: each for each in found.rows}
     assert by_figure["complete"].verdict == "worse"
-    assert all(each.verdict == "cannot tell" and each.why for name, each in by_figure.items() if "ttft" in name)
+    assert all(each.verdict == "inconclusive" and each.why for name, each in by_figure.items() if "ttft" in name)
     assert any("not complete" in note for note in found.notes)
     assert "inconclusive" in render(document(found, brief=True))
     assert "inconclusive" in markdown(document(found, brief=False))
@@ -252,9 +252,9 @@ def test_all_complete_is_not_known_to_the_last_request() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "verdict"),
     [
-        ([(10, 10)] * 5, [(9, 10)] * 5, "cannot tell"),  # alike run by run, and yet five of fifty may be chance
+        ([(10, 10)] * 5, [(9, 10)] * 5, "inconclusive"),  # alike run by run, and yet five of fifty may be chance
         ([(200, 200)] * 5, [(180, 200)] * 5, "worse"),
-        ([(10, 10), (2, 10), (10, 10)], [(3, 10), (10, 10), (3, 10)], "cannot tell"),
+        ([(10, 10), (2, 10), (10, 10)], [(3, 10), (10, 10), (3, 10)], "inconclusive"),
     ],
 )
 def test_shares_of_groups_are_no_surer_than_their_requests(
@@ -270,7 +270,7 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
 
 @pytest.mark.parametrize(
     ("bound", "verdict"),
-    [("worse by 5%", "fail"), ("worse by 10%", "cannot tell"), ("worse by 20%", "pass"), ("worse", "fail")],
+    [("worse by 5%", "fail"), ("worse by 10%", "inconclusive"), ("worse by 20%", "pass"), ("worse", "fail")],
 )
 def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> None:
     """10 % worse, give or take 2: surely more than 5, surely less than 20, and around 10 nobody knows."""
@@ -340,7 +340,7 @@ def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
     """An effect that lies within what runs differ by is told by no number of requests, and the words say what may."""
     wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
     (found,) = figures.judged([row(**wide, error_least=0.02)])
-    assert (found.verdict, found.needs_more) == ("cannot tell", None)
+    assert (found.verdict, found.needs_more) == ("inconclusive", None)
     assert remark(found).endswith("repeats may")
     (alone,) = figures.judged([row(**wide)])
     (among, *_) = figures.judged([row(**wide)] * 3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import Comparison, compare, document, read
+from analysis.compare import Comparison, compare, document, headline, read
 from analysis.compare.figures import parse_gates
 from analysis.report.terminal import render
 from tests.compared import limited, run, scripted
@@ -31,7 +31,7 @@ def test_slower_tokens_are_called_in_single_runs_of_any_length(chunks: int, tmp_
     assert [each.verdict for each in found.gates] == ["fail", "fail"]
     same = compare([a], [again], gates=parse_gates(["tpot.p50 worse by 5%"]))
     assert not {"better", "worse"} & set(verdicts(same).values())
-    assert same.gates[0].verdict in ("pass", "cannot tell")
+    assert same.gates[0].verdict in ("pass", "inconclusive")
 
 
 def test_slower_first_tokens_are_called(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_figures_are_always_shown(tmp_path: Path) -> None:
 def test_the_bound_can_be_set(tmp_path: Path) -> None:
     """Who expects runs to differ by 60 % is told nothing by 45 %; who expects 1 % is told that nothing changed."""
     a, again, b = scripted(tmp_path / "a"), scripted(tmp_path / "c", seed=3), scripted(tmp_path / "b", **SLOWER)
-    assert verdicts(compare([a], [b], run_variation=0.6))["tpot.p50"] == "cannot tell"
+    assert verdicts(compare([a], [b], run_variation=0.6))["tpot.p50"] == "inconclusive"
     assert verdicts(compare([a], [again], run_variation=0.01))["tpot.p50"] == "no difference"
 
 
@@ -78,7 +78,7 @@ def test_groups_tell_what_single_runs_have_too_few_samples_for(tmp_path: Path) -
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(2)]
     b = [run(tmp_path / f"b{place}", seed=place + 9, pace=2.0) for place in range(2)]
     assert verdicts(compare(a, b))["e2e.p99"] == "worse"
-    assert verdicts(compare(a[:1], b[:1]))["e2e.p99"] == "cannot tell"
+    assert verdicts(compare(a[:1], b[:1]))["e2e.p99"] == "inconclusive"
 
 
 def test_servers_that_differ_unalike_in_each_phase_are_called(tmp_path: Path) -> None:
@@ -91,14 +91,18 @@ def test_servers_that_differ_unalike_in_each_phase_are_called(tmp_path: Path) ->
 
 
 def test_a_repeat_that_was_no_measurement_is_left_out(tmp_path: Path) -> None:
-    """One whose client was the limit; where all were, they are compared and marked."""
+    """One whose client was the limit; where all were, nothing is called, by a condition neither."""
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]
     found = compare([a[0], limited(a[1]), a[2]], a)
     assert (found.runs_a, found.runs_b, found.unequal) == (2, 3, [])
-    assert "Run 2 of A is left out: its client was the limit and measured itself (reads were late)." in found.notes
-    itself = compare([limited(a[0])], [limited(a[0])])
-    assert (itself.runs_a, itself.unequal) == (1, [])
-    assert any(note.startswith("The run of A is in doubt: its client was the limit") for note in itself.notes)
+    assert found.left_out == ["Run 2 of A is left out: possible client bottleneck (reads were late)."]
+    slower = limited(run(tmp_path / "slower", pace=3.0))
+    doubtful = compare([a[0]], [slower], gates=parse_gates(["tpot.p50 worse by 5%"]))
+    assert (doubtful.runs_a, doubtful.unequal) == (1, [])
+    assert doubtful.left_out == ["The run of B is in doubt: possible client bottleneck (reads were late)."]
+    assert set(verdicts(doubtful).values()) == {"inconclusive"}
+    assert doubtful.gates[0].verdict == "inconclusive"
+    assert headline(doubtful).sentence == "No verdict: possible client bottleneck in every run of B."
 
 
 def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:
@@ -108,5 +112,5 @@ def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:
     part = read(write(tmp_path / "part", [header(60), *records, *healthy(), footer(records, interrupted=True)]))
     found = compare([whole, part], [whole])
     assert (found.runs_a, found.unequal) == (1, [])
-    assert "Run 2 of A is left out: it is only a part, as it was interrupted." in found.notes
+    assert found.left_out == ["Run 2 of A is left out: it is only a part, as it was interrupted."]
     assert "run" in {each.what for each in compare([part], [whole]).unequal}

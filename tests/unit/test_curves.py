@@ -215,7 +215,8 @@ def test_the_timeline_has_every_instant_of_a_small_run() -> None:
     assert drawn["sent_s"] == [0.01, 0.02]
     assert drawn["first_s"] == [0.05, None]
     assert drawn["end_s"] == [0.0701, 0.04]
-    assert drawn["bad"] == [0, 1]
+    assert [bool(reason) for reason in drawn["bad"]] == [False, True]
+    assert drawn["bad"][1].startswith("http_status: ")
     assert [[step * drawn["tick_s"] for step in steps] for steps in drawn["tokens"]] == [
         pytest.approx([0.04, 0.02]),
         [],
@@ -231,7 +232,7 @@ def test_of_many_requests_some_are_drawn_by_a_rule(monkeypatch: pytest.MonkeyPat
     assert drawn["n"] == 1150
     assert 200 < drawn["drawn"] == len(drawn["request"]) <= 300
     assert 500 in drawn["request"]
-    assert 100 <= sum(drawn["bad"]) < 150
+    assert 100 <= sum(map(bool, drawn["bad"])) < 150
     assert drawn["position"] == sorted(drawn["position"])
     assert drawn["every"] == 12
 
@@ -272,3 +273,28 @@ def test_long_telemetry_keeps_its_extremes_and_gaps() -> None:
     kept = thinned(values)
     assert {0, 12_345, 54_321, 77_777, 99_999} <= set(kept)
     assert len(kept) <= 4 * PIECES + 1
+
+
+def test_latencies_over_time_hold_every_request_once() -> None:
+    """Each first token and each answer is in one interval, failures are counted where they ended, and an interval
+    without any has a gap."""
+    records = [
+        complete(each, [each * 10**9 + 200 * MS, each * 10**9 + 300 * MS], sent_ns=each * 10**9) for each in range(90)
+    ]
+    records.append(failed(95, "timeout", "", sent_ns=40 * 10**9, end_ns=45 * 10**9))
+    drawn = curves.latencies(frame_of(records))
+    assert drawn
+    assert sum(drawn["ttft_n"]) == sum(drawn["tpot_n"]) == 90
+    assert {*drawn["ttft_p50"]} == {0.2}
+    assert sum(drawn["failed_per_s"]) * drawn["bin_s"] == pytest.approx(1)
+
+
+def test_a_long_run_has_a_heat_map() -> None:
+    """Every first token is in one cell, within the TTFT that the cell says; a short run has none."""
+    records = [complete(each, [each * 10**9 + (100 + each) * MS], sent_ns=each * 10**9) for each in range(90)]
+    drawn = curves.heat(frame_of(records))
+    assert drawn
+    assert sum(drawn["n"]) == 90
+    assert drawn["low"][0] == pytest.approx(0.1)
+    assert max(drawn["high"]) == pytest.approx(0.189, rel=0.01)
+    assert curves.heat(frame_of(records[:50])) is None

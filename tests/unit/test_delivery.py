@@ -13,7 +13,8 @@ from analysis import stats as of_instants
 from analysis.stats import gamma_cdf, kolmogorov_smirnov
 from analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
 from loadgen.runfile import load_facts
-from workloads.arrivals import Concurrency, parse
+from workloads.arrivals import parse
+from workloads.processes import Concurrency
 
 S = 1_000_000_000
 US = 1_000

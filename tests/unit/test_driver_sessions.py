@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.engine.feed import ClosedLoop, OpenLoop, Sessions, Slot
+from loadgen.engine.feed import OpenLoop, Slot
+from loadgen.engine.loops import ClosedLoop, Sessions
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
 from workloads.sessions import Conversation, Turn
 
@@ -34,8 +35,9 @@ class Answering(FakeExchange):
         self.sizes, self.kernel = [max(1, len(payload))], array("q", [0, 0]).tobytes()
         self.user = array("q", [self.net.clock.now])
         self.losses = (0, 0)
-        spans = [(0, len(payload))]
-        self.framing = SimpleNamespace(status=200, coding="", ended=True, spans=spans, body_spans=lambda _raw: spans)  # type: ignore[assignment]
+        bounds = array("q", (0, len(payload)))
+        framed = SimpleNamespace(status=200, coding="", ended=True, bounds=bounds, body_bounds=lambda _raw: bounds)
+        self.framing = framed  # type: ignore[assignment]
         super()._end()
 
 

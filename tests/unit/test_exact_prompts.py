@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from workloads import lengths, workload
-from workloads.arrivals import Trace
 from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS
+from workloads.processes import Trace
 from workloads.prompts import COMMON_WORDS, PromptError
 from workloads.request import Request
 from workloads.syntax import WorkloadError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.objectives import ObjectiveVerdict
-from analysis.report import findings
+from analysis.report import findings, tables
 from analysis.report.format import started
 from analysis.summary import Summary
 from loadgen.runfile import read
@@ -259,7 +259,44 @@ def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> Non
 
     summary = summary_of(tmp_path, burst(12, 4))
     assert findings.objectives_met(summary) is None
-    summary.objectives = [entry("pass"), entry("cannot tell"), entry("pass")]
+    summary.objectives = [entry("pass"), entry("inconclusive"), entry("pass")]
     found = findings.objectives_met(summary)
     assert found
     assert (found.level, found.sentence) == ("warning", "2 passed, 1 inconclusive.")
+
+
+def test_what_was_stopped_with_the_run_is_no_failure(tmp_path: Path) -> None:
+    """Counted apart, in the sentence and above the table; it is not named as the most frequent failure."""
+    records = [
+        *burst(12, 4),
+        failed(20, "http_status", "busy"),
+        *(failed(30 + i, "cancelled", "cut") for i in range(3)),
+    ]
+    summary = summary_of(tmp_path, records)
+    assert said(summary, "complete") == "12 of 16 requests complete; 1 failed, 3 stopped with the run."
+    assert tables.failures(summary).title == "1 failed, 0 truncated, 0 dropped, 3 stopped with the run"
+    assert [each.sentence for each in findings.most_failed(summary)] == ["Most frequent: 1 x http_status: “busy”."]
+
+
+def test_reasons_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
+    """Grouped with numbers left out, the most frequent first; it is what the first screen names."""
+    cut = [failed(20 + each, "cut", f"closed after {each} of 64 tokens", state="truncated") for each in range(8)]
+    other = [failed(40 + each, "cut", word, state="truncated") for each, word in enumerate(("a", "a", "b", "c", "d"))]
+    summary = summary_of(tmp_path, [*burst(12, 4), *cut, *other])
+    shown = [(each.count, each.detail, each.request) for each in summary.requests.examples["cut"]]
+    assert shown[:2] == [(8, "closed after N of N tokens", 20), (2, "a", 40)]
+    assert len(shown) == 3
+    (top,) = findings.most_failed(summary)
+    assert top.sentence == "Most frequent: 8 x cut: “closed after N of N tokens”."
+    lines = tables.failures(summary).rows[0].cells[-1].lines
+    assert lines[-1] == "and 2 others"
+
+
+def test_an_error_beyond_a_twentieth_of_its_figure_is_a_warning(tmp_path: Path) -> None:
+    """A worst-case error is named as one, beside what it is an error of; a wide one never has a green tick."""
+    for bar_s, level in ((1e-6, "ok"), (1.0, "warning")):
+        summary = summary_of(tmp_path / level, burst(40, 4))
+        summary.client.error_bar_e2e_s, summary.client.error_bar_itl_s = 1e-7, bar_s
+        (found,) = (each for each in findings.findings(summary) if each.id == "error")
+        assert found.level == level
+        assert ("uncertain by" in found.sentence) == (level == "warning")

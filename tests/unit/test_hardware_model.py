@@ -10,7 +10,7 @@ import pytest
 from servers.hardware import HardwareError, constant, framework, gpu, gpu_links, model, number_format, tables
 from servers.hardware.inference import Deployment, exposed_s, gemms, physical_s, step
 from servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
-from servers.hardware.limits import deploy, limits_of, verdict
+from servers.hardware.limits import deploy, limits_of
 from servers.hardware.load import Load, expected, limit
 from servers.hardware.training import NF4_BYTES, Training, adapter_parameters, iteration, memory
 
@@ -133,19 +133,6 @@ def test_a_model_that_does_not_fit_says_what_to_do() -> None:
     """70B in 16 bits on one GPU."""
     with pytest.raises(HardwareError, match="does not fit 1 x H100 SXM in bf16: choose more GPUs"):
         limit(deploy("H100", "llama-2-70b"), Load(512, 128, 1))
-
-
-def test_a_measurement_is_held_against_the_limit() -> None:
-    """In sentences that a report can print, with the shares of bandwidth and peak that it amounts to."""
-    made = deploy("H100", "llama-2-70b", "bf16", 8)
-    found = limits_of(made, Load(512, 128, 1))
-    said = verdict(found, made, tpot_s=2 * found.limit.tpot_s, output_tokens_per_s=50)
-    assert said.mbu == pytest.approx(0.5, rel=1e-3)
-    assert said.tpot_over_limit == pytest.approx(2)
-    assert said.sentences[0].startswith("TPOT is 2.0 times the memory limit of ")
-    assert "% of what physics allows" in said.sentences[2]
-    with pytest.raises(HardwareError, match="nothing measured"):
-        verdict(found, made)
 
 
 def test_a_slow_link_binds_what_is_added_up() -> None:

@@ -46,25 +46,25 @@ def mixed() -> list[Record]:
         # p99 of 1 to 1000 ms is 990 ms; the 983rd and the 997th enclose it.
         ("ttft.p99 < 998ms", "pass"),
         ("ttft.p99 <= 997ms", "pass"),
-        ("ttft.p99 < 997ms", "cannot tell"),
-        ("ttft.p99 < 991ms", "cannot tell"),
-        ("ttft.p99 < 989ms", "cannot tell"),
-        ("ttft.p99 <= 983ms", "cannot tell"),
+        ("ttft.p99 < 997ms", "inconclusive"),
+        ("ttft.p99 < 991ms", "inconclusive"),
+        ("ttft.p99 < 989ms", "inconclusive"),
+        ("ttft.p99 <= 983ms", "inconclusive"),
         ("ttft.p99 < 983ms", "fail"),
         ("ttft.p99 > 982ms", "pass"),
         ("ttft.p99 >= 983ms", "pass"),
-        ("ttft.p99 > 983ms", "cannot tell"),
+        ("ttft.p99 > 983ms", "inconclusive"),
         ("ttft.p99 > 997ms", "fail"),
         # The median is 500.5 ms; the 469th and the 532nd enclose it.
         ("ttft.p50 < 533ms", "pass"),
-        ("ttft.p50 < 501ms", "cannot tell"),
+        ("ttft.p50 < 501ms", "inconclusive"),
         ("ttft.p50 < 469ms", "fail"),
         # p99.9 has no sample beyond it that could bound it.
-        ("ttft.p99.9 < 1h", "cannot tell"),
+        ("ttft.p99.9 < 1h", "inconclusive"),
         # The mean is 500.5 ms, give or take 1.962 * 288.8 ms / sqrt(1000) = 17.9 ms.
         ("ttft.mean < 519ms", "pass"),
-        ("ttft.mean < 518ms", "cannot tell"),
-        ("ttft.mean < 483ms", "cannot tell"),
+        ("ttft.mean < 518ms", "inconclusive"),
+        ("ttft.mean < 483ms", "inconclusive"),
         ("ttft.mean < 482ms", "fail"),
         ("ttft.max <= 1s", "pass"),
         ("ttft.max < 1s", "fail"),
@@ -90,13 +90,13 @@ def test_a_latency_is_told_by_its_whole_interval(judged: Judge, expression: str,
         ("dropped < 1", "fail"),
         # By Clopper and Pearson 990 of 1000 are 98.168 % to 99.519 %.
         ("complete >= 98.1%", "pass"),
-        ("complete >= 98.2%", "cannot tell"),
-        ("complete >= 99%", "cannot tell"),
-        ("complete >= 99.5%", "cannot tell"),
+        ("complete >= 98.2%", "inconclusive"),
+        ("complete >= 99%", "inconclusive"),
+        ("complete >= 99.5%", "inconclusive"),
         ("complete >= 99.6%", "fail"),
         # 6 of 1000 are 0.221 % to 1.301 %.
         ("failed < 1.4%", "pass"),
-        ("failed < 1%", "cannot tell"),
+        ("failed < 1%", "inconclusive"),
         ("failed < 0.2%", "fail"),
         ("complete >= 100%", "fail"),
         ("dropped <= 0%", "fail"),
@@ -117,7 +117,7 @@ def test_endings_rates_and_skew(judged: Judge, expression: str, verdict: str) ->
 def test_all_complete_is_a_fact_of_the_run(judged: Judge) -> None:
     """No sample proves 100 %, so that bound speaks of the run alone, where 99.9 % is a question of the number."""
     found = judged(rising(1000), "complete >= 100%", "failed <= 0%", "complete >= 99.9%", "complete >= 99.6%")
-    assert [each.verdict for each in found] == ["pass", "pass", "cannot tell", "pass"]
+    assert [each.verdict for each in found] == ["pass", "pass", "inconclusive", "pass"]
     assert [each.ci95 is None for each in found] == [True, True, False, False]
     assert found[2].requests_needed == 3688  # the smallest n with 0.999**n <= 2.5 %
 
@@ -183,7 +183,7 @@ def test_a_run_without_anything_fails_its_rates(judged: Judge) -> None:
 def test_what_cannot_be_told_says_what_would_tell(judged: Judge, n: int, expression: str, needed: int | None) -> None:
     """The number of requests, where there is one."""
     (found,) = judged(rising(n), expression.replace("500ms", "500500us"))
-    assert (found.verdict, found.requests_needed) == ("cannot tell", needed)
+    assert (found.verdict, found.requests_needed) == ("inconclusive", needed)
 
 
 @pytest.mark.parametrize("expression", ["ttft.p99 <= 995ms", "ttft.p50 > 480ms", "ttft.mean < 510ms"])
@@ -197,14 +197,14 @@ def test_that_many_requests_do_tell(judged: Judge, tmp_path: Path, expression: s
         n = int(needed * share)
         run = run_of(tmp_path / str(n), rising(n, 1000))
         verdicts += judge(parse([expression]), frame_of_run(run), typed(summarise(run)))
-    assert [each.verdict for each in verdicts] == ["cannot tell", "pass"]
+    assert [each.verdict for each in verdicts] == ["inconclusive", "pass"]
 
 
 def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
     """A hundred requests with ten like gaps each need as many more requests as if they had one gap each."""
     records = [complete(place, [(place + 1) * k * MILLISECOND_NS for k in range(1, 12)]) for place in range(100)]
     gaps, single = judged(records, "icl.p50 < 55ms", "ttft.p50 < 55ms")
-    assert gaps.verdict == single.verdict == "cannot tell"
+    assert gaps.verdict == single.verdict == "inconclusive"
     assert gaps.requests == 100
     assert gaps.requests_needed == pytest.approx(single.requests_needed, rel=0.15)
 

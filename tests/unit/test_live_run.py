@@ -77,7 +77,48 @@ def test_a_point_is_of_the_requests_that_ended_since_the_last() -> None:
     """A second without an answer has no percentile, and the next one does not repeat the last."""
     live = LiveFigures()
     live.add(_record(0))
-    live.point(streams=1)
-    live.point(streams=0)
+    live.point(1, streams=1)
+    live.point(1, streams=0)
     assert [point["ttft_s_p50"] for point in live.points] == [0.005, None]
     assert [point["at"] for point in live.points] == [0, 1]
+
+
+def test_requests_cut_off_with_their_users_are_no_failures() -> None:
+    """They are counted apart; the run file has them among those that failed."""
+    live = LiveFigures()
+    live.add(_record(0))
+    live.add(_record(1, "failed", error_kind="cancelled", error_detail="cut off, because its user was stopped"))
+    assert (live.cut_off, live.states["failed"], dict(live.failures)) == (1, 1, {})
+
+
+def test_latencies_of_the_last_seconds_of_a_level_and_of_the_run() -> None:
+    """A level begins when the number of users has changed, and outlives its end; ten seconds are ten points."""
+    live = LiveFigures()
+
+    def second(users: int) -> None:
+        live.add(_record(live.states["complete"]))
+        live.point(users)
+
+    def samples() -> list[int]:
+        return [len(live.samples["ttft_s"].copy(live.since(span)["ttft_s"])) for span in live_run.SPANS]
+
+    for _ in range(4):
+        second(20)
+    assert samples() == [4, 4, 4]
+    for users in (60, 100, 100, 100):
+        second(users)
+    assert (samples(), live.level) == ([8, 2, 8], {"at": 5, "users": 100})
+    for _ in range(9):
+        second(100)
+    second(0)
+    assert (samples(), live.level["users"]) == ([10, 12, 18], 100)
+
+
+def test_samples_since_are_the_newest_also_where_old_ones_gave_way() -> None:
+    """In a ring that has been overwritten, and in one that has not."""
+    samples = NewestSamples(4)
+    for value in range(6):
+        samples.extend(np.array([float(value)]))
+    assert sorted(samples.copy(4)) == [4, 5]
+    assert sorted(samples.copy(1)) == [2, 3, 4, 5]
+    assert len(samples.copy(6)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,34 @@ def test_a_large_difference_is_told_from_noise(found: dict[str, Any]) -> None:
             assert 0.45 < each["ratio"] < 0.6
             assert each["verdict"] == "different"
             assert each["equal_work"]
+
+
+def test_the_ranking_says_by_how_much_and_marks_it(found: dict[str, Any], tmp_path: Path) -> None:
+    """The leader of each platform with its interval; of two repeats their values stand in place of an interval."""
+    (tmp_path / "matrix.json").write_text(json.dumps(found), "utf-8")
+    text = " ".join(terminal(tmp_path).split())
+    assert re.search(
+        r"A800: LightLLM leads vLLM by \+[\d.]+ % \(95 %: \+[\d.]+ to \+[\d.]+ %\)\. LightLLM [\d,]+ ", text
+    )
+    assert re.search(r"LightLLM 2/2 ([\d,]+) tokens/s ▲", text)
+    assert re.search(r"TGI 2/2 ([\d,]+) tokens/s ▼", text)
+    rate = found["cells"][0]["figures"]["output_tokens_per_s"]
+    assert (rate["n"], rate["ci95"]) == (2, None)
+    assert "runs: " in text
+
+
+def test_no_winner_comes_of_invalid_runs(tmp_path: Path) -> None:
+    """The fastest server had a client bottleneck in every run: it is ranked last, leads nobody, and nothing is marked
+    better or worse than it."""
+    folder = fabricate(tmp_path / "m", limited="lightllm", servers=["lightllm", "vllm"])
+    told = json.loads((folder / "matrix.json").read_text("utf-8"))["differences"]
+    assert {each["verdict"] for each in told if "lightllm" in (each["a"]["server"], each["b"]["server"])} == {
+        "inconclusive"
+    }
+    text = " ".join(terminal(folder).split())
+    assert "A800: No ranking, possible client bottleneck in every run of LightLLM." in text
+    assert "leads" not in text
+    assert "Invalid: possible client bottleneck in 4 of 8 runs" in text
 
 
 def test_a_cell_says_which_of_its_runs_met_a_cold_server(found: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def test_a_server_may_stand_there_twice_under_two_names(tmp_path: Path) -> None:
         ('"vllm"', '"tgi-eos"', "unknown"),
         ('name = "paper"', 'name = "burst"', "workloads: burst stands there twice"),
         ("n = 20", "n = 20\ncolour = 1", "workload paper: colour: there is no such setting"),
-        ("n = 20", "n = 0", "workload paper: --n 0: input should be greater than or equal to 1"),
+        ("n = 20", "n = 0", "workload paper: --n 0: must be from 1 to 1,000,000"),
         ("n = 20", 'url = "http://x"', "workload paper: url is what the matrix sets itself"),
         ("timeout_s = 30", "seed = 3", "run: seed is what the matrix sets itself"),
         ('catalog = "paper-burst"', 'catalog = "papers"', "workload paper: there is no workload 'papers'"),

@@ -1,10 +1,17 @@
-"""A plan's arrivals as numbers."""
+"""A plan's arrivals as numbers, and each worker's share."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
 from loadgen.prepare import schedule_of
 from loadgen.server import longest_of
+from workloads.lengths import Fixed, parse
+from workloads.workload import Prompts, SharedPrefix, Synthetic, WorkloadSpec
 
 
 @pytest.mark.parametrize(
@@ -48,3 +55,20 @@ def test_parts_add_up_to_the_whole() -> None:
 def test_the_longest_length_is_known_where_it_can_be() -> None:
     """Fixed and uniform lengths have a longest; of others nothing can be checked beforehand."""
     assert [longest_of(text) for text in (512, "uniform:10..90", "lognormal:mean=50,cv=1")] == [512, 90, 1]
+
+
+@pytest.mark.parametrize("workload", [Synthetic(), SharedPrefix(groups=2, tokens=1)])
+def test_a_worker_draws_only_its_own_prompts(workload: Synthetic | SharedPrefix) -> None:
+    """Together they ask what one would, each prompt drawn once."""
+    drawn = list[int]()
+
+    def prompt(number: int, input_tokens: int, shared: Sequence[tuple[int, int]] = ()) -> str:
+        drawn.append(number)
+        return f"{number} of {input_tokens} with {[*shared]}"
+
+    prompts = Prompts(WorkloadSpec(workload, parse("uniform:2..9"), Fixed(4), 7, 10), prompt, len)
+    alone, before = [*prompts.requests()], drawn.copy()
+    drawn.clear()
+    shares: Any = [SimpleNamespace(prompts=prompts, worker=worker, workers=3) for worker in range(3)]
+    dealt = sorted((each for share in shares for each in WorkerTask.requests(share)), key=lambda each: each.id)
+    assert (dealt, sorted(drawn)) == (alone, before)

@@ -3,11 +3,17 @@
 import re
 import sys
 from io import StringIO
+from typing import cast
 
 import pytest
 
-from loadgen.cli.output import Output, shown_progress
-from loadgen.engine.health import Counts
+from loadgen.cli.output import Output, _ProgressLine, shown_progress
+from loadgen.engine.health import Counts, FirstTokens
+from loadgen.plan import Plan
+from loadgen.record import Record
+from servers.wire.poller import Poller
+from servers.wire.stamps import PLAIN
+from servers.wire.transport import Exchange
 
 
 class Terminal(StringIO):
@@ -17,28 +23,62 @@ class Terminal(StringIO):
         return True
 
 
-COUNTS = Counts(due=9, sent=8, streaming=3, complete=4, truncated=1, failed=2, dropped=1, tokens=77)
+COUNTS = Counts(
+    due=9, sent=8, streaming=3, complete=4, truncated=1, failed=2, dropped=1, tokens=77, answered=4, ttft_ns=10**9
+)
+CONTROL = re.compile(r"\x1b\[[^a-zA-Z]*[a-zA-Z]")
+
+
+def shown(requests: int | None, duration_s: float | None, *counts: Counts, phase: str = "running") -> str:
+    """The last live line."""
+    stream = Terminal()
+    with shown_progress(requests, duration_s, stream) as show:
+        for each in counts:
+            show(phase, each)
+    drawn = [line.strip("\r\n") for line in CONTROL.sub("\n", stream.getvalue()).splitlines()]
+    return [line for line in drawn if line.strip()][-1]
 
 
 def test_without_a_terminal_lines_are_plain() -> None:
     """One line with every count, and no control characters."""
     stream = StringIO()
-    with shown_progress(10, stream) as show:
+    with shown_progress(10, None, stream) as show:
         show("ended", COUNTS)
     line = stream.getvalue()
-    assert "ended: 8/10 sent, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 dropped" in line
+    assert "ended: 8/10 sent, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 dropped, mean TTFT 250 ms" in line
     assert line.isprintable() or line.count("\n") == 1
 
 
-def test_a_terminal_gets_one_live_line() -> None:
-    """The line is redrawn in place and gone at the end."""
-    stream = Terminal()
-    with shown_progress(None, stream) as show:
-        show("running", COUNTS)
-        show("running", COUNTS)
-    plain = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", stream.getvalue())
-    assert "running: 8 sent, 3 streaming" in plain
-    assert plain != stream.getvalue()
+def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is redrawn in place: a bar with the requests left, TTFT so far, and what went wrong; where the clock
+    ends the run, a bar with the time left, and afterwards what is still in flight."""
+    monkeypatch.setenv("COLUMNS", "80")
+    line = shown(10, None, COUNTS, COUNTS)
+    assert re.search(r"━+╌+  2 left  mean TTFT 250 ms  [\d,]+ tokens/s  4 incomplete$", line), line
+    assert re.search(r"  ╌+  1:00 left  mean TTFT", shown(None, 60.0, COUNTS))
+    assert "1 in flight" in shown(None, 0.0, COUNTS)
+    assert shown(10, None, Counts(), phase="connecting").endswith("connecting")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_a_live_line_never_breaks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """However large its numbers are: it is shorter than the terminal, so that it is redrawn where it stands."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    large = Counts(**{name: 10**6 for name, _ in Counts._fields_})
+    large.ttft_ns = 123_456 * 10**12
+    assert len(shown(4 * 10**6, None, large)) < width
+    assert len(shown(None, 36_000.0, large)) < width
+
+
+def test_throughput_is_that_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not since the start, and not of the moment since the last line."""
+    now_s = 100.0
+    monkeypatch.setattr("loadgen.cli.output.time.monotonic", lambda: now_s)
+    look = _ProgressLine(10, None)
+    for step in range(41):  # 4 s: at first 1,000 tokens/s, in the last second 100
+        now_s = 100.0 + step / 10
+        look.take("running", Counts(tokens=100 * min(step, 30) + 10 * max(0, step - 30)))
+    assert " 100 tokens/s" in look.live("running", Counts(), 80, "#-")
 
 
 @pytest.mark.parametrize("kind", [StringIO, Terminal])
@@ -47,6 +87,29 @@ def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch, kind: type[StringI
     """With --quiet whatever the stream is; a matrix shows nothing where that is no terminal."""
     stream = kind()
     monkeypatch.setattr(sys, "stderr", stream)
-    with Output(as_json=False, quiet=quiet).progress(10, plain=plain) as show:
+    with Output(as_json=False, quiet=quiet).progress(Plan(server="vllm", n=10), plain=plain) as show:
         show("ended", COUNTS)
     assert (stream.getvalue() == "") == (quiet or not stream.isatty())
+
+
+def test_ttft_so_far_counts_each_first_token_once() -> None:
+    """At the first event of an answer under way, not at its head; at the end of one that nobody looked at before."""
+    counts = Counts()
+    tokens = FirstTokens(counts, PLAIN, list)
+    exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
+    exchange.parts.append(b"HTTP/1.1 200 OK\r\n\r\n")
+    exchange.sizes.append(len(exchange.raw))
+    exchange.user.append(1_500)
+    tokens.look({exchange})
+    assert counts.answered == 0
+    exchange.parts.append(b"data: {}\n\n")
+    exchange.sizes.append(len(exchange.raw))
+    exchange.user.append(3_000)
+    tokens.look({exchange})
+    tokens.look({exchange})
+    record = Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000])
+    tokens.take(exchange, record)
+    assert (counts.answered, counts.ttft_ns) == (1, 2_000)
+    tokens.take(None, record)
+    tokens.take(None, Record(id=1, state="failed"))
+    assert (counts.answered, counts.ttft_ns) == (2, 6_000)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servers.wire.ring import UNKNOWN, Flow, Flows, OpenRings, program
+from servers.wire.packets import program
+from servers.wire.ring import UNKNOWN, Flow, Flows
+from servers.wire.sources import RingStamps
 from servers.wire.stamps import PLAIN
 from tests.packets import PORT, SERVER, SERVER_6, SYN, Sent, came
 
@@ -135,7 +137,7 @@ def test_other_connections_are_not_kept() -> None:
 
 def test_what_has_come_is_known_before_it_is_read() -> None:
     """Live figures count packets of this answer, not reads: of a kept connection none of the answer before it."""
-    stamps, flow = OpenRings([], [], PLAIN), Flow(0)
+    stamps, flow = RingStamps([], [], PLAIN), Flow(0)
     for start in range(0, 500, 100):
         flow.add(start, start + 100, start)
     exchange: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])

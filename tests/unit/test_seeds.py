@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from workloads import arrivals, lengths, workload
-from workloads.arrivals import Trace
+from workloads.processes import Trace
 from workloads.prompts import COMMON_WORDS
 from workloads.request import Request
 from workloads.sessions import Conversation

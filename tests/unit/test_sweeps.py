@@ -11,8 +11,9 @@ from time import monotonic
 import pytest
 import uvloop
 
-from servers.wire import poller
+from servers.wire import sweeps
 from servers.wire.poller import Poller
+from servers.wire.sweeps import Sweeps
 
 
 class Reader:
@@ -62,43 +63,65 @@ def test_reads_are_put_off_while_they_take_much_of_a_core(monkeypatch: pytest.Mo
     """Beyond the share that is allowed sweeps are farther apart, and several pieces come in one read; below the least
     they are closer again, until everything is read at once."""
     share = 1.0
-    monkeypatch.setattr(poller, "wanted_ns", lambda: round(share * poller.time.monotonic_ns()))
+    monkeypatch.setattr(sweeps, "wanted_ns", lambda: round(share * sweeps.time.monotonic_ns()))
 
     async def held() -> None:
         nonlocal share
-        watched = Poller(asyncio.get_running_loop(), sweep_s=0.05)
+        pace = Sweeps(0.05, busy=0.4)
+        watched = Poller(asyncio.get_running_loop(), pace)
         with read_by(watched) as reader:
             assert max(size for size, _ in await said(reader)) > 10 * 5
-            assert 0 < watched.widest_ns() <= 50_000_000
+            assert 0 < pace.widest_ns() <= 50_000_000
             assert any(late for _, late in reader.reads)
             share = 0.0
             await said(reader, for_s=1.0)
-            watched.widest_ns()
-            assert watched.widest_ns() == 0
+            pace.widest_ns()
+            assert pace.widest_ns() == 0
 
     uvloop.run(held())
 
 
 def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the process: what waits must never fill a receive buffer."""
-    monkeypatch.setattr(poller, "wanted_ns", poller.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
 
     async def held() -> None:
-        watched = Poller(asyncio.get_running_loop(), sweep_s=0.2)
+        watched = Poller(asyncio.get_running_loop(), Sweeps(0.2, busy=0.4))
         with read_by(watched) as reader:
-            assert max(size for size, _ in await said(reader, 4000, 1.0)) < 4 * poller.SWEPT_BYTES
+            most = 4 * reader.ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // sweeps.SWEPT_SHARE
+            assert max(size for size, _ in await said(reader, 4000, 1.0)) < most
+
+    uvloop.run(held())
+
+
+def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then answers may have ended; while as much comes as before, the pause goes on."""
+    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "SWEEP_S_LEAST", 5.0)
+    ebbing = [False, False, True]
+
+    async def held() -> None:
+        watched = Poller(asyncio.get_running_loop(), Sweeps(5.0, busy=0.4, ebbs=lambda: ebbing.pop(0)))
+        with read_by(watched) as reader:
+            await said(reader, for_s=0.2)
+            paused = monotonic()
+            while ebbing:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert 2 * sweeps.EBB_S < monotonic() - paused < 5.0
+            assert [late for _, late in reader.reads] == [True]
 
     uvloop.run(held())
 
 
 def test_without_leave_everything_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stamps depend on reads nothing is put off."""
-    monkeypatch.setattr(poller, "wanted_ns", poller.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
 
     async def held() -> None:
         watched = Poller(asyncio.get_running_loop())
         with read_by(watched) as reader:
             await said(reader, for_s=0.2)
-            assert watched.widest_ns() == 0
+            assert len(reader.reads) > 10
 
     uvloop.run(held())

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads.arrivals import Trace, parse
+from workloads.arrivals import parse
 from workloads.datasets import TABLES, Entry
+from workloads.processes import Trace
 from workloads.syntax import WorkloadError
 
 SAMPLES = Path(__file__).parent.parent / "data/traces"

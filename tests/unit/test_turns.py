@@ -77,7 +77,7 @@ def test_the_terminal_shows_the_first_turns_and_says_how_many_it_left_out(tmp_pa
     start = next(place for place, line in enumerate(lines) if "Latency by turn" in line)
     shown = [line.split() for line in lines[start + 2 : start + 2 + TURNS_BRIEF]]
     assert [cells[0] for cells in shown] == [str(turn + 1) for turn in range(TURNS_BRIEF)]
-    assert shown[0][3] == "n<11"
+    assert shown[0][3] == "100.5*"
     assert "3 later turns in summary.json and on the page." in text
     assert max(map(len, lines)) <= 80
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from workloads import lengths
-from workloads.arrivals import Trace
 from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS
+from workloads.processes import Trace
 from workloads.prompts import Prompt, Stretch
 from workloads.request import Request
 from workloads.syntax import WorkloadError
@@ -24,7 +24,6 @@ from workloads.workload import (
     Workload,
     WorkloadSpec,
     parse,
-    replay,
 )
 
 DATA = Path(__file__).parent.parent / "data"
@@ -133,7 +132,7 @@ def test_a_shared_prefix_as_long_as_the_prompt_is_refused() -> None:
 
 def test_a_trace_brings_its_lengths_and_its_sharing() -> None:
     """Prompts have the recorded lengths; equal leading block ids are equal leading tokens, and no more than that."""
-    requests = list(replay(Trace(DATA / "traces/mooncake.jsonl").entries(), material()))
+    requests = list(Trace(DATA / "traces/mooncake.jsonl").requests(material()))
     assert [(request.input_tokens, request.output_tokens) for request in requests] == [
         (1100, 52), (600, 1), (1030, 26), (13, 300),
     ]  # fmt: skip
@@ -148,7 +147,7 @@ def test_a_trace_brings_its_lengths_and_its_sharing() -> None:
 
 def test_a_trace_without_blocks_has_prompts_of_their_own() -> None:
     """Azure and BurstGPT record no sharing, so every prompt differs, and text will do."""
-    requests = list(replay(Trace(DATA / "traces/burstgpt.csv").entries(), material(text)))
+    requests = list(Trace(DATA / "traces/burstgpt.csv").requests(material(text)))
     assert [request.prompt for request in requests] == [text(0, 410), text(1, 1010), text(2, 417)]
 
 
@@ -156,7 +155,7 @@ def test_a_prompt_longer_than_its_blocks_goes_on_with_its_own_tokens(tmp_path: P
     """Block ids that end early leave a rest, which nothing else shares."""
     file = tmp_path / "short.jsonl"
     file.write_text('{"timestamp": 0, "input_length": 515, "output_length": 1, "hash_ids": [4]}\n', "utf-8")
-    (request,) = replay(Trace(file).entries(), material())
+    (request,) = Trace(file).requests(material())
     assert request.prompt == ids(-5, BLOCK_TOKENS) + ids(0, 3)
 
 

@@ -1,0 +1,135 @@
+"""The packet socket of a ring: the kernel keeps each TCP segment's headers and stamp in memory that it shares with us.
+
+A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) sees what comes in on the interface
+of the route to the server, before IP does. The filter keeps the IP header and 14 bytes of the TCP header: of what was
+said nothing is ever copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+BLOCK_BYTES, BLOCKS = 8_192, 4_096
+"""What is not read for long is kept as long as it fits 32 MiB, about 230,000 segments, and for 4 s of any load."""
+RETIRE_MS = 1
+"""A block is handed over when it is full, or this long after its first segment."""
+ADDRESSES_MOST = 60
+"""What jumps of a filter reach over."""
+_ETHERTYPE_ALL, _ETHERTYPE_IPV4, _ETHERTYPE_IPV6, _ETHERTYPE_AT = 3, 0x0800, 0x86DD, 0xFFFFF000
+_SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TIMESTAMP, _IGNORE_OUTGOING = 263, 5, 6, 10, 17, 23
+_TPACKET_V3, _SOFTWARE_STAMPS, _ATTACH_FILTER = 2, 1 << 4, 26
+_INSTRUCTION = struct.Struct("=HBBI")
+"""linux/filter.h, struct sock_filter: what to do, where to go if true, if false (both counted from the next), value."""
+_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _LOAD_HALF_X, _LOAD_IP_LENGTH_X = 0x20, 0x28, 0x30, 0x48, 0xB1
+_LOAD_X, _X_TO_A, _ADD, _EQUAL, _ANY_BIT, _RETURN_A, _RETURN = 0x01, 0x87, 0x04, 0x15, 0x45, 0x16, 0x06
+_SOCKET_ADDRESS = struct.Struct("HHi12x")
+"""linux/if_packet.h, struct sockaddr_ll: family, protocol, interface."""
+_NETLINK_ROUTE, _GET_ROUTE, _NEW_ROUTE, _REQUEST, _DESTINATION, _INTERFACE = 0, 26, 24, 1, 1, 4
+_MESSAGE, _ROUTE, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("8BI"), struct.Struct("HH")
+"""linux/rtnetlink.h: struct nlmsghdr, rtmsg, rtattr."""
+_TCP, _FRAGMENT, _KEPT_OF_TCP = 6, 0x1FFF, 14
+IPV6_BYTES = 40
+
+
+def open_packets(family: int, addresses: Sequence[tuple[Any, ...]]) -> tuple[socket.socket, mmap.mmap]:
+    """The socket that sees segments from these addresses of a family, and the memory in which they are. Raises OSError
+    where the kernel does not let us."""
+    if sys.byteorder != "little" or len(addresses) > ADDRESSES_MOST:
+        raise OSError("packet rings are read on little-endian machines, of up to 60 addresses")
+    packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+    try:
+        _attach(packets, program(family, addresses))
+        packets.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
+        packets.setsockopt(_SOL_PACKET, _TIMESTAMP, _SOFTWARE_STAMPS)
+        packets.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
+        frames = BLOCKS * BLOCK_BYTES // 2048
+        packets.setsockopt(_SOL_PACKET, _RX_RING, struct.pack("7I", BLOCK_BYTES, BLOCKS, 2048, frames, RETIRE_MS, 0, 0))
+        memory = mmap.mmap(packets.fileno(), BLOCKS * BLOCK_BYTES)
+        _bind(packets, {_interface(family, address) for address in addresses})
+    except BaseException:
+        packets.close()
+        raise
+    return packets, memory
+
+
+def drops(packets: socket.socket) -> int:
+    """Segments that found no room since the last time."""
+    return int(struct.unpack("3I", packets.getsockopt(_SOL_PACKET, _STATISTICS, 12))[1])
+
+
+def program(family: int, addresses: Sequence[tuple[Any, ...]]) -> bytes:
+    """The filter: of TCP segments from these addresses, how many bytes are kept; of others none. X is where TCP begins,
+    and a jump to `accept` or `reject` is known by its place in the end."""
+    accept, reject = -1, -2
+    four = family == socket.AF_INET
+    code: list[tuple[int, int, int, int]] = [
+        (_LOAD_WORD, 0, 0, _ETHERTYPE_AT),
+        (_EQUAL, 0, reject, _ETHERTYPE_IPV4 if four else _ETHERTYPE_IPV6),
+        (_LOAD_BYTE, 0, 0, 9 if four else 6),
+        (_EQUAL, 0, reject, _TCP),
+    ]
+    if four:
+        code += [(_LOAD_HALF, 0, 0, 6), (_ANY_BIT, reject, 0, _FRAGMENT), (_LOAD_IP_LENGTH_X, 0, 0, 0)]
+    else:
+        code += [(_LOAD_X, 0, 0, IPV6_BYTES)]
+    for address in addresses:
+        words = address_words(family, address)
+        for index, word in enumerate(words):
+            code += [
+                (_LOAD_WORD, 0, 0, (12 if four else 8) + 4 * index),
+                (_EQUAL, 0, 2 * (len(words) - index), word),
+            ]
+        code += [(_LOAD_HALF_X, 0, 0, 0), (_EQUAL, accept, 0, address[1])]
+    end = len(code)
+    code += [(_RETURN, 0, 0, 0), (_X_TO_A, 0, 0, 0), (_ADD, 0, 0, _KEPT_OF_TCP), (_RETURN_A, 0, 0, 0)]
+    ends = {reject: end, accept: end + 1}
+    return b"".join(
+        _INSTRUCTION.pack(do, *(ends[to] - at - 1 if to < 0 else to for to in jumps), value)
+        for at, (do, *jumps, value) in enumerate(code)
+    )
+
+
+def address_words(family: int, address: tuple[Any, ...]) -> tuple[int, ...]:
+    """As the kernel has it in a packet, in words of the network's order."""
+    packed = socket.inet_pton(family, address[0].partition("%")[0])
+    return struct.unpack(f"!{len(packed) // 4}I", packed)
+
+
+def _attach(packets: socket.socket, code: bytes) -> None:
+    space = ctypes.create_string_buffer(code, len(code))
+    described = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(space))
+    packets.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
+
+
+def _bind(packets: socket.socket, interfaces: set[int]) -> None:
+    """To the interface, or to all where there are several; Python's own `bind` knows them by name only. Before it
+    nothing comes, and so nothing unfiltered."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    only = interfaces.pop() if len(interfaces) == 1 else 0
+    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ETHERTYPE_ALL), only)
+    if libc.bind(packets.fileno(), address, len(address)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _interface(family: int, address: tuple[Any, ...]) -> int:
+    """Index of the interface by which the kernel would reach this address (rtnetlink(7)); 0 where it does not say."""
+    packed = socket.inet_pton(family, address[0].partition("%")[0])
+    asked = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+    asked += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _DESTINATION) + packed
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as netlink:
+        netlink.send(_MESSAGE.pack(_MESSAGE.size + len(asked), _GET_ROUTE, _REQUEST, 1, 0) + asked)
+        told = netlink.recv(65_536)
+    at, end = _MESSAGE.size + _ROUTE.size, len(told)
+    while _MESSAGE.unpack_from(told)[1] == _NEW_ROUTE and at + _ATTRIBUTE.size < end:
+        size, kind = _ATTRIBUTE.unpack_from(told, at)
+        if kind == _INTERFACE:
+            return int.from_bytes(told[at + _ATTRIBUTE.size : at + size], sys.byteorder)
+        at += max(size + 3 & ~3, _ATTRIBUTE.size)
+    return 0

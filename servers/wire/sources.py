@@ -1,0 +1,182 @@
+"""The sources of arrival instants (servers.wire.stamps) by name, and the one that reads packet rings.
+
+    open_source(name)      before the first connection; the next best where the machine has none of that name
+
+Another source is one class and its line in SOURCES.
+"""
+
+from __future__ import annotations
+
+import socket
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from time import monotonic_ns, time_ns
+from typing import TYPE_CHECKING, Any
+
+from servers.wire.agreement import off
+from servers.wire.stamps import (
+    PLAIN,
+    Address,
+    Instants,
+    Received,
+    SocketStamps,
+    StampSource,
+    ToMonotonic,
+    kernel_stamps,
+)
+from servers.wire.sweeps import Ebb
+
+if TYPE_CHECKING:
+    from servers.wire.ring import Flow, Flows, Ring, Segments
+
+AUTO = "auto"  # In plans: the best that this machine has
+COLLECTED_EVERY_NS = 1_000_000
+SORTED_EVERY_NS = 500_000_000
+SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
+
+
+class RingStamps(StampSource):
+    """The kernel's stamp of each packet, in memory that it shares with us (servers.wire.ring). Reads may be late, and
+    no token shares a stamp with another unless the server sent both in one packet. Each read is held against the
+    socket's stamp, which also stands in for what the ring has not."""
+
+    name = "ring"
+    title = "kernel timestamps of each packet"
+    exact = True
+    error_s = 20e-6
+    by_read = False
+    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
+
+    def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
+        """A ring for each family of the server's addresses, and what stamps where they have nothing."""
+        self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
+        self._unsorted: list[list[Segments]] = [[] for _ in rings]
+        self._collected_ns = self._sorted_ns = 0
+        self._ebb = Ebb()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._missed, self._off = 0, Counter[int]()
+
+    @classmethod
+    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:
+        from servers.wire import ring
+
+        rings: list[Ring] = []
+        try:
+            for family in dict(servers):
+                rings += [ring.Ring(family, [address[:2] for each, address in servers if each == family])]
+        except (AttributeError, OSError):  # not Linux, or not permitted
+            for each in rings:
+                each.close()
+            return None
+        sorted_by = [ring.Flows(len(each.addresses)) for each in rings]
+        return cls(rings, sorted_by, SocketStamps.open(servers) or PLAIN)
+
+    def watch(self, sock: socket.socket) -> Flow | None:
+        self._instead.watch(sock)
+        peer = sock.getpeername()[:2]
+        for ring, flows in zip(self._rings, self._sorted_by, strict=True):
+            if ring.family == sock.family and peer in ring.addresses:
+                self.collect(at_once=True)
+                return flows.watch(ring.addresses.index(peer) << 16 | sock.getsockname()[1], time_ns())
+        return None
+
+    def ready(self, received: Received) -> bool:
+        flow: Flow | None = received.watched
+        if flow is None or not received.sizes:
+            return True
+        wanted = received.offsets(received.sizes[-1:])[0]
+        if flow.through < wanted:
+            self.collect(at_once=True)
+        return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
+
+    def pieces(self, received: Received) -> int:
+        flow: Flow | None = received.watched
+        if flow is None:
+            return self._instead.pieces(received)
+        return len(flow.ends) - bisect_right(flow.ends, received.begins)
+
+    def collect(self, *, at_once: bool = False) -> None:
+        """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""
+        now_ns = monotonic_ns()
+        if now_ns - self._collected_ns < COLLECTED_EVERY_NS:
+            return
+        self._collected_ns = now_ns
+        for ring, unsorted in zip(self._rings, self._unsorted, strict=True):
+            if (came := ring.read()) is not None:
+                self._ebb.came += len(came.key)
+                unsorted.append(came)
+        if at_once or now_ns - self._sorted_ns >= SORTED_EVERY_NS:
+            self._sorted_ns = now_ns
+            for flows, unsorted in zip(self._sorted_by, self._unsorted, strict=True):
+                if unsorted:
+                    flows.add(*unsorted)
+                    unsorted.clear()
+
+    def ebbs(self) -> bool:
+        self.collect()
+        return self._ebb.falls()
+
+    def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
+        flow: Flow | None = received.watched
+        if flow is None:
+            return self._instead.instants(received, ends, to_monotonic)
+        flow.forget(received.begins)
+        found = flow.arrivals(received.offsets(ends))
+        if ends is received.sizes and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
+            of_reads = flow.arrivals(received.read_ends) if received.read_ends else found
+            self._off.update(off(of_reads, stamps, flow.closed_ns))
+        instants = to_monotonic(found)
+        if min(found) >= 0:
+            return instants, self
+        missing = [at for at, stamp in enumerate(found) if stamp < 0]
+        self._missed += len(missing)
+        others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
+        for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
+            instants[at] = min([instant, *instants[at + 1 : at + 2]])
+        return instants, by
+
+    def counts(self) -> dict[str, Any]:
+        self.collect()
+        found = {
+            "ring_drops": sum(ring.drops() for ring in self._rings),
+            "ring_missed": self._missed,
+            "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
+        }
+        self._reset()
+        return found
+
+    def close(self) -> None:
+        self._instead.close()
+        for ring in self._rings:
+            ring.close()
+
+
+SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}
+"""By name, the best first."""
+
+
+def load(name: str) -> None:
+    """Import what opening this source takes: once, for all processes that are forked later."""
+    if name in (AUTO, RingStamps.name):
+        from servers.wire import ring  # noqa: F401
+
+
+def open_source(name: str, servers: Sequence[Address]) -> StampSource:
+    """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
+    better = 0 if name == AUTO else [*SOURCES].index(name)
+    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers))), PLAIN)
+
+
+def lacking(wanted: str, name: str) -> str:
+    """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
+    best = next(iter(SOURCES)) if wanted == AUTO else wanted
+    return SOURCES[best].needs if best in SOURCES and best != name else ""
+
+
+def common(names: Iterable[str]) -> str:
+    """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
+    known = [*SOURCES]
+    return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]

@@ -1,0 +1,88 @@
+"""How far apart reads may be where they are not what stamps: less is read at a time the more it costs a core."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SELDOM, MODERATE, OFTEN = (1.6, 0.1), (0.1, 0.3), (0.001, 0.8)
+"""Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
+the next request due or lets it be sent, `MODERATE` where it only frees a connection for it, `SELDOM` in a burst."""
+ROOM_BYTES = 1 << 18
+"""The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
+permits."""
+SWEEP_S_LEAST = 0.005
+EBB_S = 0.25
+"""How often to ask in a long pause whether less comes than before."""
+SWEPT_SHARE = 16
+"""What part of a receive buffer may come in one read: small segments take six times their room."""
+IDLE_SHARE = 0.1
+"""Of a core, below which sweeps are closer again; with a low `busy` a third of that."""
+FEWER = 0.75
+"""Of what came per second before: clearly less."""
+LOOK_NS = 50_000_000
+SCHEDULED = Path("/proc/thread-self/schedstat")
+
+
+def wanted_ns() -> int:
+    """How long this thread had a core, or waited for one that others had."""
+    try:
+        return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
+    except OSError:
+        return time.process_time_ns()
+
+
+class Sweeps:
+    """At most `most_s` apart: farther while reading takes much of a core, closer again when it does not or a socket
+    held much."""
+
+    def __init__(self, most_s: float, busy: float, *, ebbs: Callable[[], bool] = bool) -> None:
+        """`busy` is the share of a core, had or waited for, beyond which reading is to take less. `ebbs` says whether
+        less comes than when it was last asked: then answers may have ended, and a long pause does too."""
+        self.ebbs = ebbs
+        self._most_s, self._busy, self._idle = most_s, busy, min(IDLE_SHARE, busy / 3)
+        self._swept_bytes = self._read_bytes = 0
+        self._apart_s = self._widest_s = 0.0
+        self._looked_ns, self._wanted_ns = time.monotonic_ns(), wanted_ns()
+
+    def watch(self, sock: socket.socket) -> None:
+        """The first of the sockets, whose receive buffers are alike."""
+        self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
+
+    def apart_s(self, now_ns: int, read_bytes: int) -> float:
+        """A sweep is over, in which the largest late read had so many bytes: when is the next?"""
+        self._read_bytes = max(self._read_bytes, read_bytes)
+        wall_ns = now_ns - self._looked_ns
+        if wall_ns >= LOOK_NS:
+            before, self._wanted_ns = self._wanted_ns, wanted_ns()
+            share = (self._wanted_ns - before) / wall_ns
+            self._looked_ns = now_ns
+            if self._read_bytes > self._swept_bytes or share < self._idle:
+                self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
+            elif share > self._busy:
+                wider_s = self._apart_s * min(4, self._swept_bytes / max(self._read_bytes, 1))
+                self._apart_s = min(max(wider_s, SWEEP_S_LEAST), self._most_s)
+            self._read_bytes = 0
+            self._widest_s = max(self._widest_s, self._apart_s)
+        return self._apart_s
+
+    def widest_ns(self) -> int:
+        """How far apart sweeps were at most since the last time this was asked; 0: everything was served at once."""
+        widest, self._widest_s = self._widest_s, self._apart_s
+        return round(widest * 1e9)
+
+
+class Ebb:
+    """Whether less comes than before."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self._asked_ns, self._per_ns = time.monotonic_ns(), 0.0
+
+    def falls(self) -> bool:
+        """Whether clearly less has come per second since this was last asked than before that."""
+        before, asked_ns, self._asked_ns = self._per_ns, self._asked_ns, time.monotonic_ns()
+        self._per_ns, self.came = self.came / max(self._asked_ns - asked_ns, 1), 0
+        return self._per_ns < FEWER * before

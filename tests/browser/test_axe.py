@@ -1,0 +1,87 @@
+"""Every page held against the rules of axe-core (WCAG 2.2 and good practice), at three widths, in light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+from loadgen.cli.report import report
+from tests.browser.conftest import NASTY
+from tests.command import in_process
+from tests.matrices import fabricate
+from tests.runs import burst, footer, header, healthy, write
+
+PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix")
+"""Fixtures of pages on disk: what has a `path`."""
+WIDTHS = (360, 1024, 1600)
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A page that was written."""
+
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of a server with hostile words."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [folder / name for name in ("one", "two")]
+    for place, run in enumerate(runs):
+        first, records = header(40, server="vllm"), burst(40, 8, pace=1 + place / 2)
+        first.server["model"] = NASTY
+        write(run, [first, *records, *healthy(), footer(records)])
+    return runs
+
+
+@pytest.fixture(scope="module")
+def folder(runs: list[Path]) -> OnDisk:
+    """The index of a folder of runs."""
+    report([runs[0].parent], quiet=True)
+    return OnDisk(runs[0].parent / "index.html")
+
+
+@pytest.fixture(scope="module")
+def comparison(runs: list[Path]) -> OnDisk:
+    """One run against the other."""
+    page = runs[0].parent / "compare.html"
+    assert in_process(page.parent, "compare", "--html", str(page), "--quiet", *map(str, runs))[0] == 0
+    return OnDisk(page)
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """A matrix in which one server never came up."""
+    return OnDisk(fabricate(tmp_path_factory.mktemp("matrix") / "m", failing="lightllm", nasty=NASTY) / "matrix.html")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_rule_of_accessibility_is_broken(name: str, browser: Browser, request: pytest.FixtureRequest) -> None:
+    """No finding of axe: contrast, names, landmarks, headings, tables, focus; also with every detail open."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(request.getfixturevalue(name).path.as_uri())
+    for width, scheme in _looks():
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.evaluate(
+            "(open) => document.querySelectorAll('.fold, .help').forEach((each) => each.open = open)", width == 1024
+        )
+        found = [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in _violations(page)]
+        assert (width, scheme, found) == (width, scheme, [])
+    context.close()
+
+
+def _looks() -> Iterator[tuple[int, Any]]:
+    return ((width, scheme) for width in WIDTHS for scheme in ("light", "dark"))
+
+
+def _violations(page: Any) -> list[dict[str, Any]]:
+    return list(Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"])

@@ -102,7 +102,13 @@ def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Foo
         "virtual": True,
         "speed": None,
         "limits": {"kv_tokens": kv_tokens, "step_tokens": policy.step_tokens},
-        "hardware": {"gpu": deployment.gpu.name, "gpus": deployment.gpus, "vintage": modelled.vintage},
+        "hardware": {
+            "gpu": deployment.gpu.name,
+            "gpus": deployment.gpus,
+            "tensor_parallel": modelled.tensor,
+            "model": deployment.model.name + f"-{modelled.format}" * (modelled.format != "bf16"),
+            "vintage": modelled.vintage,
+        },
     }
     endpoint = {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint}
     header = Header(

@@ -69,15 +69,12 @@ class Sweep:
     @property
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings."""
-        plan = self.plan.model_dump(mode="json", exclude={"arrivals"})
+        plan = {name: value for name, value in self.plan.stored().items() if name != "arrivals"}
         return dict(without_secrets({"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.about)}))
 
     def step(self, number: int, load: float) -> Plan:
-        """The plan of one step: other prompts than those before it, which the server may have kept."""
-        changes = {"arrivals": ARRIVALS[self.over].format(load), "seed": self.plan.seed + number - 1}
-        settings = self.plan.model_dump(exclude_unset=True)
-        settings["header"], settings["extra_body"] = self.plan.header, self.plan.extra_body
-        return Plan(**settings | changes)
+        """The plan of one step: with other prompts than those before it, which the server may have kept."""
+        return self.plan.but(arrivals=ARRIVALS[self.over].format(load), seed=self.plan.seed + number - 1)
 
 
 def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:

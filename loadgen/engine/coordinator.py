@@ -73,10 +73,10 @@ def run(
     on_progress: Callable[[str, Counts], str | None],
     sampler: Callable[[], Sampler],
 ) -> Footer:
-    """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second; where
-    it says why, the run ends as if interrupted. What `sampler` makes reads the server, the GPUs and the host meanwhile.
-    The first interrupt ends the run and keeps what came; the second kills the workers too. Raises OutputError when the
-    run file cannot be written."""
+    """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second;
+    where it says why, the run ends as if interrupted. What `sampler` makes reads the server, the GPUs and the host
+    meanwhile. The first interrupt ends the run and keeps what came; the second kills the workers too. Raises
+    OutputError when the run file cannot be written."""
     readings = Sampler({})
     ended_ns: int | None = None
     beside: Sequence[Path] = ()

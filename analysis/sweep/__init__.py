@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import fsum
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
 
 from analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
+from analysis.report.format import simulated, who
+from analysis.stats import CONFIDENCE
 from analysis.summary import Summary
 from analysis.sweep.capacity import Capacity, Evidence, State
+from analysis.telemetry import number, samples
+from loadgen.runfile import Run
 
 FORMAT = 1
 CARRIED_SHARE = 0.9
@@ -83,7 +89,7 @@ class SweepResult(msgspec.Struct, kw_only=True):
     gpus: int
     gpu_hour_cost: float | None
     power: str
-    """Where the watts are from: `measured`, the `data sheet`, or empty."""
+    """Where the watts are from: `measured`, `of the data sheet`, or empty."""
     predicted: list[dict[str, float]]
     """What a twin expects: by `load` the fields of a step."""
     steps: list[SweepStep]
@@ -97,16 +103,6 @@ class Measured(NamedTuple):
     """Its end in sweep.jsonl."""
     folder: str
     summary: Summary
-
-
-class Costs(NamedTuple):
-    """What is known of the GPUs beside the runs."""
-
-    gpus: int
-    hour: float | None
-    """Price of one GPU for an hour."""
-    watts: float | None
-    """Of all GPUs by their data sheets, for steps that read none."""
 
 
 def evidence(lines: Iterable[Mapping[str, Any]]) -> list[Evidence]:
@@ -130,29 +126,37 @@ def bounds_of(objectives: Iterable[Objective]) -> list[Objective]:
     return list(found.values())
 
 
+def watts(run: Run) -> float | None:
+    """The mean power of all GPUs together during a run; None where nobody read it."""
+    read = [each.values.get("gpus", ()) for each in samples(run, "gpu") if each.moment == "run" and not each.gap]
+    powers = [[number(gpu, "power_w") for gpu in gpus] for gpus in read]
+    totals = [fsum(each for each in known if each is not None) for known in powers if known and None not in known]
+    return fmean(totals) if totals else None
+
+
 def result(
     plan: Mapping[str, Any],
     measured: Sequence[Measured],
     found: Capacity | None,
-    costs: Costs,
-    *,
-    confidence: float,
+    search: Mapping[str, Any],
     ended: str,
-    named: tuple[str, str],
     predicted: Sequence[Mapping[str, float]] = (),
 ) -> SweepResult:
-    """All that is known of a sweep, whose plan is that of sweep.jsonl; `named` is the server and its mark."""
-    steps = sorted((_step(each, costs) for each in measured), key=lambda step: step.load)
-    watts = {bool(each.line.get("power_w")) for each in measured}
+    """All that is known of a sweep: `plan` and `search` are those of sweep.jsonl."""
     last = measured[-1].summary if measured else None
+    limit = None if last is None else last.limit
+    gpus, hour = search.get("gpus") or (limit.gpus if limit else 1), search.get("hour")
+    sheet = _data_sheet(limit.gpu, gpus) if limit else None
+    steps = sorted((_step(each, gpus, hour, sheet) for each in measured), key=lambda step: step.load)
     powers = {
         step.step: step.requests_per_s / step.e2e_p50_s
         for step in steps
         if step.requests_per_s and step.e2e_p50_s and step.verdict != "overload"
     }
+    read = any(each.line.get("power_w") for each in measured)
     return SweepResult(
-        name=named[0],
-        mark=named[1],
+        name="" if last is None else who(last) + (f", {gpus} x {limit.gpu}" if limit else ""),
+        mark="" if last is None else simulated(last),
         model=None if last is None else last.server.model,
         over=plan["over"],
         objectives=list(plan.get("objectives") or ()),
@@ -160,12 +164,12 @@ def result(
         capacity=None if found is None else found.capacity,
         capacity_low=None if found is None else found.low,
         capacity_high=None if found is None else found.high,
-        confidence=confidence,
+        confidence=search.get("confidence", CONFIDENCE),
         ended=ended,
         knee=max(powers, key=lambda step: powers[step]) if len(powers) > 1 else None,
-        gpus=costs.gpus,
-        gpu_hour_cost=costs.hour,
-        power="measured" if True in watts else "data sheet" if costs.watts else "",
+        gpus=gpus,
+        gpu_hour_cost=hour,
+        power="measured" if read else "of the data sheet" if sheet else "",
         predicted=[dict(each) for each in predicted],
         steps=steps,
         version="" if last is None else last.run.version,
@@ -189,10 +193,19 @@ def pareto(steps: Sequence[SweepStep], x: str, *, less: bool = False) -> list[Sw
     return kept
 
 
-def _step(measured: Measured, costs: Costs) -> SweepStep:
+def _data_sheet(name: str, gpus: int) -> float | None:
+    from servers.hardware import HardwareError, gpu
+
+    try:
+        return gpus * gpu(name).watts or None
+    except HardwareError:  # of a file of the user's own
+        return None
+
+
+def _step(measured: Measured, gpus: int, hour: float | None, sheet: float | None) -> SweepStep:
     line, folder, summary = measured
     rate, tpot, limit = summary.throughput.output_tokens_per_s, summary.latencies["tpot_s"], summary.limit
-    ttft, watts = summary.latencies["ttft_s"], line.get("power_w") or costs.watts
+    ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet
     low, high = UNSURE
     verdict = "kept" if line["over"] < low else "broken" if line["over"] > high else "unsure"
     speed = summary.server.speed or 1.0
@@ -207,7 +220,7 @@ def _step(measured: Measured, costs: Costs) -> SweepStep:
         requests_per_s=summary.throughput.requests_per_s,
         goodput_per_s=None if summary.goodput is None else summary.goodput.per_s,
         output_tokens_per_s=rate,
-        output_tokens_per_s_per_gpu=None if rate is None else rate / costs.gpus,
+        output_tokens_per_s_per_gpu=None if rate is None else rate / gpus,
         tokens_per_s_per_user=1 / tpot.p50 if tpot.p50 else None,
         ttft_p50_s=ttft.p50,
         ttft_p99_s=ttft.p99,
@@ -216,7 +229,7 @@ def _step(measured: Measured, costs: Costs) -> SweepStep:
         e2e_p50_s=summary.latencies["e2e_s"].p50,
         limit_tokens_per_s_per_gpu=None if limit is None else limit.output_tokens_per_s / limit.gpus,
         limit_tokens_per_s_per_user=None if limit is None or not limit.tpot_s else 1 / limit.tpot_s,
-        cost_per_million_tokens=costs.gpus * costs.hour * speed / rate / 3600 * 1e6 if costs.hour and rate else None,
-        joules_per_token=watts * speed / rate if watts and rate else None,
+        cost_per_million_tokens=gpus * hour * speed / rate / 3600 * 1e6 if hour and rate else None,
+        joules_per_token=power * speed / rate if power and rate else None,
         client=summary.client.verdict,
     )

@@ -13,6 +13,16 @@ from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit,
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
+Tp = Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)]
+Format = Annotated[str, Option("--format", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)]
+Vintage = Annotated[str, Option(help="Which generation of the server's scheduler: current or 2023.", **ENGINE)]
+KvTokens = Annotated[
+    int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
+]
+RunningLimit = Annotated[int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)]
+StepTokens = Annotated[int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)]
+Hardware = Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)]
+Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)]
 LEFT_OUT = (
     *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "speed", "stamps"),
     *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
@@ -27,24 +37,14 @@ def drive(
     model: Annotated[
         str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **ENGINE)
     ] = "llama-2-7b",
-    tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)] = 1,
-    format_name: Annotated[str, Option("--format", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)] = (
-        "bf16"
-    ),
-    vintage: Annotated[str, Option(help="Which generation of the server's scheduler: current or 2023.", **ENGINE)] = (
-        "current"
-    ),
-    kv_tokens: Annotated[
-        int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
-    ] = None,
-    running_limit: Annotated[
-        int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)
-    ] = None,
-    step_tokens: Annotated[
-        int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)
-    ] = None,
-    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)] = None,
-    changes: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)] = None,
+    tp: Tp = 1,
+    format_name: Format = "bf16",
+    vintage: Vintage = "current",
+    kv_tokens: KvTokens = None,
+    running_limit: RunningLimit = None,
+    step_tokens: StepTokens = None,
+    hardware: Hardware = None,
+    changes: Changes = None,
     out: Annotated[
         Path | None,
         Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),

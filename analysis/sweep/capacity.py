@@ -35,7 +35,7 @@ GROWTH = 4.0
 """Of the load, until one is too much."""
 SPREAD = 0.05
 """About how near to the capacity, as a share, a run may take it for the other side."""
-CARRIED_MOST, CARRIED_DOUBT = 1.2, 0.01
+CARRIED_MOST, CARRIED_DOUBT = 1.5, 0.01
 """What comes back under too much load, engines that preempt included, is hardly less than the capacity by more."""
 TRUSTED = 0.2
 """About how far off, as a share, a predicted capacity may be."""
@@ -45,6 +45,8 @@ QUANTILES = (0.5, 0.75, 0.9)
 """Bounds at which the autocorrelation of latencies is looked at, beside the objective's own."""
 WINDOWS, SHORT = 5, 2.0
 TAIL, MISSES_LEAST = 0.75, 5
+"""Values above this quantile are taken for an exponential tail, as waiting times in queues have, where fewer than so
+many miss a bound that is far beyond it."""
 FEW = ("truncated", "failed", "dropped")
 """States of which an objective allows some; of complete requests it wants many."""
 HINT = "Name what gets worse with load: ttft.p99 < 500ms, tpot.p50 < 50ms, complete >= 99.9%, attainment >= 95%."
@@ -180,18 +182,17 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
 def chance_of_share(missed: Floats, of: Floats, most: float, values: Floats, bound: float) -> float:
     """The chance that more than the share `most` of all samples miss a bound in the long run, where request after
     request had `missed` of so many, and `values` on average. Where hardly any missed it, the tail tells by how much."""
-    from scipy.special import betaincc, btdtrib, ndtr
+    from scipy.special import betaincc, btdtrib, gammainc
 
     share, size = float(missed.sum() / of.sum()), len(missed) / autocorrelation_time(values, bound)
     edge = float(np.quantile(values, TAIL, method="lower"))
-    if share * size >= MISSES_LEAST or most >= 1 - TAIL or edge >= bound:
+    if share * size >= MISSES_LEAST or most > (1 - TAIL) / 5 or edge >= bound:
         return float(betaincc(share * size + 0.5, (1 - share) * size + btdtrib(0.5, 0.5, most), most))
     beyond = values[(values > edge) & np.isfinite(values)] - edge
     if not len(beyond):
         return float(share > most)
-    depth = (bound - edge) / float(beyond.mean())
-    error = math.sqrt((TAIL + depth**2) / ((1 - TAIL) * size))
-    return float(ndtr((math.log((1 - TAIL) / most) - depth) / error))
+    depth, needed = (bound - edge) / float(beyond.mean()), math.log((1 - TAIL) / most)
+    return float(gammainc((1 - TAIL) * size, (1 - TAIL) * size * needed / depth))
 
 
 def autocorrelation_time(values: Floats, *bounds: float) -> float:

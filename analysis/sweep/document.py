@@ -29,8 +29,8 @@ from analysis.sweep import SweepResult, SweepStep, best, pareto
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
 FRONTIER = """Each point is the run at one load; the line joins those that no other beats in both. Right and up is
-better. Dotted: what the hardware allows with as many requests in flight. A star is the knee. Click a point for its
-run."""
+better. Dotted: what the hardware allows with as many requests in flight; dashed: predicted. A star is the knee. Click a
+point for its run."""
 FIRST = "To the left and up is better: sooner a first token, and more tokens for the same GPUs."
 BY_LOAD = """Requests per second that kept the objectives, each by itself; without objectives, all that were complete.
 Thin: as many as were asked for."""
@@ -79,6 +79,11 @@ def answer(found: SweepResult) -> str:
     return f"Capacity: {significant(found.capacity)} {unit} ({chance}: {low} to {high}) with {holds}.{rough}"
 
 
+def chance(over: float) -> str:
+    """In whole percent, never quite sure."""
+    return "< 1 %" if over < 0.01 else "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
+
+
 def findings(found: SweepResult) -> list[Finding]:
     """The verdict first, then what limits it."""
     sure = found.state in ("found", None)
@@ -91,7 +96,18 @@ def findings(found: SweepResult) -> list[Finding]:
 
 def brief(found: SweepResult) -> Document:
     """For the terminal."""
-    blocks = [doc.Findings(findings(found)), *_cards(found), _steps(found, lambda _found, _folder: "")]
+    heads: dict[str, Kind] = {"step": "head", **numbers("load", "tokens/s per GPU", "per user", "TTFT p99", "TPOT p99")}
+    rows: list[Cells] = [
+        (
+            f"{step.step}",
+            *(significant(each) for each in (step.load, step.output_tokens_per_s_per_gpu, step.tokens_per_s_per_user)),
+            *(duration(each) for each in (step.ttft_p99_s, step.tpot_p99_s)),
+            VERDICTS[step.verdict] + ", knee" * (step.step == found.knee),
+        )
+        for step in found.steps
+    ]
+    steps = table("Steps, by load", heads | {"objectives": "text"}, rows, several=True)
+    blocks = [doc.Findings(findings(found)), *_cards(found, lambda _found, _folder: ""), steps]
     section = Section("answer", "", blocks)
     return Document("loadgen sweep", found.name, [section], found.model or "", found.mark, [RunLook(found.name)])
 
@@ -103,7 +119,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     answers: list[Block] = []
     for place, each in enumerate(found):
         answers += [Paragraph("", run=place)] if several else []
-        answers += [doc.Findings(findings(each)), *_cards(each)]
+        answers += [doc.Findings(findings(each)), *_cards(each, link)]
     if several:
         answers.append(_compared(sweeps, link))
     if mixed := len({each.over for each in found}) > 1:
@@ -131,23 +147,26 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     return Document("loadgen sweep", title, sections, subtitle, mark, looks, ["frontier.js"], data, found[0].version)
 
 
-def _cards(found: SweepResult) -> list[Block]:
-    step, cards = best(found), list[Card]()
-    if found.capacity is not None and found.state is not None:
-        ends = f"{significant(found.capacity_low)} to {significant(found.capacity_high)}"
-        cards.append(Card("Capacity", significant(found.capacity), UNITS[found.over], ends))
-    if step is not None:
-        at = f"at {significant(step.load)} {UNITS[found.over]}"
-        cards.append(Card("Per GPU", significant(step.output_tokens_per_s_per_gpu), "tokens/s", at))
-        cards.append(Card("Per user", significant(step.tokens_per_s_per_user), "tokens/s", at))
-        if step.cost_per_million_tokens is not None:
-            said = f"{at}, {significant(found.gpu_hour_cost)} per GPU hour"
-            cards.append(Card("Cost", significant(step.cost_per_million_tokens), "per million tokens", said))
-        if step.joules_per_token is not None:
-            cards.append(
-                Card("Energy", significant(step.joules_per_token), "J per token", f"{at}, power {found.power}")
-            )
-    return [Cards(cards)] if cards else []
+def _cards(found: SweepResult, link: Links) -> list[Block]:
+    step = best(found)
+    if step is None:
+        return []
+    cards, leads = list[Card](), link(found, step.folder)
+    if found.capacity and found.state is not None:
+        ends = " to ".join(significant(end) for end in (found.capacity_low, found.capacity_high) if end is not None)
+        cards.append(Card("Capacity", significant(found.capacity), UNITS[found.over], ends, leads))
+    at = f"at {significant(step.load)} {UNITS[found.over]}"
+    priced = f"{at}, {significant(found.gpu_hour_cost)} per GPU hour"
+    figures = (
+        ("Per GPU", step.output_tokens_per_s_per_gpu, "tokens/s", at),
+        ("Per user", step.tokens_per_s_per_user, "tokens/s", at),
+        ("Cost", step.cost_per_million_tokens, "per million tokens", priced),
+        ("Energy", step.joules_per_token, "J per token", f"{at}, power {found.power}"),
+    )
+    cards += [
+        Card(name, significant(each), unit, said, leads) for name, each, unit, said in figures if each is not None
+    ]
+    return [Cards(cards)]
 
 
 def _steps(found: SweepResult, link: Links) -> doc.Table:
@@ -155,13 +174,13 @@ def _steps(found: SweepResult, link: Links) -> doc.Table:
         "step": "head",
         **numbers("load", "complete", "requests/s", "goodput/s", "tokens/s per GPU"),
     }
-    heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "chance over")
+    heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
     extra = [
         (title, name)
         for title, name in (("cost per M", "cost_per_million_tokens"), ("J/token", "joules_per_token"))
         if any(getattr(step, name) is not None for step in found.steps)
     ]
-    heads |= numbers(*(title for title, _ in extra)) | {"objectives": "text"}
+    heads |= numbers(*(title for title, _ in extra))
     rows = list[Cells]()
     for step in found.steps:
         leads = link(found, step.folder)
@@ -175,12 +194,12 @@ def _steps(found: SweepResult, link: Links) -> doc.Table:
             (
                 cell(str(step.step) + ", knee" * (step.step == found.knee), step.step),
                 cell(significant(step.load), step.load),
+                VERDICTS[step.verdict],
+                cell(chance(step.over), step.over),
                 cell(share(step.complete / step.planned) if step.planned else UNKNOWN),
                 *(cell(significant(each), each) for each in plain),
                 *(cell(duration(each), each) for each in times),
-                cell(f"{100 * step.over:.2g} %", step.over),
                 *(cell(significant(getattr(step, name)), getattr(step, name)) for _, name in extra),
-                VERDICTS[step.verdict],
             )
         )
     return table("Steps, by load", heads, rows, several=True)
@@ -260,16 +279,18 @@ def _charts(load: str) -> list[dict[str, Any]]:
         look = {"color": "@run", "size": 9}
         where = {"x": "$x", "y": "$y", "text": "$text", "customdata": "$report", "marker": look}
         lines = {"line": {"color": "@run:60", "width": 1}} if "lines" in mode else {}
-        return {"type": "scatter", "mode": mode, "name": "@name measured", "hovertemplate": hover, **where, **lines}
+        return {"type": "scatter", "mode": mode, "name": "@name", "hovertemplate": hover, **where, **lines}
 
     def line(name: str, of: str, dash: str, colour: str) -> dict[str, Any]:
         where = {"x": f"${of}_x", "y": f"${of}_y", "line": {"color": colour, "width": 1.5, "dash": dash}}
-        return {"type": "scatter", "mode": "lines", "name": name, "hoverinfo": "skip", **where}
+        look = {"type": "scatter", "mode": "lines", "name": name, "showlegend": False, "hoverinfo": "skip"}
+        return look | where
 
     star: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",
-        "name": "@name knee",
+        "name": "knee",
+        "showlegend": False,
         "x": "$knee_x",
         "y": "$knee_y",
         "hoverinfo": "skip",
@@ -283,16 +304,20 @@ def _charts(load: str) -> list[dict[str, Any]]:
         ("first", "TTFT (median), s", "s to the first token"),
     ):
         traces = [
-            line("@name hardware limit", "limit", "dot", "@run:90"),
-            line("@name predicted", "predicted", "dash", "@run"),
+            line("hardware limit", "limit", "dot", "@run:90"),
+            line("predicted", "predicted", "dash", "@run"),
             line("frontier", "best", "solid", "@quiet"),
             points(f"{hover}{said}<extra></extra>"),
             star,
         ]
-        layout = {"xaxis": {"title": {"text": title}, "rangemode": "tozero"}, "yaxis": rate, "showlegend": True}
+        axis = {
+            "title": {"text": title},
+            **({"type": "log", "dtick": "D2"} if id_ == "first" else {"rangemode": "tozero"}),
+        }
+        layout = {"xaxis": axis, "yaxis": rate}
         names = {"load": "load", title: "x", "output tokens/s per GPU": "y", "report": "report"}
         charts.append({"id": id_, "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
-    layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}, "showlegend": True}
+    layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}}
     layout["yaxis"] = {"title": {"text": "good requests/s"}, "rangemode": "tozero"}
     asked = line("asked for", "asked", "solid", "@grid") | {"mode": "lines"}
     traces = [asked, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]

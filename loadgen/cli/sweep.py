@@ -104,7 +104,7 @@ def drive(
     search = {"precision": precision, "confidence": confidence, "start": start}
     costs = {"hour": gpu_hour_cost, "gpus": gpus}
     _measure(sweep, output, judged, made, {**search, **costs}, resume=resume, most=(max_runs, max_time_s))
-    found = write_frontier([sweep.folder], output)[0]
+    found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
     if found.ended == "interrupted":
         complain(f"interrupted; go on with the same command and --resume --out {sweep.folder}")
     raise Exit(exit_code(found))
@@ -144,7 +144,7 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP.file).is_file()
 
 
-def write_frontier(folders: Sequence[Path], output: Output, page: Path | None = None) -> list[SweepResult]:
+def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
     """Write sweep.json of each sweep and one page for all, and print them as asked. Raises OutputError."""
     import msgspec
 
@@ -160,7 +160,6 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path | None = 
     texts = [msgspec.json.format(msgspec.json.encode(each), indent=2).decode() + "\n" for each in found]
     for folder, text in zip(folders, texts, strict=True):
         write_text(folder / "sweep.json", text)
-    page = page or (folders[0] if len(folders) == 1 else Path()) / "frontier.html"
     where = dict(zip(map(id, found), folders, strict=True))
     write_text(page, render(frontier(named, lambda each, of: report_link(where[id(each)] / of, page))))
     if output.as_json:
@@ -290,12 +289,12 @@ def _measure(
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
     search = _search(sweep.over, settled)
-    said = iter([output.say, output.say])  # the server and the load, of the first step alone
 
     def measure(plan: Plan, folder: Path, show: prepare.OnProgress) -> Any:
         if made is not None:
             return simulate.run(plan, made, folder, command)
-        say = next(said, None) or (lambda _line: None)
+        first = plan.seed == sweep.plan.seed  # the others say the same
+        say = output.say if first else lambda _line: None
         return prepare.run(plan, folder, command=command, say=say, on_progress=show)
 
     def next_load(lines: Sequence[Line]) -> float | None:
@@ -330,6 +329,7 @@ def _judge(
     from analysis.sweep import carried, watts
     from analysis.sweep.capacity import chance_over
     from analysis.sweep.document import UNITS
+    from analysis.sweep.document import chance as shown_chance
     from analysis.window import load as loaded
 
     run, frame = loaded(folder)
@@ -340,9 +340,8 @@ def _judge(
     summary = part.summary
     chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
     back = carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
-    output.say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {_said(chance, overloaded=overloaded)}")
-    return {"over": chance, "carried": back, "client": summary.client.verdict, "power_w": watts(run)}
-
-
-def _said(chance: float, *, overloaded: bool) -> str:
-    return "overload, ended early" if overloaded else f"{100 * chance:.2g} % over"
+    said = "overload, ended early" if overloaded else f"{shown_chance(chance)} over capacity"
+    output.say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
+    dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload
+    client = "ok" if dropped else summary.client.verdict
+    return {"over": chance, "carried": back, "client": client, "power_w": watts(run)}

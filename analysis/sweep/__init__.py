@@ -178,7 +178,8 @@ def result(
 
 def best(found: SweepResult) -> SweepStep | None:
     """The step at the largest load that kept the objectives: what the server can be relied on for."""
-    kept = [step for step in found.steps if step.over <= 0.5 and step.verdict != "overload"]
+    most = float("inf") if found.capacity is None else found.capacity
+    kept = [step for step in found.steps if step.over <= 0.5 and step.load <= most and step.verdict != "overload"]
     return max(kept, key=lambda step: step.load, default=None)
 
 

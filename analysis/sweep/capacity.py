@@ -143,11 +143,13 @@ class Search:
             hints[self._grid < min(carried) / 2] = CARRIED_DOUBT
         if self._predicted is not None:
             off = np.log(self._grid / self._predicted) / TRUSTED
-            hints *= np.maximum(np.exp(-(off**2) / 2), DOUBT)
+            hints *= np.maximum(np.exp(-(off**2) / 2), DOUBT) * self._grid  # in place of what was likely before
         return hints
 
     def _quantiles(self, weights: Floats, *shares: float) -> list[float]:
-        return [float(each) for each in np.interp(shares, np.cumsum(weights / weights.sum()), self._grid)]
+        reached = np.cumsum(weights / weights.sum())
+        places = np.minimum(np.searchsorted(reached, shares), len(reached) - 1)
+        return [float(each) for each in self._grid[places]]
 
     def _most_telling(self, weights: Floats) -> float:
         """The load of which the outcome is expected to narrow the capacity most, in bits."""

@@ -172,7 +172,9 @@ def _cards(found: SweepResult, link: Links) -> list[Block]:
 def _steps(found: SweepResult, link: Links) -> doc.Table:
     heads: dict[str, Kind] = {
         "step": "head",
-        **numbers("load", "complete", "requests/s", "goodput/s", "tokens/s per GPU"),
+        **numbers("load"),
+        "objectives": "text",
+        **numbers("chance over", "complete", "requests/s", "goodput/s", "tokens/s per GPU"),
     }
     heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
     extra = [

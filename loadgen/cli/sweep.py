@@ -101,9 +101,8 @@ def drive(
         raise PlanError("--resume without --out goes on with nothing", "Name the folder of the sweep: --out FOLDER")
     sweep = _sweep(plan, over, out or prepare.default_folder(plan), loads, judged, made)
     output = Output(as_json=as_json, quiet=quiet)
-    search = {"precision": precision, "confidence": confidence, "start": start}
-    costs = {"hour": gpu_hour_cost, "gpus": gpus}
-    _measure(sweep, output, judged, made, {**search, **costs}, resume=resume, most=(max_runs, max_time_s))
+    settled = {"precision": precision, "confidence": confidence, "start": start, "hour": gpu_hour_cost, "gpus": gpus}
+    _measure(sweep, output, judged, made, settled, resume=resume, most=(max_runs, max_time_s))
     found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
     if found.ended == "interrupted":
         complain(f"interrupted; go on with the same command and --resume --out {sweep.folder}")

@@ -43,10 +43,9 @@ DURATION_S = 60.0
 LOADS_MOST = 100
 BACKLOG_LEAST = 50
 """Fewer requests than this tell of no backlog."""
-BACKLOG_STAYS = 10
-"""A backlog is looked for after so many times as long as the first answer took: until then it may level off."""
-KEPT_UP = 0.7
-"""A server of which less than this share of what is sent comes back, for half of the time, does not keep up."""
+SETTLED, CLEAR = (10, 0.7), (3, 0.2)
+"""A server does not keep up if less than such a share of what is sent comes back, for half of the time, after so many
+times as long as its first answer took: until then it may level off."""
 
 Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 Judge = Callable[[Path, float, bool], dict[str, Any]]
@@ -110,7 +109,8 @@ class Backlog:
     def __init__(self, show: OnProgress, *, watched: bool, deadline_s: float | None = None) -> None:
         self._show, self._watched, self._deadline_s = show, watched, deadline_s
         self._seen: deque[tuple[float, int, int]] = deque()
-        self._first_s = self._began_s = 0.0
+        self._first_s = self._began_s = self._sent_s = 0.0
+        self._sent = 0
         self.overloaded = self.late = False
 
     def __call__(self, phase: str, counts: Counts) -> str | None:
@@ -130,12 +130,17 @@ class Backlog:
         self._began_s = self._began_s or now_s
         self._first_s = self._first_s or (now_s if ended else 0.0)
         self._seen.append((now_s, sent, ended))
+        if sent > self._sent:
+            self._sent, self._sent_s = sent, now_s
         half_s = (self._began_s + now_s) / 2
         while len(self._seen) > 1 and self._seen[1][0] <= half_s:
             self._seen.popleft()
-        settled = self._first_s and now_s - self._began_s > BACKLOG_STAYS * (self._first_s - self._began_s)
+        stays = (now_s - self._began_s) / (self._first_s - self._began_s) if self._first_s > self._began_s else 0.0
         more, back = sent - self._seen[0][1], ended - self._seen[0][2]
-        return bool(settled) and more >= BACKLOG_LEAST and back < KEPT_UP * more - 3 * more**0.5
+        if half_s > self._sent_s:  # nothing more is sent, for as long as all of it took
+            return stays > CLEAR[0] and sent - ended >= BACKLOG_LEAST
+        share = next((share for least, share in (SETTLED, CLEAR) if stays > least), 0.0)
+        return more >= BACKLOG_LEAST and back < share * more - 3 * (share * more) ** 0.5
 
 
 def run(

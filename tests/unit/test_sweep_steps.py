@@ -43,7 +43,14 @@ def test_what_is_no_list_of_loads_is_refused(text: str) -> None:
     assert "1,2,4,...,256" in caught.value.hint
 
 
-def watched(sent_per_s: float, back: Callable[[float], float], monkeypatch: pytest.MonkeyPatch, **more: Any) -> float:
+def watched(
+    sent_per_s: float,
+    back: Callable[[float], float],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    sent_for_s: float = 60.0,
+    **more: Any,
+) -> float:
     """When a run of 60 s is ended that gets so many requests back by then; 60 if it is not."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -51,7 +58,7 @@ def watched(sent_per_s: float, back: Callable[[float], float], monkeypatch: pyte
     for tick in range(600):
         at_s = tick / 10
         now[0] = 1000.0 + at_s
-        counts = Counts(sent=round(sent_per_s * at_s), complete=round(back(at_s)))
+        counts = Counts(sent=round(sent_per_s * min(at_s, sent_for_s)), complete=round(back(at_s)))
         if backlog("running", counts):
             return at_s
     return 60.0
@@ -60,6 +67,12 @@ def watched(sent_per_s: float, back: Callable[[float], float], monkeypatch: pyte
 def test_an_overload_is_ended_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as much less comes back than is sent, and the first answers are long past."""
     assert watched(100, lambda at_s: 20 * max(0.0, at_s - 0.5), monkeypatch) < 15
+
+
+def test_a_queue_is_not_drained_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor once all was sent: when the rest takes longer than all of the load, it is clear."""
+    assert watched(100, lambda at_s: 5 * max(0.0, at_s - 0.5), monkeypatch, sent_for_s=4) < 12
+    assert watched(100, lambda at_s: min(400, 60 * at_s), monkeypatch, sent_for_s=4) == 60
 
 
 @pytest.mark.parametrize("stay_s", [0.5, 3.0, 20.0, 100.0])

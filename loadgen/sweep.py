@@ -43,6 +43,8 @@ DURATION_S = 60.0
 LOADS_MOST = 100
 BACKLOG_LEAST = 50
 """Fewer requests than this tell of no backlog."""
+OVERLOAD_S = 10.0
+"""No overload is shorter: servers and clients stall for a while."""
 SETTLED, CLEAR = (10, 0.7), (3, 0.2)
 """A server does not keep up if less than such a share of what is sent comes back, for half of the time, after so many
 times as long as its first answer took: until then it may level off."""
@@ -137,6 +139,8 @@ class Backlog:
             self._seen.popleft()
         stays = (now_s - self._began_s) / (self._first_s - self._began_s) if self._first_s > self._began_s else 0.0
         more, back = sent - self._seen[0][1], ended - self._seen[0][2]
+        if now_s - self._began_s < OVERLOAD_S:
+            return False
         if half_s > self._sent_s:  # nothing more is sent, for as long as all of it took
             return stays > CLEAR[0] and sent - ended >= BACKLOG_LEAST
         share = next((share for least, share in (SETTLED, CLEAR) if stays > least), 0.0)

@@ -188,13 +188,14 @@ def chance_of_share(missed: Floats, of: Floats, most: float, values: Floats, bou
 
     share, size = float(missed.sum() / of.sum()), len(missed) / autocorrelation_time(values, bound)
     edge = float(np.quantile(values, TAIL, method="lower"))
-    if share * size >= MISSES_LEAST or most > (1 - TAIL) / 5 or edge >= bound:
+    if share * size >= MISSES_LEAST or most > (1 - TAIL) / 2 or edge >= bound:
         return float(betaincc(share * size + 0.5, (1 - share) * size + btdtrib(0.5, 0.5, most), most))
     beyond = values[(values > edge) & np.isfinite(values)] - edge
     if not len(beyond):
         return float(share > most)
     depth, needed = (bound - edge) / float(beyond.mean()), math.log((1 - TAIL) / most)
-    return float(gammainc((1 - TAIL) * size, (1 - TAIL) * size * needed / depth))
+    tail = (1 - TAIL) * size / (1 + TAIL / needed**2)  # its share of all is as uncertain as its depth
+    return float(gammainc(tail, tail * needed / depth))
 
 
 def autocorrelation_time(values: Floats, *bounds: float) -> float:

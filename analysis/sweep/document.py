@@ -75,7 +75,7 @@ def answer(found: SweepResult) -> str:
         return f"{holds}: not known yet; the capacity is below {high} {unit}."
     if found.capacity_high is None:
         return f"Capacity: at least {low} {unit} with {holds}; no load broke that."
-    rough = "" if found.state == "found" else " This is less exact than asked."
+    rough = "" if _sure(found) else " This is less exact than asked."
     return f"Capacity: {significant(found.capacity)} {unit} ({chance}: {low} to {high}) with {holds}.{rough}"
 
 
@@ -86,12 +86,17 @@ def chance(over: float) -> str:
 
 def findings(found: SweepResult) -> list[Finding]:
     """The verdict first, then what limits it."""
-    sure = found.state in ("found", None)
+    sure = _sure(found)
     listed = [Finding("capacity", "ok" if sure else "warning", answer(found), "steps")]
     if found.ended in ENDED:
         level: doc.Level = "error" if found.ended == "client" else "note" if sure else "warning"
         listed.append(Finding("ended", level, ENDED[found.ended]))
     return listed
+
+
+def _sure(found: SweepResult) -> bool:
+    """Whether what was asked for is known: of a list of loads, when all were measured."""
+    return found.state in ("found", None) or (found.state == "open" and found.ended == "done")
 
 
 def brief(found: SweepResult) -> Document:

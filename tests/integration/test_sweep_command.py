@@ -134,12 +134,12 @@ def test_an_overload_lasts_no_longer_than_needed(tmp_path: Path) -> None:
 
 
 def test_the_time_is_a_limit_and_the_sweep_goes_on_later(tmp_path: Path) -> None:
-    """Past --max-time no step is begun, the exit code says that the capacity is not known as asked."""
+    """Past --max-time no other step is begun, the exit code says that the capacity is not known as asked."""
     folder = tmp_path / "s"
     asked = (*VIRTUAL, *OBJECTIVES, "--out", str(folder), "--json")
     done = loadgen(*asked, "--max-time", "1ms")
     said = json.loads(done.stdout)
-    assert (done.returncode, said["ended"], said["steps"]) == (6, "time", [])
-    done = loadgen(*asked, "--resume", "--max-runs", "2")
+    assert (done.returncode, said["ended"], len(said["steps"]) < 2) == (6, "time", True)
+    done = loadgen(*asked, "--resume", "--max-runs", "3")
     said = json.loads(done.stdout)
-    assert (done.returncode, said["ended"], len(said["steps"])) == (6, "runs", 2)
+    assert (done.returncode, said["ended"], len(said["steps"])) == (6, "runs", 3)

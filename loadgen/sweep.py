@@ -1,5 +1,6 @@
-"""A sweep: one plan at several loads, each a run of its own in `step-1`, `step-2`, ..., to find how much load a server
-carries. Which load comes next, and what a run says of it, others tell: here runs are made, and no longer than needed.
+"""A sweep: one plan at several loads, to find how much load a server carries. A *step* is one load and its run, in
+`step-1`, `step-2`, ...: a repeat would have the same load. Which load comes next, and what a run says of it, others
+tell: here runs are made, and no longer than needed.
 
 The state of a sweep is its files. `sweep.jsonl`, append-only, holds what no run file does:
 

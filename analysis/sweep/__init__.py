@@ -111,8 +111,11 @@ def evidence(lines: Iterable[Mapping[str, Any]]) -> list[Evidence]:
 
 
 def carried(summary: Summary, load: float, *, overloaded: bool) -> float | None:
-    """Requests per second of a server that clearly does not keep up with a rate."""
-    rate = summary.throughput.requests_per_s
+    """Requests per second of a server that clearly does not keep up with a rate. Of a run that was ended early by its
+    tokens: few requests were complete by then."""
+    rate, tokens, complete = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.requests
+    if overloaded and tokens and complete.complete and summary.tokens.output_reported:
+        rate = max(rate or 0.0, tokens * complete.complete / summary.tokens.output_reported)
     return rate if rate and (overloaded or rate < CARRIED_SHARE * load) else None
 
 

@@ -20,6 +20,7 @@ server's own lateness is in neither side. Both clocks are CLOCK_REALTIME, ours b
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ import numpy as np
 from analysis.frame import Floats, Frame, Integers
 from analysis.objectives import Distribution
 from analysis.report.format import UNKNOWN, duration, share
-from analysis.stats import late_percentile_s, percentile, ring_off_s, rounded
+from analysis.stats import late_percentile_s, percentile, percentiles, ring_off_s, rounded
 from analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
@@ -272,9 +273,9 @@ def first_off_s(frame: Frame) -> Floats:
 
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is by at most `off_s`. NaN is no sample."""
-    known = ~np.isnan(ttft_s)  # np.median, below, would import masked arrays: 20 ms
-    most, least = (float(np.percentile(each[known], 50)) if known.any() else 0.0 for each in (ttft_s, ttft_s - off_s))
-    return most - least
+    known = ~np.isnan(ttft_s)
+    (most,), (least,) = percentiles(ttft_s[known], 0.5), percentiles((ttft_s - off_s)[known], 0.5)
+    return most - least if known.any() else 0.0
 
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:
@@ -285,7 +286,7 @@ def _counted_quantile_ns(counts: Integers, total: int) -> float:
 
 
 def _quantile(values: Floats) -> float | None:
-    return float(np.percentile(values, 100 * SHARE, method="inverted_cdf")) if len(values) else None
+    return float(np.sort(values)[math.ceil(SHARE * len(values)) - 1]) if len(values) else None
 
 
 def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
@@ -488,8 +489,7 @@ def _tpot_ns(instants: Sequence[int]) -> float:
 
 
 def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
-    sizes_s = np.abs(np.asarray(errors_ns, dtype=np.float64)) / 1e9
-    return ErrorSizes(*(round(float(value), 9) for value in np.percentile(sizes_s, (50, 99, 100))))
+    return ErrorSizes(*map(rounded, percentiles(np.abs(np.asarray(errors_ns, np.float64)) / 1e9, 0.5, 0.99, 1.0)))
 
 
 def _rate(instants: Iterable[Sequence[int]]) -> float:

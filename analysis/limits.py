@@ -96,7 +96,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
 
     try:
         known = _known(run)
-    except (HardwareError, AttributeError, KeyError, TypeError, ValueError):  # another version's file, or a damaged one
+    except HardwareError:
         return None
     rows, workload = frame.inside & frame.complete, str(run.header.plan.get("workload") or "")
     if known is None or frame.span_ns is None or not rows.any() or workload.startswith(CACHED) or not rate:
@@ -106,7 +106,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
         return None
     try:
         return _limit(known, run, frame, (prompt, output), (latencies["ttft_s"].mean, latencies["tpot_s"].mean, rate))
-    except (HardwareError, ArithmeticError, TypeError, ValueError):
+    except HardwareError:
         return None
 
 
@@ -190,11 +190,11 @@ def _in_use(run: Run, seen: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _deployment(known: _Known, server: str) -> Deployment:
-    from servers.hardware import HardwareError, framework
+    from servers.hardware import HardwareError, framework, listed_model
     from servers.hardware.limits import DEFAULT_FRAMEWORK, deploy
 
     ending = re.search(rf"[-_.]({'|'.join(FORMATS)})\b", known.model, re.IGNORECASE)
-    model = known.model[: ending.start()] if ending else known.model
+    model = listed_model(known.model[: ending.start()] if ending else known.model)
     try:
         engine = framework(server).name
     except HardwareError:

@@ -106,6 +106,12 @@ def percentile(ordered: Floats, share: float) -> float:
     return high if math.isinf(high) else low + fraction * (high - low)
 
 
+def percentiles(samples: Floats, *shares: float) -> list[float]:
+    """Of samples in any order. numpy's own would import masked arrays: 20 ms."""
+    ordered = np.sort(samples)
+    return [percentile(ordered, share) for share in shares]
+
+
 @cache
 def samples_needed(share: float) -> int:
     """Samples from which on the `share`-quantile means something: 11, 64, 130, 662 and 6636 for p50 to p99.9. MLPerf's
@@ -346,8 +352,8 @@ def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts
     sent_gaps = np.diff(np.sort(sent_at[sent])) / NS_PER_S
     late_s = None
     if load.open_loop and sent.any():
-        late = np.percentile((sent_at - due_at)[sent], [50, 90, 99, 100])
-        p50, p90, p99, most = (rounded(float(each) / NS_PER_S) for each in late)
+        late = percentiles((sent_at - due_at)[sent], 0.5, 0.9, 0.99, 1.0)
+        p50, p90, p99, most = (rounded(each / NS_PER_S) for each in late)
         late_s = SendLateness(p50=p50, p90=p90, p99=p99, max=most)
     return Delivery(
         arrivals=arrivals,
@@ -417,7 +423,7 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
     if frame.window.chosen == "auto" and not frame.window.plateau:
         return {}, NO_PLATEAU
     ended = frame.sampled
-    stay_ns = float(np.median((frame.end_ns - frame.sent_ns)[ended])) if ended.any() else math.inf
+    stay_ns = percentiles((frame.end_ns - frame.sent_ns)[ended], 0.5)[0] if ended.any() else math.inf
     number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
     if number < BATCHES_LEAST:
         return {}, SHORT
@@ -440,8 +446,8 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
     known = errors > 0
     turned = (drawn.mean(axis=1) - mean)[known] / errors[known]
-    turns = np.quantile(turned, ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2))
-    low, high = (mean - float(turn) * error for turn in turns)
+    turns = percentiles(turned, (1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
+    low, high = (mean - turn * error for turn in turns)
     return rounded(max(0.0, low)), rounded(high)
 
 

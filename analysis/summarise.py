@@ -16,6 +16,7 @@ from analysis import client, endings, stats, summary
 from analysis.frame import Frame, total
 from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
+from analysis.prediction import foretold
 from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
 from loadgen.runfile import Run
@@ -80,6 +81,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         machines=machines,
         turns=_turns(frame),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
+        prediction=foretold(run.header.server),
     )
 
 

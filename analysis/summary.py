@@ -1,6 +1,5 @@
 """The summary of a run: all that is known about it in figures. These Structs are summary.json, its JSON Schema
 (docs/reference/summary.schema.json), its reference page and the Python API at once; `analysis.summarise` fills them in.
-
 Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined, never zero.
 """
 
@@ -12,6 +11,7 @@ import msgspec
 
 from analysis.limits import HardwareLimit
 from analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
+from analysis.prediction import Predicted
 from loadgen.runfile import StampFacts
 from workloads.load import LoadFacts
 
@@ -445,7 +445,7 @@ class MachineClock(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """summary.json. `machines`, `turns`, `limit`, `goodput` and `objectives` are there only where a run has them."""
+    """summary.json. What has a default here is there only where a run has it."""
 
     run: RunInfo
     server: ServerInfo
@@ -468,6 +468,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
     limit: HardwareLimit | None = None
+    prediction: list[Predicted] = []
     goodput: Goodput | None = None
     objectives: list[ObjectiveVerdict] = []
 

@@ -79,7 +79,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
     from analysis.summary import Summary
 
-    files = [f"analysis/{name}.py" for name in ("summary", "limits", "objectives")]
+    files = [f"analysis/{name}.py" for name in ("summary", "limits", "prediction", "objectives")]
     files += ["loadgen/runfile.py", "workloads/load.py"]
     modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
     found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}

@@ -51,6 +51,7 @@ _FACTS = {
     "simulated exact": bool,
     "speed": _Number | None,
     "hardware": {"gpu model": str, "tensor_parallel": Whole},
+    "prediction": [{"figure": str, "value low high": _Number}],
     "limits": dict[str, bool | int | float | str | None] | None,
     "notes": {"prompt_piece_tokens": int, "memory_option memory_taken": str},
     "stamps": str,

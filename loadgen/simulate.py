@@ -8,7 +8,7 @@ comes of it is a Run like any other.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import heappop, heappush
@@ -25,14 +25,17 @@ from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, schedule_of
 from loadgen.record import Record, record_for, unsent
-from loadgen.runfile import Footer, Header, RunWriter, StampFacts, Telemetry, append
+from loadgen.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append
 from loadgen.server import longest_of
+from loadgen.twin import REQUEST, Twin, step_time_of
 from servers.find import dialect_on
-from servers.hardware import HardwareError
+from servers.hardware import DEFAULT_FORMAT, HardwareError
+from servers.hardware.inference import Deployment
 from servers.kinds import KINDS
 from servers.simulated.engines import CURRENT, engine_of
-from servers.simulated.scheduler import Job, Scheduler
-from servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
+from servers.simulated.scheduler import Job, Policy, Scheduler
+from servers.simulated.step_time import StepDurations
+from servers.simulated.virtual import FOR_EVER_NS, FrontEnd, VirtualEngine
 from workloads import arrivals, lengths, processes, workload
 from workloads.prompts import Stretch, load_tokenizer
 from workloads.request import Request
@@ -40,6 +43,8 @@ from workloads.ruler import approximate
 from workloads.sessions import Conversation
 from workloads.workload import Prompts, WorkloadSpec
 
+GPU, MODEL = "A800", "llama-2-7b"
+"""Where nobody names one."""
 STAMPS = StampFacts(name="virtual", title="virtual time", exact=True, error_s=0.0, by_read=False)
 TOKENS_PER_PIECE = 1 << 32
 """Token ids of one stretch of a prompt: so that no two stretches share any."""
@@ -47,13 +52,14 @@ TOKENS_PER_PIECE = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """What serves: a generation of the plan's server, on hardware."""
+    """What serves: a generation of the plan's server, on hardware, or the twin of a server that was measured. What is
+    None is the twin's, or else a default."""
 
-    gpu: str
-    model: str
-    tensor: int = 1
-    format: str = "bf16"
-    vintage: str = CURRENT
+    gpu: str | None = None
+    model: str | None = None
+    tensor: int | None = None
+    format: str | None = None
+    vintage: str | None = None
     kv_tokens: int | None = None
     """By default what memory the model leaves."""
     running_limit: int | None = None
@@ -63,6 +69,21 @@ class Modelled:
     """A TOML file with more GPUs and models."""
     changes: tuple[str, ...] = ()
     """Other figures of the GPU than its data sheet's, as servers.hardware.changed takes them."""
+    twin: Twin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that is resolved: what its steps take, by which rules, and what its run file says of it."""
+
+    policy: Policy
+    kv_tokens: int
+    step_time: StepDurations
+    request_s: float
+    path_s: float
+    version: str
+    model: str
+    hardware: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -76,59 +97,132 @@ class Asked:
     """Tokens of its session before this turn."""
 
 
-def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str]) -> Footer:
-    """Run the plan in virtual time and write `folder/run.jsonl`. Raises LoadgenError or WorkloadError."""
-    try:
-        if not dialect_on(plan.server, plan.endpoint).streams:
-            raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
-        engine = engine_of(plan.server, modelled.vintage)
-        more: dict[str, Any] = {"tensor": modelled.tensor, "file": modelled.hardware, "changes": modelled.changes}
-        deployment = engine.deployment(modelled.gpu, modelled.model, format_name=modelled.format, **more)
-        kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
-    except HardwareError as problem:
-        raise PlanError(str(problem)) from None
-    policy = engine.rules(kv_tokens, modelled.running_limit, modelled.step_tokens)
-    served = VirtualEngine(Scheduler(policy, kv_tokens), engine.step_time(deployment))
-    schedule, prompts = schedule_of(plan), _prompts(plan)
+def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str], prediction: Sequence[Any] = ()) -> Footer:
+    """Run the plan in virtual time and write `folder/run.jsonl`, with what a twin's `prediction` says beside it. Raises
+    LoadgenError or WorkloadError."""
+    served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
     host.make_folder(folder, (schedule.count or schedule.clients) * bytes_each)
+    header = _header(plan, modelled, served, command)
+    header.server |= {"prediction": list(prediction)} if prediction else {}
+    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
+    writer = RunWriter(folder / "run.jsonl")
+    footer = Virtual(plan, served, prompts, schedule, writer.add).run()
+    writer.add(footer)
+    if rescued := writer.close():
+        raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
+    return footer
+
+
+def in_memory(plan: Plan, modelled: Modelled, draw: int | None = None) -> Run:
+    """The same run, not written: with other constants, one draw of a twin's. Raises as `run` does."""
+    served = serving(plan, modelled, draw)
+    found = Run(Path("simulated/run.jsonl"), _header(plan, modelled, served, []), [], [], None)
+
+    def keep(item: Record | Telemetry) -> None:
+        kept: list[Any] = found.records if isinstance(item, Record) else found.telemetry
+        kept.append(item)
+
+    found.footer = Virtual(plan, served, _prompts(plan), schedule_of(plan), keep).run()
+    return found
+
+
+def serving(plan: Plan, modelled: Modelled, draw: int | None = None) -> Served:
+    """Raises PlanError for a model that nobody knows, or that does not fit."""
+    if not dialect_on(plan.server, plan.endpoint).streams:
+        raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
+    try:
+        return _twins(modelled, modelled.twin, draw) if modelled.twin else _modelled(plan.server, modelled)
+    except HardwareError as problem:
+        raise PlanError(str(problem)) from None
+
+
+def _modelled(server: str, modelled: Modelled) -> Served:
+    """By the hardware model alone."""
+    vintage, format_name = modelled.vintage or CURRENT, modelled.format or DEFAULT_FORMAT
+    engine, tensor = engine_of(server, vintage), modelled.tensor or 1
+    more: dict[str, Any] = {"tensor": tensor, "file": modelled.hardware, "changes": modelled.changes}
+    deployment = engine.deployment(modelled.gpu or GPU, modelled.model or MODEL, format_name=format_name, **more)
+    kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
+    return Served(
+        policy=engine.rules(kv_tokens, modelled.running_limit, modelled.step_tokens),
+        kv_tokens=kv_tokens,
+        step_time=engine.step_time(deployment),
+        request_s=0.0,
+        path_s=deployment.framework.server_s,
+        version=engine.version,
+        model=deployment.model.name,
+        hardware={**_hardware(deployment), "vintage": vintage},
+    )
+
+
+def _twins(modelled: Modelled, twin: Twin, draw: int | None) -> Served:
+    """As measured, but for what is asked to be otherwise."""
+    engine, values = engine_of(twin.rules, modelled.vintage or twin.vintage), twin.values(draw)
+    what_if: dict[str, Any] = {"gpu": modelled.gpu, "model": modelled.model, "tensor": modelled.tensor}
+    what_if |= {"number_format": modelled.format, "hardware": modelled.hardware, "changes": modelled.changes}
+    as_it_was, deployment = twin.deployment(engine), twin.deployment(engine, **what_if)
+    kv_tokens = modelled.kv_tokens or twin.kv_tokens
+    if deployment and as_it_was and not modelled.kv_tokens:
+        kv_tokens = round(kv_tokens * engine.kv_tokens(deployment) / engine.kv_tokens(as_it_was))
+    limits = modelled.running_limit or twin.running_limit, modelled.step_tokens or twin.step_tokens
+    return Served(
+        policy=engine.rules(kv_tokens, *limits),
+        kv_tokens=kv_tokens,
+        step_time=step_time_of(values, engine, deployment),
+        **{name: values[name] for name in REQUEST},
+        version=twin.server_version,
+        model=deployment.model.name if deployment else twin.served,
+        hardware={**_hardware(deployment), "twin": ", ".join(str(each["run"]) for each in twin.runs)},
+    )
+
+
+def _hardware(deployment: Deployment | None) -> dict[str, Any]:
+    """As analysis.limits reads it."""
+    if deployment is None:
+        return {}
+    stored = deployment.weights.name
+    named = deployment.model.name + f"-{stored}" * (stored != DEFAULT_FORMAT)
+    return {"gpu": deployment.gpu.name, "model": named, "tensor_parallel": deployment.tensor, "format": stored}
+
+
+def described(plan: Plan, modelled: Modelled) -> str:
+    """What serves, in words. Raises PlanError."""
+    served = serving(plan, modelled)
+    told = served.hardware
+    kind = f"twin of {told['twin']}" if modelled.twin else told["vintage"]
+    where = (
+        f"{told['tensor_parallel']} x {told['gpu']}: {served.model}, {told['format']}"
+        if "gpu" in told
+        else served.model
+    )
+    return f"{plan.server} ({kind}) on {where}"
+
+
+def _header(plan: Plan, modelled: Modelled, served: Served, command: list[str]) -> Header:
     facts = {
         "name": plan.server,
         "title": KINDS[plan.server].title,
-        "version": f"{engine.version} (model of)",
-        "model": plan.model or deployment.model.name,
+        "version": f"{served.version} ({'twin' if modelled.twin else 'model'} of)",
+        "model": plan.model or served.model,
         "url": None,
         "simulated": True,
         "virtual": True,
         "speed": None,
-        "limits": {"kv_tokens": kv_tokens, "step_tokens": policy.step_tokens},
-        "hardware": {
-            "gpu": deployment.gpu.name,
-            "gpus": deployment.gpus,
-            "tensor_parallel": modelled.tensor,
-            "model": deployment.model.name + f"-{modelled.format}" * (modelled.format != "bf16"),
-            "vintage": modelled.vintage,
-        },
+        "limits": {"kv_tokens": served.kv_tokens, "step_tokens": served.policy.step_tokens},
+        "hardware": served.hardware,
     }
-    endpoint = {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint}
-    header = Header(
+    return Header(
         version=version("llm-loadgen"),
         command=command,
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.stored() | endpoint,
+        plan=plan.stored() | {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint},
         server=facts,
         stamps=STAMPS,
         client={"stamps": STAMPS.name, "prompts": "lengths alone: nothing was sent"},
         telemetry={"every_s": plan.metrics_every_s},
     )
-    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-    writer = RunWriter(folder / "run.jsonl")
-    footer = Virtual(plan, served, prompts, schedule, writer, round(deployment.framework.server_s * 1e9)).run()
-    writer.add(footer)
-    if rescued := writer.close():
-        raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
-    return footer
 
 
 def _prompts(plan: Plan) -> Prompts:
@@ -162,13 +256,14 @@ class Virtual:
     def __init__(
         self,
         plan: Plan,
-        engine: VirtualEngine,
+        served: Served,
         prompts: Prompts,
         schedule: Schedule,
-        writer: RunWriter,
-        path_ns: int = 0,
+        keep: Callable[[Record | Telemetry], None],
     ) -> None:
-        self._engine, self._writer, self._schedule, self._path_ns = engine, writer, schedule, path_ns
+        self._write, self._schedule, self._path_ns = keep, schedule, round(1e9 * served.path_s)
+        self._engine = VirtualEngine(Scheduler(served.policy, served.kv_tokens), served.step_time)
+        self._front_end = FrontEnd(round(1e9 * served.request_s), self._path_ns)
         self._timeout_ns, self._every_ns = round(plan.timeout_s * 1e9), round(plan.metrics_every_s * 1e9)
         self._asked = self._sessions(prompts) if prompts.of_sessions else self._requests(prompts)
         self._following: list[tuple[int, int, Asked]] = []  # a heap of what ends made due
@@ -185,19 +280,24 @@ class Virtual:
         self._begin(self._schedule.clients if closed else 1, 0 if closed else None)
         while self._following or self._live:
             due_ns = self._following[0][0] if self._following else FOR_EVER_NS
-            if due_ns + self._path_ns <= engine.now_ns or not self._live:
-                self._arrive(heappop(self._following)[2])
+            next_ns = min(due_ns, self._front_end.ends_ns) + self._path_ns
+            if next_ns <= engine.now_ns or not engine.busy:
+                if self._front_end.ends_ns <= due_ns:
+                    for job in self._front_end.leave():
+                        self._submit(job)
+                else:
+                    self._arrive(heappop(self._following)[2])
                 continue
             if engine.now_ns >= sample_ns:
                 self._sample(engine.now_ns)
                 sample_ns = engine.now_ns - engine.now_ns % self._every_ns + self._every_ns
-            for answer in engine.run(min(due_ns + self._path_ns, self._deadline_ns(), sample_ns)):
+            for answer in engine.run(min(next_ns, self._deadline_ns(), sample_ns)):
                 self._end(answer.job, answer.instants)
             while (given_up_ns := self._deadline_ns()) < engine.now_ns:
                 _, job = self._deadlines.popleft()
-                self._end(job, engine.cancel(job), given_up_ns)
+                self._end(job, [] if self._front_end.cancel(job) else engine.cancel(job), given_up_ns)
         self._sample(self._last_ns)
-        self._writer.add(Telemetry(source="client", at_ns=self._last_ns, values={"stall_ns_max": 0}))
+        self._write(Telemetry(source="client", at_ns=self._last_ns, values={"stall_ns_max": 0}))
         counts = self._counts
         return Footer(
             ended_ns=self._last_ns,
@@ -246,12 +346,20 @@ class Virtual:
             turn, first = conversation.turns[request.turn], TOKENS_PER_PIECE * conversation.first_id
             asked.said = tokens = asked.said + (turn.input_tokens or approximate([turn.question])[0])
             ids = range(first, first + tokens)
-        job = Job(max(1, tokens), request.output_tokens or 1, due_ns + self._path_ns, owner=asked, prompt=ids)
+        job = Job(max(1, tokens), request.output_tokens or 1, due_ns, owner=asked, prompt=ids)
+        self._live.add(job)
+        self._deadlines.append((due_ns + self._timeout_ns, job))
+        self._front_end.enter(job, due_ns)
+
+    def _submit(self, job: Job) -> None:
+        """A request reaches the scheduler, which refuses one that its cache can never hold."""
         try:
             self._engine.submit(job)
         except ValueError as problem:
+            self._live.discard(job)
+            due_ns = job.owner.due_ns
             refused = record_for(
-                *(request, "failed"),
+                *(job.owner.request, "failed"),
                 due_ns=due_ns,
                 sent_ns=due_ns,
                 end_ns=due_ns,
@@ -259,10 +367,7 @@ class Virtual:
                 error_detail=str(problem),
                 http_status=400,
             )
-            self._keep(asked, refused, due_ns)
-            return
-        self._live.add(job)
-        self._deadlines.append((due_ns + self._timeout_ns, job))
+            self._keep(job.owner, refused, due_ns)
 
     def _end(self, job: Job, instants: list[int], given_up_ns: int | None = None) -> None:
         """A job has all its tokens, or nobody waits for the rest."""
@@ -293,7 +398,7 @@ class Virtual:
 
     def _keep(self, asked: Asked, record: Record, end_ns: int) -> None:
         """Writes a Record, and finds out what its end makes due."""
-        self._writer.add(record)
+        self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)
         conversation, complete = asked.conversation, record.state == "complete"
@@ -305,7 +410,7 @@ class Virtual:
                 heappush(self._following, (due_ns, next(self._places), turn))
                 return
             for request in () if complete else conversation.to_come():
-                self._writer.add(unsent(request, "session_ended", "the session ended before it"))
+                self._write(unsent(request, "session_ended", "the session ended before it"))
                 self._counts["dropped"] += 1
         schedule, due_ns = self._schedule, end_ns + self._schedule.think_ns
         if schedule.due_ns is None and (schedule.until_ns is None or due_ns < schedule.until_ns):
@@ -324,4 +429,4 @@ class Virtual:
             "cached_prompt_tokens": gauges.prefix_hits,
             "requests_finished": self._counts["complete"],
         }
-        self._writer.add(Telemetry(source="server", at_ns=at_ns, values=values))
+        self._write(Telemetry(source="server", at_ns=at_ns, values=values))

@@ -87,6 +87,15 @@ def start(
     )
 
 
+def loadgen(folder: Path, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    """Run `loadgen ...` there to its end. A traceback is never right."""
+    pipe = subprocess.PIPE
+    process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env={**os.environ})
+    out, err = process.communicate(timeout=timeout_s)
+    assert "Traceback" not in err, err
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
 def burst(folder: Path, *arguments: str, command: str = "burst", **more: Any) -> tuple[int, str, str]:
     """Run it to its end; exit code, stdout, stderr. A traceback is never right."""
     process = start(folder, *arguments, command=command, **more)

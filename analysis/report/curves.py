@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
 from analysis.objectives import Distribution
-from analysis.stats import PERCENTILES, dkw_margin, samples_needed
+from analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
 from analysis.summary import Summary
 from analysis.telemetry import Series
 from analysis.window import in_flight
@@ -165,7 +165,7 @@ def latencies(frame: Frame) -> dict[str, Any] | None:
         found[f"{name}_n"] = [len(part) for part in parts]
         for share in (50, 99):
             found[f"{name}_p{share}"] = [
-                round(float(np.percentile(part, share)), 6) if len(part) else None for part in parts
+                round(percentiles(part, share / 100)[0], 6) if len(part) else None for part in parts
             ]
     bad = frame.sent & ~frame.complete & ~np.isnan(frame.end_ns)
     places = ((frame.end_ns[bad] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
@@ -376,9 +376,9 @@ def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
     cuts = np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]])
     for part in np.split(order, cuts):  # a part holds all requests of one x, or none of them
         if len(part):
-            found["x"].append(round(float(np.percentile(x[part], 50)), 1))  # as np.median: see analysis.client
-            for share in (50, 90):
-                found[f"p{share}"].append(round(float(np.percentile(y[part], share)), 6))
+            found["x"].append(round(percentiles(x[part], 0.5)[0], 1))
+            for name, value in zip(("p50", "p90"), percentiles(y[part], 0.5, 0.9), strict=True):
+                found[name].append(round(value, 6))
     return found
 
 

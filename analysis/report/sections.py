@@ -27,6 +27,7 @@ RUN_FACTS = (
     *("seed", "workers", "timeout_s"),
 )
 TITLES = {
+    "prediction": ("Prediction", ""),
     "goodput": ("Goodput", ""),
     "turns": ("Turn by turn", "Turns"),
     "objectives": ("Objectives", ""),
@@ -44,6 +45,8 @@ TITLES = {
 }
 """Of each section, in the order of the page, with its name in the navigation where that is another one."""
 HELP = {
+    "prediction": "Intervals: from other draws of the twin's constants, how far it missed what it was fitted to, and "
+    "how much runs of one server differ.",
     "goodput": "A request is good when it is complete and meets {bounds}; failures count as misses.",
     "turns": "Each turn's prompt holds all that was said before it; a later turn has only the sessions that got so "
     "far.",
@@ -80,6 +83,7 @@ def brief(summary: Summary) -> Document:
     blocks: list[Block] = [
         doc.Cards([cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]),
         *([tables.latency([summary], brief=True)] if summary.requests.complete else []),
+        *([tables.prediction([summary])] if summary.prediction else []),
         *([tables.turns([summary], brief=True)] if summary.turns else []),
         *([tables.failures(summary)] if summary.requests.errors else []),
         doc.Findings(findings.findings(summary)),
@@ -170,7 +174,7 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     summaries, named = [run.summary for run in drawn], [run.name for run in drawn]
     gaps = [run.data["gaps"]["longest"] for run in drawn]
     optional = {"goodput": tables.goodput(summaries), "turns": tables.turns(summaries)}
-    optional |= {"objectives": tables.objectives(summaries)}
+    optional |= {"objectives": tables.objectives(summaries), "prediction": tables.prediction(summaries)}
     longest = tables.longest_gaps(gaps)
     others = tables.latency(summaries, only=[name for name in METRICS if name not in tables.BRIEF_LATENCIES])
     percentiles: list[Block] = [

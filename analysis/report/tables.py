@@ -10,7 +10,7 @@ from analysis.client import text as limit_text
 from analysis.metrics import METRICS
 from analysis.objectives import AdjustedDistribution, Distribution
 from analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
-from analysis.report.format import UNKNOWN, count, duration, scale_of, share, significant, size
+from analysis.report.format import UNKNOWN, count, duration, figure_title, scale_of, share, significant, size, unit_of
 from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from analysis.summary import Summary
 
@@ -179,6 +179,23 @@ def objectives(summaries: Summaries) -> Table:
     notes = [f"{count(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
     heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
+
+
+def prediction(summaries: Summaries) -> Table:
+    """Each figure that a twin predicts, with its interval."""
+    rows: list[Cells] = []
+    for place, each in ((place, each) for place, summary in enumerate(summaries) for each in summary.prediction):
+        factor, unit = unit_of(each.figure, each.value)
+        ends = " to ".join(significant(end * factor) for end in (each.low, each.high))
+        rows.append((_run(place), figure_title(each.figure), significant(each.value * factor), unit, ends))
+    heads: Mapping[str, Kind] = {
+        "run": "text",
+        "figure": "head",
+        "predicted": "number",
+        "unit": "text",
+        "95 %": "number",
+    }
+    return table("Predicted by the twin", heads, rows, several=len(summaries) > 1)
 
 
 def goodput(summaries: Summaries) -> Table:

@@ -24,6 +24,7 @@ from loadgen.runfile import Run
 FORMAT = 1
 CARRIED_SHARE = 0.9
 """Of a rate: a server that returns less does not keep up, and returns what it can."""
+RATE = "output_tokens_per_s_per_gpu"
 UNSURE = (0.05, 0.95)
 """Between these chances a step tells little."""
 
@@ -113,9 +114,9 @@ def evidence(lines: Iterable[Mapping[str, Any]]) -> list[Evidence]:
 def carried(summary: Summary, load: float, *, overloaded: bool) -> float | None:
     """Requests per second of a server that clearly does not keep up with a rate. Of a run that was ended early by its
     tokens: few requests were complete by then."""
-    rate, tokens, complete = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.requests
-    if overloaded and tokens and complete.complete and summary.tokens.output_reported:
-        rate = max(rate or 0.0, tokens * complete.complete / summary.tokens.output_reported)
+    rate, tokens, asked = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.tokens
+    if overloaded and tokens and asked.output_asked:
+        rate = max(rate or 0.0, tokens * summary.requests.sent / asked.output_asked)
     return rate if rate and (overloaded or rate < CARRIED_SHARE * load) else None
 
 
@@ -137,13 +138,20 @@ def watts(run: Run) -> float | None:
     return fmean(totals) if totals else None
 
 
+def expected(summary: Summary, load: float) -> dict[str, float]:
+    """What a twin's simulation says of a load, as far as it is drawn."""
+    tpot, ttft = summary.latencies["tpot_s"].p50, summary.latencies["ttft_s"].p50
+    found = {"tokens_per_s_per_user": 1 / tpot if tpot else None, "ttft_p50_s": ttft}
+    found |= {name: getattr(summary.throughput, name) for name in ("output_tokens_per_s", "requests_per_s")}
+    return {"load": load, **{name: value for name, value in found.items() if value is not None}}
+
+
 def result(
     plan: Mapping[str, Any],
     measured: Sequence[Measured],
     found: Capacity | None,
     search: Mapping[str, Any],
     ended: str,
-    predicted: Sequence[Mapping[str, float]] = (),
 ) -> SweepResult:
     """All that is known of a sweep: `plan` and `search` are those of sweep.jsonl."""
     last = measured[-1].summary if measured else None
@@ -173,7 +181,10 @@ def result(
         gpus=gpus,
         gpu_hour_cost=hour,
         power="measured" if read else "of the data sheet" if sheet else "",
-        predicted=[dict(each) for each in predicted],
+        predicted=[
+            {**point, RATE: point["output_tokens_per_s"] / gpus}
+            for point in sorted((search.get("foreseen") or {}).get("points", ()), key=lambda point: point["load"])
+        ],
         steps=steps,
         version="" if last is None else last.run.version,
     )

@@ -24,7 +24,7 @@ from analysis.report import (
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.format import UNKNOWN, count, duration, share, significant
 from analysis.report.tables import Cells, numbers, table
-from analysis.sweep import SweepResult, SweepStep, best, pareto
+from analysis.sweep import RATE, SweepResult, SweepStep, best, pareto
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
@@ -33,7 +33,7 @@ better. Dotted: what the hardware allows with as many requests in flight; dashed
 point for its run."""
 FIRST = "To the left and up is better: sooner a first token, and more tokens for the same GPUs."
 BY_LOAD = """Requests per second that kept the objectives, each by itself; without objectives, all that were complete.
-Thin: as many as were asked for."""
+Thin: as many as were asked for; dashed: complete, as predicted."""
 LATENCIES = "TTFT and TPOT at the percentiles p50 and p99 are in the table below."
 VERDICTS = {
     "kept": "kept",
@@ -241,6 +241,8 @@ def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any
         by_load = _columns(each.steps, "load", "requests_per_s", each, link)
         good = [step.goodput_per_s if step.goodput_per_s is not None else step.requests_per_s for step in each.steps]
         asked = each.over == "rate"
+        by_load |= {"predicted_x": [point["load"] for point in each.predicted if "requests_per_s" in point]}
+        by_load |= {"predicted_y": [point["requests_per_s"] for point in each.predicted if "requests_per_s" in point]}
         by_load |= {"y": good, "asked_x": by_load["x"] if asked else [], "asked_y": by_load["x"] if asked else []}
         data = {"goodput": by_load}
         for chart, x, best_steps in (("frontier", AXES[0], frontier), ("first", AXES[1], first)):
@@ -267,7 +269,6 @@ def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any
 
 AXES = ("tokens_per_s_per_user", "ttft_p50_s")
 TIMES = ("ttft_p50_s",)
-RATE = "output_tokens_per_s_per_gpu"
 
 
 def _columns(steps: Sequence[SweepStep], x: str, y: str, found: SweepResult, link: Links) -> dict[str, Any]:
@@ -327,7 +328,8 @@ def _charts(load: str) -> list[dict[str, Any]]:
     layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}}
     layout["yaxis"] = {"title": {"text": "good requests/s"}, "rangemode": "tozero"}
     asked = line("asked for", "asked", "solid", "@grid") | {"mode": "lines"}
-    traces = [asked, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]
+    predicted = line("predicted", "predicted", "dash", "@run")
+    traces = [asked, predicted, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]
     names = {"load": "load", "good requests/s": "y", "report": "report"}
     charts.append({"id": "goodput", "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
     return charts

@@ -29,6 +29,7 @@ COMMANDS = {
     "export": "loadgen.cli.report",
     "limits": "loadgen.cli.limits",
     "simulate": "loadgen.cli.simulate",
+    "twin": "loadgen.cli.twin",
     "sweep": "loadgen.cli.sweep",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",

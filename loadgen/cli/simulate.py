@@ -13,9 +13,15 @@ from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit,
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
-Tp = Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)]
-Format = Annotated[str, Option("--format", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)]
-Vintage = Annotated[str, Option(help="Which generation of the server's scheduler: current or 2023.", **ENGINE)]
+TwinFile = Annotated[
+    Path | None,
+    Option("--twin", help="What `loadgen twin fit` wrote: that server; options below then say what if.", **ENGINE),
+]
+Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)]
+Format = Annotated[str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **ENGINE)]
+Vintage = Annotated[
+    str | None, Option(help="Which generation of the server's scheduler: current (default) or 2023.", **ENGINE)
+]
 KvTokens = Annotated[
     int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
 ]
@@ -33,13 +39,14 @@ LEFT_OUT = (
 def drive(
     settings: dict[str, Any],
     *,
-    gpu: Annotated[str, Option(help="Such as A100, A800, H100, H200, B200, L40S, RTX4090.", **ENGINE)] = "A800",
-    model: Annotated[
-        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **ENGINE)
-    ] = "llama-2-7b",
-    tp: Tp = 1,
-    format_name: Format = "bf16",
-    vintage: Vintage = "current",
+    twin: TwinFile = None,
+    gpu: Annotated[
+        str | None, Option(help="Such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **ENGINE)
+    ] = None,
+    model: Annotated[str | None, Option(help="Such as llama-2-7b (default), or a config.json.", **ENGINE)] = None,
+    tp: Tp = None,
+    format_name: Format = None,
+    vintage: Vintage = None,
     kv_tokens: KvTokens = None,
     running_limit: RunningLimit = None,
     step_tokens: StepTokens = None,
@@ -59,21 +66,22 @@ def drive(
 ) -> NoReturn:
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
     from loadgen import prepare, simulate
+    from loadgen.cli.twin import predict
     from loadgen.plan import Plan
+    from loadgen.twin import read
     from servers.access import without_secrets
 
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = Plan(**settings)
+    known = read(twin) if twin else None
+    asked = Plan(**({"server": known.server} if known else {}) | settings)
     limits = (kv_tokens, running_limit, step_tokens)
-    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()))
+    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known)
     folder, command = out or prepare.default_folder(asked), without_secrets(["loadgen", *sys.argv[1:]])
-    output.say(f"SIMULATED (virtual) {asked.server} {vintage} on {tp} x {gpu}: {model}, {format_name}; nothing is sent")
-    if asked.repeats == 1:
-        simulate.run(asked, modelled, folder, command)
-    else:
-        for plan in asked.each_repeat():
-            simulate.run(plan, modelled, folder / f"repeat-{plan.repeat}", command)
+    output.say(f"SIMULATED (virtual) {simulate.described(asked, modelled)}; nothing is sent")
+    for plan in asked.each_repeat() if asked.repeats > 1 else [asked]:
+        own = folder / f"repeat-{plan.repeat}" if asked.repeats > 1 else folder
+        simulate.run(plan, modelled, own, command, predict(plan, modelled) if known else ())
     raise Exit(finish(output, folder, report=report))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -25,12 +25,14 @@ from loadgen.cli.output import (
     write_summary,
     write_text,
 )
-from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, Vintage
+from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
     from analysis.objectives import Objective
+    from analysis.summary import Summary
     from analysis.sweep import SweepResult
+    from analysis.sweep.capacity import Search
     from loadgen.journal import Line
     from loadgen.plan import Plan
     from loadgen.simulate import Modelled
@@ -39,69 +41,77 @@ if TYPE_CHECKING:
 OBJECTIVE = (
     "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete always breaks it."
 )
-VIRTUAL = "In virtual time: on a model of this GPU, such as H100. --model names the model; nothing is sent."
+VIRTUAL = "In virtual time: on a model of this GPU, such as H100, with the model that --model names; or of the twin."
+Grows = Annotated[
+    Literal["rate", "concurrency"], Option(help="What grows: Poisson arrivals, or requests at a time.", **LOAD)
+]
+Precision = Annotated[
+    float, Option(parser=share, metavar="SHARE", help="How exactly, up and down, the capacity is wanted.", **LOAD)
+]
+Confidence = Annotated[float, Option(parser=share, metavar="SHARE", help="How surely its interval holds it.", **LOAD)]
+MaxTime = Annotated[
+    float | None, Option("--max-time", parser=seconds, metavar="T", help="At most so long, this time.", **LOAD)
+]
+Price = Annotated[float | None, Option(min=0, help="Price of one GPU for an hour: cost per million tokens.", **OUTPUT)]
+Folder = Annotated[Path | None, Option(help="Folder of the sweep. Default: runs/<time>-<server>-<label>.", **OUTPUT)]
 FACTOR = 2.0**16
 """How far above and below --start the capacity may be: rates."""
 CONCURRENCY_MOST = 65_536
-DEFAULT_MODEL = "llama-2-7b"
+FORESEEN_MOST = 16
+"""Loads at which a twin is asked what to expect."""
 
 
 def drive(
     settings: dict[str, Any],
     *,
     objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE, **LOAD)] = None,
-    over: Annotated[
-        Literal["rate", "concurrency"], Option(help="What grows: Poisson arrivals, or requests at a time.", **LOAD)
-    ] = "rate",
+    over: Grows = "rate",
     rates: Annotated[str | None, Option(metavar="R,R,...", help="These rates: 1,2,4,...,64.", **LOAD)] = None,
     concurrency: Annotated[str | None, Option(metavar="N,N,...", help="These numbers: 1,2,4,...,256.", **LOAD)] = None,
     start: Annotated[float, Option(min=1e-3, help="The first load, where nothing predicts one.", **LOAD)] = 1.0,
-    precision: Annotated[
-        float, Option(parser=share, metavar="SHARE", help="How exactly, up and down, the capacity is wanted.", **LOAD)
-    ] = 0.1,
-    confidence: Annotated[
-        float, Option(parser=share, metavar="SHARE", help="How surely its interval holds it.", **LOAD)
-    ] = 0.95,
+    precision: Precision = 0.1,
+    confidence: Confidence = 0.95,
     max_runs: Annotated[int, Option(min=1, max=100, help="At most so many runs.", **LOAD)] = 8,
-    max_time_s: Annotated[
-        float | None, Option("--max-time", parser=seconds, metavar="T", help="At most so long, this time.", **LOAD)
-    ] = None,
+    max_time_s: MaxTime = None,
     virtual: Annotated[str | None, Option(metavar="GPU", help=VIRTUAL, rich_help_panel="Server")] = None,
-    tp: Tp = 1,
-    format_name: Format = "bf16",
-    vintage: Vintage = "current",
+    twin: TwinFile = None,
+    tp: Tp = None,
+    format_name: Format = None,
+    vintage: Vintage = None,
     kv_tokens: KvTokens = None,
     running_limit: RunningLimit = None,
     step_tokens: StepTokens = None,
     hardware: Hardware = None,
     changes: Changes = None,
-    gpu_hour_cost: Annotated[
-        float | None, Option(min=0, help="Price of one GPU for an hour: cost per million tokens.", **OUTPUT)
-    ] = None,
+    gpu_hour_cost: Price = None,
     gpus: Annotated[int | None, Option(min=1, help="How many there are; else what the run saw.", **OUTPUT)] = None,
-    out: Annotated[
-        Path | None, Option(help="Folder of the sweep. Default: runs/<time>-<server>-<label>.", **OUTPUT)
-    ] = None,
+    out: Folder = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the sweep in --out.", **OUTPUT)] = False,
     as_json: Annotated[bool, Option("--json", help="Print sweep.json and nothing else.", **OUTPUT)] = False,
     quiet: Quiet = False,
 ) -> NoReturn:
     """Measure what the options say, and report."""
     from loadgen import prepare
-    from loadgen.simulate import Modelled
 
     judged, loads, over = _asked(objectives, rates, concurrency, over)
-    limits = (kv_tokens, running_limit, step_tokens)
-    made = None
-    if virtual is not None:
-        model = settings.get("model") or DEFAULT_MODEL
-        made = Modelled(virtual, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()))
+    limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
+    modelled = _modelled(virtual, twin, settings.get("model"), tp, format_name, vintage, *limits)
+    settings = ({"server": modelled.twin.server} if modelled and modelled.twin else {}) | settings
     plan = _plan(settings, over, loads)
     if resume and out is None:
         raise PlanError("--resume without --out goes on with nothing", "Name the folder of the sweep: --out FOLDER")
+    made = modelled if virtual else None
     sweep = _sweep(plan, over, out or prepare.default_folder(plan), loads, judged, made)
     output = Output(as_json=as_json, quiet=quiet)
-    settled = {"precision": precision, "confidence": confidence, "start": start, "hour": gpu_hour_cost, "gpus": gpus}
+    settled: dict[str, Any] = {
+        "precision": precision,
+        "confidence": confidence,
+        "start": start,
+        "hour": gpu_hour_cost,
+        "gpus": gpus,
+    }
+    if modelled and not virtual:
+        settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
     _measure(sweep, output, judged, made, settled, resume=resume, most=(max_runs, max_time_s))
     found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
     if found.ended == "interrupted":
@@ -231,6 +241,19 @@ def _asked(
     return judged, (), over
 
 
+def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> Modelled | None:
+    """What a sweep in virtual time is of, or what predicts; `more` as in Modelled. Raises PlanError."""
+    from loadgen.simulate import Modelled
+    from loadgen.twin import read
+
+    if virtual == "twin" and twin is None:
+        raise PlanError("--virtual twin without --twin", "Name its file: --twin twin.json; or a GPU: --virtual H100")
+    if not (virtual or twin):
+        return None
+    gpu, named = None if virtual == "twin" else virtual, model if virtual else None
+    return replace(Modelled(gpu, named, *more), twin=read(twin) if twin else None)
+
+
 def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
     """The plan of all steps, whose mistakes are found before the first. Raises PlanError."""
     from loadgen.plan import Plan
@@ -252,14 +275,17 @@ def _sweep(
     from loadgen.sweep import Sweep
 
     texts = [each.text for each in judged]
-    virtual = None if made is None else {name: str(value) for name, value in asdict(made).items()}
+    twin = made.twin.draws if made and made.twin else None  # as long as its numbers are the same
+    virtual = None if made is None else {"of": str(replace(made, twin=None)), "twin": twin}
     return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)))
 
 
-def _search(over: str, settled: Any) -> Any:
+def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Search:
     from analysis.sweep.capacity import Search
 
-    known = {name: settled[name] for name in ("confidence", "precision") if name in settled}
+    known: dict[str, Any] = {name: settled[name] for name in ("confidence", "precision") if name in settled}
+    if guided and (foreseen := settled.get("foreseen")):
+        known["predicted"] = foreseen["capacity"] or None
     if over == "concurrency":
         return Search(1.0, float(CONCURRENCY_MOST), whole=True, **known)
     start = settled.get("start", 1.0)
@@ -289,7 +315,7 @@ def _measure(
     from servers.access import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
-    search = _search(sweep.over, settled)
+    search = _search(sweep.over, settled, guided=True)
 
     def measure(plan: Plan, folder: Path, show: prepare.OnProgress) -> Any:
         if made is not None:
@@ -300,8 +326,7 @@ def _measure(
 
     def next_load(lines: Sequence[Line]) -> float | None:
         if not sweep.loads:
-            load: float | None = search.next_load(evidence(lines), settled["start"])
-            return load
+            return search.next_load(evidence(lines), settled["start"])
         most_load = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
         done = {line["load"] for line in lines}
         return next((load for load in sweep.loads if load not in done and load < most_load), None)
@@ -322,12 +347,40 @@ def _measure(
             )
 
 
+def _foreseen(sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, settled: dict[str, Any]) -> dict[str, Any]:
+    """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
+    from analysis.summarise import summarise
+    from analysis.sweep import evidence, expected
+    from analysis.sweep.capacity import chance_over
+    from analysis.window import frame_of_run
+    from loadgen.simulate import in_memory
+
+    search, lines, points = _search(sweep.over, settled), list[dict[str, Any]](), []
+    loads = iter(sweep.loads)
+    while len(lines) < FORESEEN_MOST and (
+        load := next(loads, None) if sweep.loads else search.next_load(evidence(lines), settled["start"])
+    ):
+        run = in_memory(sweep.step(len(lines) + 1, load), modelled)
+        frame = frame_of_run(run)
+        summary = summarise(run, frame)
+        chance = chance_over(judged, _bounds(judged), frame, summary) if judged else 0.0
+        lines.append({"load": load, "over": chance, "carried": _back(sweep.over, summary, load, chance)})
+        points.append(expected(summary, load))
+    return {"capacity": search.capacity(evidence(lines)).capacity if judged else None, "points": points}
+
+
+def _back(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
+    from analysis.sweep import carried
+
+    return carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
+
+
 def _judge(
     judged: Sequence[Objective], output: Output, over: str, folder: Path, load: float, overloaded: bool
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
     from analysis.matrix.document import in_a_line
-    from analysis.sweep import carried, watts
+    from analysis.sweep import watts
     from analysis.sweep.capacity import chance_over
     from analysis.sweep.document import UNITS
     from analysis.sweep.document import chance as shown_chance
@@ -340,7 +393,7 @@ def _judge(
     write_page([part], folder / "report.html", [])
     summary = part.summary
     chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
-    back = carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
+    back = _back(over, summary, load, chance, overloaded=overloaded)
     said = "overload, ended early" if overloaded else f"{shown_chance(chance)} over capacity"
     output.say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
     dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload

@@ -18,6 +18,7 @@ How long a step takes on them: servers/hardware/kernels.py and inference.py.
 from __future__ import annotations
 
 import csv
+import os.path
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -189,12 +190,17 @@ def cards(text: str) -> tuple[int, str]:
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
-    """A model of models.csv, of a TOML file, as `gpu`, or the path of a Hugging Face config.json or its folder;
-    also by the name under which it is served."""
-    if name.endswith(".json") or Path(name, "config.json").is_file():
+    """As `listed_model`, or the path of a Hugging Face config.json or its folder."""
+    if name.endswith(".json") or os.path.isfile(f"{name}/config.json"):  # noqa: PTH113 - False where Path raises
         from servers.hardware.huggingface import shape_of
 
         return shape_of(Path(name))
+    return listed_model(name, file)
+
+
+def listed_model(name: str, file: Path | None = None) -> ModelShape:
+    """A model of models.csv, or of a TOML file, as `gpu`; also by the name under which it is served. Opens no file that
+    `name` names: a server may say anything."""
     name = _VARIANT.sub("", name.rpartition("/")[2])
     return _pick("model", name, _rows("models", file), shape)
 

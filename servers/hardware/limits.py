@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servers.hardware import HardwareError, changed, framework, gpu, model, number_format
+from servers.hardware import HardwareError, ModelShape, changed, framework, gpu, model, number_format
 from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, sending_s
 from servers.hardware.kernels import gemm_bytes, gemm_s
 from servers.hardware.load import Load, Times, bound, expected, limit, parts
@@ -84,7 +84,7 @@ class Limits:
 
 def deploy(  # noqa: PLR0913, PLR0917 - what a deployment is
     gpu_name: str,
-    model_name: str,
+    model_name: str | ModelShape,
     format_name: str = "bf16",
     tensor: int = 1,
     pipeline: int = 1,
@@ -94,7 +94,7 @@ def deploy(  # noqa: PLR0913, PLR0917 - what a deployment is
     file: Path | None = None,
     changes: Sequence[str] = (),
 ) -> Deployment:
-    """A deployment by names; `file` as in `gpu`, `changes` as in `changed`. Raises HardwareError."""
+    """A deployment by names, or of a shape; `file` as in `gpu`, `changes` as in `changed`. Raises HardwareError."""
     if tensor < 1 or pipeline < 1:
         raise HardwareError(f"{tensor} x {pipeline} GPUs: give 1 or more for --tp and --pp")
     if architecture not in ARCHITECTURES:
@@ -103,7 +103,8 @@ def deploy(  # noqa: PLR0913, PLR0917 - what a deployment is
     card = changed(card, changes)
     small = weights.computes in ("fp8", "fp4") and (engine.fp8_kv or "fp4" in card.peaks)
     kv_bytes = number_format(kv_format or ("fp8" if small else "bf16")).weight_bytes
-    return Deployment(card, model(model_name, file), weights, engine, tensor, pipeline, kv_bytes, architecture)
+    shape = model(model_name, file) if isinstance(model_name, str) else model_name
+    return Deployment(card, shape, weights, engine, tensor, pipeline, kv_bytes, architecture)
 
 
 def limits_of(

@@ -70,7 +70,8 @@ class Policy:
     reserve: Literal["nothing", "output", "peak"] = "nothing"
     """What admission takes of the KV cache beside the prompt: `nothing`, and more as the output grows, and when there
     is no more, the newest sequence is preempted and later computed again; the whole `output`; or nothing, but only
-    while the `peak` that all running will ever hold together fits."""
+    while the `peak` that all running will ever hold together fits, were all prompts computed at once: with chunks some
+    last longer, and a cache that is full after all preempts too, as LightLLM pauses requests."""
     block_tokens: int = 1  # KV cache is handed out in blocks of so many tokens
     watermark: float = 0.0  # share of the cache that admission leaves free
     prefix_cache: bool = False  # whole blocks that an earlier prompt began with are not computed again

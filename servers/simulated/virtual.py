@@ -12,6 +12,41 @@ KEPT = 1 << 18
 """Ends of steps in memory before those that nobody needs are dropped."""
 
 
+class FrontEnd:
+    """The way from a socket to the scheduler: an event loop that takes in, together, all requests that came while it
+    was busy with those before, `request_ns` for each, and hands them on at once, `path_ns` later."""
+
+    def __init__(self, request_ns: int = 0, path_ns: int = 0) -> None:
+        self._request_ns, self._path_ns = request_ns, path_ns
+        self._busy_with: list[Job] = []
+        self._came: list[Job] = []
+        self.ends_ns = FOR_EVER_NS
+        """When those it is busy with are through."""
+
+    def enter(self, job: Job, now_ns: int) -> None:
+        """Takes in a job, in order of time and not before `ends_ns`."""
+        if self._busy_with:
+            self._came.append(job)
+        else:
+            self._busy_with, self.ends_ns = [job], now_ns + self._request_ns
+
+    def leave(self) -> list[Job]:
+        """Those who are through at `ends_ns`."""
+        through, self._busy_with, self._came = self._busy_with, self._came, []
+        for job in through:
+            job.arrived_ns = self.ends_ns + self._path_ns
+        self.ends_ns = self.ends_ns + self._request_ns * len(self._busy_with) if self._busy_with else FOR_EVER_NS
+        return through
+
+    def cancel(self, job: Job) -> bool:
+        """Forgets a job; False for one that is not here."""
+        for each in (self._busy_with, self._came):
+            if job in each:
+                each.remove(job)
+                return True
+        return False
+
+
 @dataclass(slots=True)
 class TokenTimes:
     """What a job has got: of each token when, in nanoseconds, as far as it is settled."""

@@ -20,6 +20,8 @@ from tests.runs import burst, footer, header, healthy, write
 PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix", "frontier")
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
+WHOLE = 1024
+"""At this width all is open and looked at; at the others rows of a table that look like those above are left out."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,12 @@ def test_no_rule_of_accessibility_is_broken(name: str, browser: Browser, request
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         page.evaluate(
-            "(open) => document.querySelectorAll('.fold, .help').forEach((each) => each.open = open)", width == 1024
+            "(open) => document.querySelectorAll('.fold, .help').forEach((each) => each.open = open)", width == WHOLE
         )
-        found = [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in _violations(page)]
+        found = [
+            (each["id"], [node["html"][:120] for node in each["nodes"]][:3])
+            for each in _violations(page, None if width == WHOLE else {"exclude": ["tbody tr:nth-child(n+4)"]})
+        ]
         assert (width, scheme, found) == (width, scheme, [])
     context.close()
 
@@ -92,5 +97,5 @@ def _looks() -> Iterator[tuple[int, Any]]:
     return ((width, scheme) for width in WIDTHS for scheme in ("light", "dark"))
 
 
-def _violations(page: Any) -> list[dict[str, Any]]:
-    return list(Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"])
+def _violations(page: Any, context: Any) -> list[dict[str, Any]]:
+    return list(Axe().run(page, context, {"resultTypes": ["violations"]}).response["violations"])

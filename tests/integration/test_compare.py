@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT
+from tests.command import ROOT, loadgen
 from tests.runs import burst, footer, header, healthy, write
 
 
 def compare(*arguments: str | Path) -> tuple[int, str, str]:
     """Run it; exit code, stdout, stderr."""
-    command = [sys.executable, "-m", "loadgen", "compare", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
+    done = loadgen(ROOT, "compare", *map(str, arguments))
     return done.returncode, done.stdout, done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +17,10 @@ from servers.launch import LaunchSpec, compose, launched
 from servers.launch.process import free_port
 from servers.launch.spec import Host
 from servers.simulated.config import SimulatedConfig
+from tests.command import ROOT, loadgen
 from tests.simulated import running
 from tests.stand_in_docker import CONTAINER, DIGEST, Docker, ps
 
-ROOT = Path(__file__).parents[2]
 GPU_A = Host("gpu-a", platform="A800", docker="gpu-a", gpus={"vllm": "3"}, env={"VLLM_TAG": "v0.32.0"})
 
 FAILURES = tomllib.loads((ROOT / "tests/data/docker/failures.toml").read_text("utf-8"))["failure"]
@@ -265,19 +264,9 @@ def test_old_and_new_lists_of_containers_are_read(docker: Docker) -> None:
         assert list(filter(None, [compose.status(wanted(GPU_A)).get("ID")])) == ids
 
 
-def loadgen(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def servers(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """`loadgen servers ...` as a person would run it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "loadgen", "servers", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return loadgen(folder, "servers", *arguments, timeout_s=60)
 
 
 def test_the_commands_speak_of_a_host_in_the_hosts_file(docker: Docker, url: str, tmp_path: Path) -> None:
@@ -286,16 +275,16 @@ def test_the_commands_speak_of_a_host_in_the_hosts_file(docker: Docker, url: str
     (tmp_path / "hosts.toml").write_text(
         f'[gpu-a]\nplatform = "A800"\ndocker = "gpu-a"\nenv = {{VLLM_PORT = "{port}"}}\n'
     )
-    up = loadgen("up", "--server", "vllm", "--host", "gpu-a", "--model", "tiny", folder=tmp_path)
+    up = servers("up", "--server", "vllm", "--host", "gpu-a", "--model", "tiny", folder=tmp_path)
     assert up.returncode == 0, up.stderr
     assert f"at {url}: tiny" in up.stdout
     assert f"next: loadgen burst --server vllm --url {url}" in up.stdout
-    status = loadgen("status", "--server", "vllm", "--host", "gpu-a", folder=tmp_path)
+    status = servers("status", "--server", "vllm", "--host", "gpu-a", folder=tmp_path)
     assert (status.returncode, "running (healthy) on gpu-a" in status.stdout) == (0, True)
-    assert "Loading safetensors" in loadgen("logs", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
-    again = loadgen("up", "--server", "vllm", "--host", "gpu-a", "--model", "tiny", folder=tmp_path)
+    assert "Loading safetensors" in servers("logs", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
+    again = servers("up", "--server", "vllm", "--host", "gpu-a", "--model", "tiny", folder=tmp_path)
     assert f"vllm 0.32.0 was running already at {url}" in again.stdout
-    assert "vllm on gpu-a: down" in loadgen("down", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
+    assert "vllm on gpu-a: down" in servers("down", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
     docker.call("down")
 
 
@@ -303,7 +292,7 @@ def test_a_server_that_is_down_has_no_log(docker: Docker, tmp_path: Path) -> Non
     """Exit code 3, and where the log of a start that failed is kept."""
     docker.answer({"words": ["ps"], "out": ""})
     for more in ([], ["--launch", "process"]):
-        done = loadgen("logs", "--server", "vllm", *more, folder=tmp_path)
+        done = servers("logs", "--server", "vllm", *more, folder=tmp_path)
         assert (done.returncode, done.stdout) == (3, "")
         assert "vllm is down on local: it has no log here" in done.stderr
         assert "local-vllm.log" in done.stderr
@@ -312,7 +301,7 @@ def test_a_server_that_is_down_has_no_log(docker: Docker, tmp_path: Path) -> Non
 def test_a_burst_past_the_servers_limits_is_said_at_once(docker: Docker, url: str, tmp_path: Path) -> None:
     """The server is up, and exit code 2 with the limit named says that the burst would not fit."""
     (tmp_path / "hosts.toml").write_text(f'[local]\nenv = {{VLLM_PORT = "{url.rpartition(":")[2]}"}}\n')
-    up = loadgen("up", "--server", "vllm", "--model", "tiny", "--input-tokens", "4000", folder=tmp_path)
+    up = servers("up", "--server", "vllm", "--model", "tiny", "--input-tokens", "4000", folder=tmp_path)
     assert up.returncode == 2
     assert "max_model_len of 4096" in up.stderr
     assert [call for call in docker.calls if "down" in call["arguments"]] == []
@@ -323,7 +312,7 @@ def test_a_failure_shows_the_log_before_the_message(docker: Docker, tmp_path: Pa
     (tmp_path / "hosts.toml").write_text(f'[local]\nenv = {{VLLM_PORT = "{free_port()}"}}\n')
     log = "ValueError: No available memory for the cache blocks.\n"
     docker.answer(ps("exited", code=1), {"words": ["logs"], "out": log})
-    up = loadgen("up", "--server", "vllm", folder=tmp_path)
+    up = servers("up", "--server", "vllm", folder=tmp_path)
     assert up.returncode == 3
     before, _, after = up.stderr.partition("loadgen: vllm on local: the GPU has not enough free memory")
     assert f"  | {log.strip()}" in before

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.command import ROOT, loadgen
+
 FIGURES = {"ttft_s", "tpot_s", "prefill_s", "decode_step_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu"}
 CONFIG = {
     "model_type": "llama",
@@ -27,8 +28,7 @@ CONFIG = {
 
 def limits(*options: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    command = [sys.executable, "-m", "loadgen", "limits", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return loadgen(ROOT, "limits", *options)
 
 
 def found(*options: str) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def test_mistakes_say_what_to_write(tmp_path: Path, words: tuple[str, ...], hint
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
 def test_virtual_time_agrees_with_the_server_that_answers(tmp_path: Path, server: str) -> None:
     """The same burst on the simulated server, by its own log, but for the way to the server."""

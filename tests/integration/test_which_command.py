@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT
+from tests.command import FAST, ROOT, Forked
 from tests.simulated import running
 
 COMMANDS = re.findall(r"`(loadgen .+?)`", (ROOT / "docs/which-command.md").read_text("utf-8"))
@@ -44,10 +44,12 @@ def url() -> Iterator[str]:
 def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[str]:
     """It, in a folder with all the files that the page speaks of."""
     _, name, *words = shlex.split(command)
-    said = [sys.executable, "-m", "loadgen", name, *words, *SMALLER.get(name, []), *more]
+    said = [name, *words, *SMALLER.get(name, []), *more]
+    # Locust starts threads, and an interpreter of its own.
+    run, said = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *said]) if name == "ui" else (Forked, said)
     own = {"LOADGEN_VLLM_URL": url, "LOADGEN_TOKEN": TOKEN, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
+    return run(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.fixture

@@ -86,12 +86,20 @@ def test_a_known_gpu_and_model_have_a_limit(tmp_path: Path) -> None:
         {"plan": {"gpu_model": "H100"}, "server": {"model": "llama-2-70b"}},
         {"plan": {"gpu_model": "H100", "workload": "shared-prefix:groups=2,tokens=400"}},
         {"plan": {"gpu_model": "H100"}, "server": {"simulated": True, "speed": 1.0}},
+        {"plan": {"gpu_model": "H100"}, "server": {"model": "m" * 5000}},
     ],
-    ids=("no GPU", "unknown model", "unknown GPU", "does not fit", "cached prompts", "scripted"),
+    ids=("no GPU", "unknown model", "unknown GPU", "does not fit", "cached prompts", "scripted", "long name"),
 )
 def test_what_is_not_known_has_none(tmp_path: Path, changes: dict[str, Any]) -> None:
     """No line and no guess: nor of a simulated server that simulates no GPU, whatever was said."""
     assert limit_of(tmp_path, **changes) is None
+
+
+def test_what_a_server_says_opens_no_file(tmp_path: Path) -> None:
+    """A model that is served under the path of a config.json, or of its folder, is known by its name or not at all."""
+    (tmp_path / "config.json").write_text("no JSON", encoding="utf-8")
+    for name in (tmp_path, tmp_path / "config.json"):
+        assert limit_of(tmp_path, plan={"gpu_model": "H100"}, server={"model": str(name)}) is None
 
 
 def test_gpus_in_use_are_counted(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:
         assert record.end_ns == record.chunk_ns[-1]
     header, footer = run.header, run.footer
     assert (header.server["simulated"], header.server["virtual"], header.stamps.name) == (True, True, "virtual")
-    assert header.server["hardware"] == {"gpu": "A100-80GB SXM", "gpus": 1, "vintage": "current"}
+    hardware = {"gpu": "A100-80GB SXM", "model": "Llama-2-7B", "tensor_parallel": 1, "format": "bf16"}
+    assert header.server["hardware"] == hardware | {"vintage": "current"}
     assert footer is not None
     assert (footer.sent, footer.complete, footer.ended_ns) == (20, 20, max(each.end_ns or 0 for each in run.records))
 

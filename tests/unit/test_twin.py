@@ -1,0 +1,218 @@
+"""The twin: of a server whose constants are known, because it is simulated."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from analysis.prediction import predicted
+from analysis.repeats import figures_of
+from analysis.summarise import summarise
+from loadgen import twin_fit
+from loadgen.cli.twin import predict
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from loadgen.runfile import Run, Telemetry
+from loadgen.simulate import Modelled, in_memory, serving
+from loadgen.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
+from servers.simulated.engines import engine_of
+from servers.simulated.scheduler import Job
+from servers.simulated.virtual import FOR_EVER_NS, FrontEnd
+
+CPU = {"step_s": 5e-3, "sequence_s": 3e-4, "token_s": 5e-5, "context_s": 2e-7, "request_s": 4e-3, "path_s": 8e-3}
+H100 = {"step_s": 1e-3, "sequence_s": 5e-5, "bandwidth": 0.7, "compute": 0.8, "request_s": 1e-3, "path_s": 5e-3}
+CARD: dict[str, Any] = {"gpu": "H100", "model": "llama-3.1-8b"}
+
+
+def truth(values: dict[str, float], **more: Any) -> Twin:
+    """A twin that is exact."""
+    known = ON_HARDWARE if "bandwidth" in values else OF_ITS_OWN
+    constants = {name: TwinConstant(value=values[name], low=0, high=1, unit="s", meaning="") for name in known}
+    facts: dict[str, Any] = {
+        "version": "0",
+        "server": "vllm",
+        "server_version": "0.32.0",
+        "rules": "vllm",
+        "served": "m",
+    }
+    facts |= {"vintage": "current", "kv_tokens": 200_000, "draws": [], "residual": {}, "runs": [{"run": "a"}]}
+    return Twin(**(facts | {"constants": constants} | more))
+
+
+def run_of(server: Twin, **plan: Any) -> Run:
+    """What the server would have done."""
+    asked = {"server": "vllm", "output_tokens": 64, "metrics_every_s": 1.0, **plan}
+    return in_memory(Plan(**asked), Modelled(twin=server))
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Twin:
+    """A server on hardware that nobody describes, with a budget of 2048 tokens a step."""
+    return truth(CPU, step_tokens=2048)
+
+
+@pytest.fixture(scope="module")
+def fitted(cpu: Twin) -> Twin:
+    """Its twin, from a burst and a closed loop."""
+    runs = [run_of(cpu, n=64), run_of(cpu, n=60, arrivals="closed:4", seed=1)]
+    return twin_fit.fit(runs, "vllm", None, {"vintage": "current"})
+
+
+def test_constants_of_a_server_without_a_gpu_are_found(fitted: Twin) -> None:
+    """Step, prompt token and front end within a tenth; what sequences of one length cost, be it for each or for what it
+    holds, is one figure, and within a tenth too."""
+    found = fitted.values()
+    assert found["step_s"] == pytest.approx(CPU["step_s"], rel=0.1)
+    assert found["token_s"] == pytest.approx(CPU["token_s"], rel=0.1)
+    assert found["request_s"] == pytest.approx(CPU["request_s"], rel=0.2)
+    each, true = (values["sequence_s"] + 544 * values["context_s"] for values in (found, CPU))
+    assert each == pytest.approx(true, rel=0.1)
+
+
+def test_the_budget_of_a_step_is_that_which_makes_as_many_steps(fitted: Twin, cpu: Twin) -> None:
+    """2048 tokens, where the rules' own are 8192; a load too light to show it leaves it open."""
+    assert fitted.step_tokens == 2048
+    light = [run_of(cpu, n=30, arrivals="closed:1")]
+    assert twin_fit.fit(light, "vllm", None, {"vintage": "current"}).step_tokens is None
+
+
+def test_the_cache_is_as_the_metrics_say(fitted: Twin) -> None:
+    """200,000 tokens."""
+    assert fitted.kv_tokens == 200_000
+
+
+def test_a_limit_on_sequences_shows_where_requests_wait_with_room_in_the_cache() -> None:
+    """32 running, again and again, while others wait."""
+    crowded = run_of(truth(CPU, running_limit=32), n=200)
+    assert twin_fit.fit([crowded], "vllm", None, {"vintage": "current"}).running_limit == 32
+
+
+def test_it_predicts_loads_it_has_not_seen(fitted: Twin, cpu: Twin) -> None:
+    """A Poisson load and a burst three times as large: throughput within 3 %, medians within 8 %."""
+    for load in ({"n": 100, "arrivals": "poisson:4"}, {"n": 200}):
+        measured = twin_fit.observed(run_of(cpu, **load, seed=7))
+        was = twin_fit.figures(measured, measured.ttft_s, measured.tpot_s, measured.ended_s)
+        told = twin_fit.foretold(measured, fitted)
+        for figure, most in (("output_tokens_per_s", 0.03), ("ttft.p50", 0.08), ("tpot.p50", 0.08)):
+            assert told[figure] == pytest.approx(was[figure], rel=most), figure
+
+
+def test_on_known_hardware_bandwidth_and_compute_are_found() -> None:
+    """Shares of what kernels reach elsewhere, within 6 %; the step's own cost from memory-bound decoding."""
+    server = truth(H100, **CARD)
+    runs = [run_of(server, n=64, output_tokens="uniform:20..200"), run_of(server, n=40, arrivals="closed:2", seed=1)]
+    deployment = engine_of("vllm").deployment("H100", "llama-3.1-8b")
+    found = twin_fit.fit(runs, "vllm", deployment, {"vintage": "current", **CARD}).values()
+    assert (found["bandwidth"], found["compute"]) == pytest.approx((0.7, 0.8), rel=0.06)
+
+
+def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:
+    """Of the figures of another load, and wider for a twin that fits worse."""
+    plan = Plan(server="vllm", n=60, arrivals="poisson:3", output_tokens=64, seed=5)
+    told = predict(plan, Modelled(twin=fitted))
+    was = figures_of(summarise(in_memory(plan, Modelled(twin=cpu))), thin=True)
+    for each in told:
+        if each.figure.endswith("p50"):
+            assert each.low <= (was[each.figure] or 0) <= each.high, each
+    worse = msgspec.structs.replace(fitted, residual={"rate": 0.5, "ttft": 0.5, "tpot": 0.5})
+    wide = {each.figure: each.high / each.low for each in predict(plan, Modelled(twin=worse))}
+    assert all(wide[each.figure] > each.high / each.low for each in told if each.figure.endswith("p50"))
+
+
+def test_an_interval_is_of_draws_and_of_what_the_fit_missed() -> None:
+    """Logarithms: variances add, that of runs of one server too; 1.96 deviations to either side."""
+    (found,) = predicted({"ttft.p50": 2.0}, [{"ttft.p50": 2.0 * math.exp(0.3)}], {"ttft": 0.4}, 0.1)
+    half = math.hypot(0.98, 0.1)
+    assert (found.low, found.high) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
+
+
+def test_what_if() -> None:
+    """Half the cache is asked for; four cards hold more than four times as much, and decode faster."""
+    server, plan = truth(H100, **CARD), Plan(server="vllm", n=1)
+    assert serving(plan, Modelled(twin=server, kv_tokens=100_000)).kv_tokens == 100_000
+    one, four = (serving(plan, Modelled(twin=server, tensor=number)) for number in (1, 4))
+    assert four.kv_tokens > 4 * one.kv_tokens
+    assert four.step_time.line(64, 64 * 1000)[0] < 0.6 * one.step_time.line(64, 64 * 1000)[0]
+    quantised = serving(plan, Modelled(twin=server, format="fp8"))
+    assert quantised.step_time.line(1, 1000)[0] < one.step_time.line(1, 1000)[0]
+    assert quantised.hardware["model"] == "Llama-3.1-8B-fp8"
+
+
+def test_without_hardware_there_is_no_other_hardware(cpu: Twin) -> None:
+    """--tp of a twin that knows no GPU would change nothing: it says how to have one that does."""
+    with pytest.raises(PlanError, match="this twin knows no hardware") as refused:
+        serving(Plan(server="vllm", n=1), Modelled(twin=cpu, tensor=4))
+    assert "loadgen twin fit RUN --gpu H100" in refused.value.hint
+
+
+def test_the_file_is_read_as_it_was_written(fitted: Twin, tmp_path: Path) -> None:
+    """JSON, with a format number; what is none says how to get one."""
+    file = tmp_path / "twin.json"
+    file.write_bytes(msgspec.json.encode(fitted))
+    assert read(file) == fitted
+    found = json.loads(file.read_text())
+    assert found["format"] == FORMAT
+    for text, words in (
+        ("{}", "is not a twin"),
+        (json.dumps(found | {"format": FORMAT + 1}), "of a newer loadgen"),
+        (json.dumps(found | {"draws": [[1.0]]}), "constants are not those of a twin"),
+    ):
+        file.write_text(text)
+        with pytest.raises(PlanError, match=words):
+            read(file)
+    with pytest.raises(PlanError, match="cannot read"):
+        read(tmp_path / "none.json")
+
+
+def test_a_run_with_too_little_in_it_is_refused(cpu: Twin) -> None:
+    """Ten complete requests at least."""
+    with pytest.raises(PlanError, match="9 complete requests, and a fit takes 10"):
+        twin_fit.observed(run_of(cpu, n=9))
+
+
+def test_prompts_with_a_common_beginning_are_replayed_as_such(cpu: Twin) -> None:
+    """The prefix cache of the replay knows what that of the server knew, of shared prefixes and of sessions."""
+    for workload in ("shared-prefix:groups=2,tokens=400", "multi-turn:turns=3"):
+        run = run_of(cpu, n=20, workload=workload, arrivals="closed:2")
+        seen = twin_fit.observed(run)
+        told, was = twin_fit.foretold(seen, cpu), twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s)
+        assert told["ttft.p50"] == pytest.approx(was["ttft.p50"], rel=0.05), workload
+
+
+def test_the_front_end_takes_in_together_who_came_meanwhile() -> None:
+    """At 3 ms each: the first of a burst alone, then the other four at once, 12 ms later; a late one by itself."""
+    front_end, jobs = FrontEnd(request_ns=3, path_ns=1), [Job(1, 1, 0, owner=place) for place in range(6)]
+    for job in jobs[:5]:
+        front_end.enter(job, 0)
+    through = [[each.owner for each in front_end.leave()], [each.owner for each in front_end.leave()]]
+    assert (through, front_end.ends_ns) == ([[0], [1, 2, 3, 4]], FOR_EVER_NS)
+    front_end.enter(jobs[5], 100)
+    assert front_end.cancel(jobs[5])
+    assert not front_end.cancel(jobs[0])
+    assert [job.arrived_ns for job in jobs] == [4, 16, 16, 16, 16, 0]
+
+
+def test_what_was_sent_and_never_answered_is_no_sample(cpu: Twin) -> None:
+    """Failed requests are in no latency; those without a token are not replayed."""
+    run = run_of(cpu, n=40)
+    failed = [msgspec.structs.replace(each, state="failed", chunk_ns=[], chunk_tokens=[]) for each in run.records[:20]]
+    seen = twin_fit.observed(msgspec.structs.replace(run, records=[*failed, *run.records[20:]]))
+    assert len(seen.sent_ns) == 20
+
+
+def test_metrics_without_a_cache_leave_it_without_a_limit(cpu: Twin) -> None:
+    """A server that does not say how much it holds is taken to hold all."""
+    run = run_of(cpu, n=20)
+    silent = [replace_values(each, kv_tokens=None) for each in run.telemetry]
+    found = twin_fit.fit([msgspec.structs.replace(run, telemetry=silent)], "vllm", None, {"vintage": "current"})
+    assert found.kv_tokens == twin_fit.UNKNOWN_KV
+
+
+def replace_values(line: Telemetry, **changes: Any) -> Telemetry:
+    """A reading with other figures."""
+    return msgspec.structs.replace(line, values=line.values | changes)

@@ -1,7 +1,7 @@
 """The Llama itself: names, weights and arithmetic as in Hugging Face's `LlamaForCausalLM`, every part a module.
 
 Under tensor parallelism the first matrices of attention and MLP are split by columns, the last by rows, and their
-partial results are added up by the `Group` (Megatron-LM, arXiv 1909.08053); so is the output head, by columns. A
+partial results are added up by the `TensorGroup` (Megatron-LM, arXiv 1909.08053); so is the output head, by columns. A
 decoder layer says when: `LAYERS` has one class for each way in which all-reduces meet the blocks.
 """
 
@@ -20,7 +20,7 @@ from servers.hardware import HardwareError, ModelShape
 EPSILON, THETA = 1e-5, 10_000.0
 
 
-class Group(Protocol):
+class TensorGroup(Protocol):
     """The devices that share each layer."""
 
     @property
@@ -99,7 +99,7 @@ class AttentionCore(nn.Module):
 class Attention(nn.Module):
     """One block; what it gives is this device's part of the sum."""
 
-    def __init__(self, shape: ModelShape, group: Group, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__()
         self.dimension = shape.head_dim
         heads, kv_heads = shape.heads // group.size, shape.kv_heads // group.size
@@ -124,7 +124,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """The other block, with a gate (SwiGLU); its part of the sum."""
 
-    def __init__(self, shape: ModelShape, group: Group) -> None:
+    def __init__(self, shape: ModelShape, group: TensorGroup) -> None:
         super().__init__()
         wide = shape.intermediate // group.size
         self.gate_proj = nn.Linear(shape.hidden, wide, bias=False)
@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
     """Standard: each block waits for its all-reduce. What one layer hands to the next, `ended` turns into the hidden
     state at the end; here it is that state."""
 
-    def __init__(self, shape: ModelShape, group: Group, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__()
         self.group = group
         self.input_layernorm = nn.RMSNorm(shape.hidden, EPSILON)
@@ -168,7 +168,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {"standard": DecoderLayer}
 class Decoder(nn.Module):
     """Embedding, layers and the last norm."""
 
-    def __init__(self, shape: ModelShape, group: Group, architecture: str, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, group: TensorGroup, architecture: str, flash: bool) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(LAYERS[architecture](shape, group, flash) for _ in range(shape.layers))
@@ -194,7 +194,7 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """Tokens, [sequences, tokens], to logits."""
 
-    def __init__(self, shape: ModelShape, group: Group, architecture: str, flash: bool) -> None:
+    def __init__(self, shape: ModelShape, group: TensorGroup, architecture: str, flash: bool) -> None:
         super().__init__()
         self.shape, self.group = shape, group
         self.model = Decoder(shape, group, architecture, flash)
@@ -222,7 +222,7 @@ def build(
     *,
     architecture: str = "standard",
     layers: int | None = None,
-    group: Group | None = None,
+    group: TensorGroup | None = None,
     flash: bool = False,
     device: str = "cpu",
     dtype: Any = torch.float32,

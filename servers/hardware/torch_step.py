@@ -96,9 +96,10 @@ class _Ends:
 
 def _ends(step: TorchStep) -> _Ends:
     """Embedding, last norm and output head; a frozen base has no gradients of them."""
-    matrix = step.model.head_parameters * step.value_bytes
-    trained = 0.0 if step.adapter_rank else matrix
-    return _Ends(_norm_bytes(step), 0.0 if step.model.tied else trained, trained)
+    matrix, norm = step.model.head_parameters * step.value_bytes, step.model.hidden * step.value_bytes
+    if step.adapter_rank:
+        return _Ends(_norm_bytes(step), 0.0, 0.0)
+    return _Ends(_norm_bytes(step), norm + matrix * (1 - step.model.tied), matrix)
 
 
 def _norm_bytes(step: TorchStep) -> float:

@@ -91,7 +91,7 @@ def _measured(asked: InferenceAsked) -> InferenceFound:
         flash=asked.flash,
         bounds=allowed,
         cases=[_case(model, asked, batch, allowed) for batch in asked.batches],
-        torch=torch.__version__,
+        torch=str(torch.__version__),
     )
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "twin": "loadgen.cli.twin",
     "plan-capacity": "loadgen.cli.capacity",
     "sweep": "loadgen.cli.sweep",
+    "dissect": "loadgen.cli.dissect",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",
     "ui": "loadgen.cli.ui",

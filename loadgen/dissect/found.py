@@ -1,0 +1,126 @@
+"""What was measured, as `--json` prints it: raw seconds of every repeat; figures are made of them in
+`analysis.dissect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Direction = Literal["forward", "backward"]
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the device allows, and who says so: a short probe, or the data sheet."""
+
+    device: str
+    flops_per_s: float
+    """In the number format of the run."""
+    bytes_per_s: float
+    source: str
+    launch_s: float = 0.0
+    """To start one small operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One kind of operator of one module: all calls of it in one step."""
+
+    module: str
+    operator: str
+    shape: str
+    """m x n x k of a GEMM; what it is made of for any other."""
+    direction: Direction
+    in_layers: bool
+    calls: int
+    flops: float
+    """Of all calls in one step; bytes likewise."""
+    bytes: float
+    """Of arguments and results, each read or written once."""
+    bound_s: float
+    """No device of these bounds is faster."""
+    bound: str
+    """What that is by: compute, memory or network; nothing where it moves nothing."""
+    seconds: Sequence[float]
+    """Of all calls, in each repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """One batch size."""
+
+    batch: int
+    tokens: int
+    """That pass through the layers in one step."""
+    step_s: Sequence[float]
+    """Unwatched; so is what is split into `forward` and `backward`."""
+    parts_s: Mapping[str, Sequence[float]]
+    """Of watched steps, by their clock: model, Embedding, layers, RMSNorm (the last), LM head, loss; `backward` behind
+    those of the backward pass."""
+    operators: Sequence[Operator]
+    least_s: tuple[float, float]
+    """All operators, each at its fastest, so that whatever else the machine did counts little: by our clock, and by
+    torch.profiler's in steps of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceFound:
+    """What `loadgen dissect inference --json` prints."""
+
+    model: str
+    architecture: str
+    layers: int
+    model_layers: int
+    input_tokens: int
+    phase: Phase
+    device: str
+    dtype: str
+    tensor_parallel: int
+    threads: int
+    flash: bool
+    bounds: Bounds
+    cases: Sequence[StepCase]
+    torch: str
+
+
+KINDS = ("weights", "gradients", "optimiser", "activations")
+"""Of memory; the last is all that is there for a while: activations, gathered weights, buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueFound:
+    """One technique, measured and predicted; of several processes the first."""
+
+    technique: str
+    processes: int
+    cannot: str = ""
+    """Why it was not measured."""
+    parts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds of forward, backward and optimiser, in each repeat."""
+    communication_s: float = 0.0
+    """Of one step: how long any collective was under way; part of forward and backward."""
+    memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    """At the peak of one step, by kind: what the allocator says, not the operating system."""
+    predicted_s: Mapping[str, float] = field(default_factory=dict)
+    """By servers.hardware from the bounds; so is the memory."""
+    predicted_bytes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFound:
+    """What `loadgen dissect training --json` prints."""
+
+    model: str
+    parameters: int
+    layers: int
+    model_layers: int
+    batch: int
+    """Sequences in one step, of all processes."""
+    sequence: int
+    device: str
+    dtype: str
+    bounds: Bounds
+    techniques: Sequence[TechniqueFound]
+    torch: str

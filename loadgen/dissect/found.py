@@ -1,0 +1,84 @@
+"""What was measured, as `--json` prints it: raw seconds of every repeat; figures are made of them in
+`analysis.dissect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["forward", "backward"]
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the device allows, and who says so: a short probe, or the data sheet."""
+
+    device: str
+    flops_per_s: float
+    """In the number format of the run."""
+    bytes_per_s: float
+    source: str
+    launch_s: float = 0.0
+    """To start one small operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One kind of operator of one module: all calls of it in one step."""
+
+    module: str
+    operator: str
+    shape: str
+    """m x n x k of a GEMM; what it is made of for any other."""
+    direction: Direction
+    in_layers: bool
+    calls: int
+    flops: float
+    """Of all calls in one step; bytes likewise."""
+    bytes: float
+    """Of arguments and results, each read or written once."""
+    bound_s: float
+    """No device of these bounds is faster."""
+    bound: str
+    """What that is by: compute, memory or network; nothing where it moves nothing."""
+    seconds: Sequence[float]
+    """Of all calls, in each repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """One batch size."""
+
+    batch: int
+    tokens: int
+    """That pass through the layers in one step."""
+    step_s: Sequence[float]
+    """Unwatched; so is what is split into `forward` and `backward`."""
+    parts_s: Mapping[str, Sequence[float]]
+    """Of watched steps, by their clock: model, Embedding, layers, RMSNorm (the last), LM head, loss; `backward` behind
+    those of the backward pass."""
+    operators: Sequence[Operator]
+    profiler_s: Sequence[float]
+    """All operators, as torch.profiler has them, in steps of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceFound:
+    """What `loadgen dissect inference --json` prints."""
+
+    model: str
+    architecture: str
+    layers: int
+    model_layers: int
+    input_tokens: int
+    phase: Phase
+    device: str
+    dtype: str
+    tensor_parallel: int
+    threads: int
+    flash: bool
+    bounds: Bounds
+    cases: Sequence[StepCase]
+    torch: str

@@ -1,0 +1,222 @@
+"""One step of a model of real shape and random weights, module by module and operator by operator.
+
+Each repeat is one step unwatched, which is the time that counts, then one with `Watch`, which says where it goes. In
+between, torch.profiler times operators in its own way: both must come to the same total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+from loadgen.dissect import DissectError, machine
+from loadgen.dissect.found import Bounds, InferenceFound, Operator, Phase, StepCase
+from loadgen.dissect.processes import shared
+from loadgen.dissect.watch import Clock, Seen, Watch
+from servers.hardware import model as shape_of
+from servers.ladder.group import Shared
+from servers.ladder.llama import Llama, build
+
+PROFILED = 2
+"""Steps that torch.profiler sees."""
+SEED = 17
+COLLECTIVES = ("all-reduce", "all-gather")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceAsked:
+    """What to measure."""
+
+    model: str
+    layers: int = 2
+    batches: tuple[int, ...] = (1,)
+    input_tokens: int = 512
+    phase: Phase = "prefill"
+    backward: bool = False
+    device: str = "cpu"
+    dtype: str = "fp32"
+    architecture: str = "standard"
+    flash: bool = False
+    tensor_parallel: int = 1
+    repeats: int = 5
+    warmup: int = 2
+    threads: int | None = None
+    hardware: Path | None = None
+
+
+def inference(asked: InferenceAsked) -> InferenceFound:
+    """All batch sizes. Raises DissectError, HardwareError."""
+    machine.check(asked.device, asked.dtype)
+    if asked.backward and asked.phase == "decode":
+        raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")
+    shape = shape_of(asked.model, asked.hardware)
+    if asked.layers > shape.layers:
+        raise DissectError(f"{shape.name} has {shape.layers} layers", f"Choose --layers {shape.layers} or fewer.")
+    return shared(_measured, asked, asked.tensor_parallel, asked.device, asked.threads)
+
+
+def _measured(asked: InferenceAsked) -> InferenceFound:
+    shape = shape_of(asked.model, asked.hardware)
+    torch.manual_seed(SEED)
+    group = Shared() if asked.tensor_parallel > 1 else None
+    model = build(
+        shape,
+        architecture=asked.architecture,
+        layers=asked.layers,
+        group=group,
+        flash=asked.flash,
+        device=asked.device,
+        dtype=machine.DTYPES[asked.dtype],
+    )
+    allowed = machine.bounds(asked.device, asked.dtype)
+    return InferenceFound(
+        model=shape.name,
+        architecture=asked.architecture,
+        layers=asked.layers,
+        model_layers=shape.layers,
+        input_tokens=asked.input_tokens,
+        phase=asked.phase,
+        device=asked.device,
+        dtype=asked.dtype,
+        tensor_parallel=asked.tensor_parallel,
+        threads=torch.get_num_threads(),
+        flash=asked.flash,
+        bounds=allowed,
+        cases=[_case(model, asked, batch, allowed) for batch in asked.batches],
+        torch=torch.__version__,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """One step as two parts, of which the second takes what the first gives."""
+
+    forward: Callable[[], Tensor]
+    backward: Callable[[Tensor], None] | None
+
+
+def _passes(model: Llama, asked: InferenceAsked, batch: int) -> _Passes:
+    new = 1 if asked.phase == "decode" else asked.input_tokens
+    tokens = torch.randint(model.shape.vocabulary, (batch, new), device=asked.device)
+    if asked.backward:
+
+        def trained() -> Tensor:
+            model.zero_grad()
+            return functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+
+        return _Passes(trained, lambda loss: loss.backward())
+    caches = model.caches(batch, asked.input_tokens + 1) if asked.phase == "decode" else None
+
+    def asked_step() -> Tensor:
+        for cache in caches or ():
+            cache.used = asked.input_tokens
+        with torch.no_grad():
+            return model(tokens, caches, last=True)
+
+    return _Passes(asked_step, None)
+
+
+def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> StepCase:
+    passes, device = _passes(model, asked, batch), asked.device
+
+    def step() -> None:
+        result = passes.forward()
+        if passes.backward:
+            passes.backward(result)
+
+    def together() -> None:
+        if asked.tensor_parallel > 1:
+            distributed.barrier()
+
+    for _ in range(asked.warmup):
+        step()
+    plain: list[float] = []
+    seen: list[list[Seen]] = []
+    parts: dict[str, list[float]] = {}
+    profiled: list[float] = []
+    clock = Clock(device == "cuda")
+    for repeat in range(asked.repeats):
+        together()
+        plain.append(machine.timed(device, step))
+        together()
+        watch = Watch(model, clock)
+        _watched(watch, passes, device)
+        seen.append(watch.seen)
+        for name, seconds in _parts(watch).items():
+            parts.setdefault(name, []).append(seconds)
+        if repeat < PROFILED:
+            together()
+            profiled.append(_profiled(step, device))
+    return StepCase(
+        batch=batch,
+        tokens=batch * (1 if asked.phase == "decode" else asked.input_tokens),
+        step_s=plain,
+        parts_s=parts,
+        operators=_operators(seen, clock, allowed),
+        profiler_s=profiled,
+    )
+
+
+def _watched(watch: Watch, passes: _Passes, device: str) -> None:
+    """A GPU is given something to do first, so that no operator waits for the instruments to ask for it."""
+    if device == "cuda":
+        machine.settled(device)
+        torch.cuda._sleep(200_000_000)
+    with watch.watching():
+        begin = watch.clock.now()
+        result = passes.forward()
+        middle = watch.clock.now()
+        watch.spans.append(("step", begin, middle))
+        if passes.backward:
+            passes.backward(result)
+            watch.spans.append(("step backward", middle, watch.clock.now()))
+    machine.settled(device)
+
+
+def _parts(watch: Watch) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, begin, end in watch.spans:
+        found[name] = found.get(name, 0.0) + watch.clock.seconds(begin, end)
+    return found
+
+
+def _operators(repeats: list[list[Seen]], clock: Clock, allowed: Bounds) -> list[Operator]:
+    """Calls of one kind together, the longest first."""
+    kinds: dict[tuple[Any, ...], list[list[Seen]]] = {}
+    for place, calls in enumerate(repeats):
+        for each in calls:
+            kind = (each.module, each.operator, each.shape, each.direction, each.in_layers)
+            kinds.setdefault(kind, [[] for _ in repeats])[place].append(each)
+    found = []
+    for (module, operator, shape, direction, in_layers), by_repeat in kinds.items():
+        one = max(by_repeat, key=len)
+        flops, moved = sum(each.flops for each in one), sum(each.bytes for each in one)
+        least = {"compute": flops / allowed.flops_per_s, "memory": moved / allowed.bytes_per_s}
+        network = operator in COLLECTIVES
+        bound = max(least, key=lambda name: least[name]) if any(least.values()) else ""
+        found.append(
+            Operator(
+                *(module, operator, shape, direction, in_layers, len(one), flops, moved),
+                bound_s=0.0 if network else max(least.values()),
+                bound="network" if network else bound,
+                seconds=[sum(clock.seconds(each.begin, each.end) for each in calls) for calls in by_repeat],
+            )
+        )
+    return sorted(found, key=lambda each: -sum(each.seconds))
+
+
+def _profiled(step: Callable[[], None], device: str) -> float:
+    """All operators of one step, each without those that it called."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=activities) as profiler:
+        step()
+        machine.settled(device)
+    figure = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    return sum(float(getattr(each, figure)) for each in profiler.key_averages()) / 1e6

@@ -1,0 +1,90 @@
+"""The device, and the bounds that its operators are held against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from loadgen.dissect import DissectError
+from loadgen.dissect.found import Bounds
+from servers.hardware import HardwareError, gpu
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GEMM_SIZE = 2048
+STREAM_VALUES = 1 << 24
+"""Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
+PROBES = 5
+
+
+def check(device: str, dtype: str) -> None:
+    """Raises DissectError for a device that is not here, or a number format that it does not compute in."""
+    if device not in ("cpu", "cuda"):
+        raise DissectError(f"no device is called {device!r}", "Choose --device cpu or --device cuda.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DissectError(
+            "torch sees no GPU here",
+            "Choose --device cpu, or run this on a GPU host: nvidia-smi must list the card, and torch be a CUDA build.",
+        )
+    if dtype not in DTYPES:
+        raise DissectError(f"no number format is called {dtype!r}", f"Choose one of {', '.join(DTYPES)}.")
+
+
+def bounds(device: str, dtype: str) -> Bounds:
+    """Of a GPU that has a row in servers/hardware/gpus.csv the data sheet's; else what two short probes reach."""
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+        try:
+            card = gpu(name)
+        except HardwareError:
+            card = None
+        if card and dtype != "fp32":
+            return Bounds(
+                card.name, card.flops_per_s, card.memory_bytes_per_s, "data sheet", card.architecture.launch_s
+            )
+    else:
+        name = f"{torch.get_num_threads()} CPU threads"
+    rate, moved = _gemm_flops_per_s(device, dtype), _stream_bytes_per_s(device)
+    return Bounds(name, rate, moved, "measured: best GEMM, and STREAM's triad", _launch_s(device))
+
+
+def settled(device: str) -> None:
+    """All that was asked of the device has ended."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(device: str, step: Callable[[], Any]) -> float:
+    """Seconds of one step, from its start until the device has nothing left to do."""
+    settled(device)
+    begin = time.perf_counter()
+    step()
+    settled(device)
+    return time.perf_counter() - begin
+
+
+def _best(device: str, step: Callable[[], Any]) -> float:
+    step()
+    return min(timed(device, step) for _ in range(PROBES))
+
+
+def _gemm_flops_per_s(device: str, dtype: str) -> float:
+    one, other = (torch.randn(GEMM_SIZE, GEMM_SIZE, device=device).to(DTYPES[dtype]) for _ in range(2))
+    return 2.0 * GEMM_SIZE**3 / _best(device, lambda: one @ other)
+
+
+def _stream_bytes_per_s(device: str) -> float:
+    one, two, three = (torch.ones(STREAM_VALUES, device=device) for _ in range(3))
+    return 3 * 4.0 * STREAM_VALUES / _best(device, lambda: torch.add(one, two, alpha=3.0, out=three))
+
+
+def _launch_s(device: str) -> float:
+    value = torch.zeros(1, device=device)
+
+    def many() -> None:
+        for _ in range(1000):
+            value.add_(1)
+
+    return _best(device, many) / 1000

@@ -1,0 +1,65 @@
+"""Several processes that share the work: gloo between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed, multiprocessing
+
+from loadgen.dissect import DissectError
+from loadgen.errors import LoadgenError
+from servers.hardware import HardwareError
+
+_Found = TypeVar("_Found")
+
+
+def shared(work: Callable[[Any], _Found], asked: Any, count: int, device: str, threads: int | None) -> _Found:
+    """What `work`, a function of a module, makes of `asked` in the first of so many processes that each do it."""
+    if device == "cuda" and count > torch.cuda.device_count():
+        raise DissectError(
+            f"{count} processes need as many GPUs, and torch sees {torch.cuda.device_count()}",
+            "Choose fewer, or --device cpu.",
+        )
+    each = threads or max(1, len(os.sched_getaffinity(0)) // count)
+    if count == 1:
+        before = torch.get_num_threads()
+        torch.set_num_threads(each)
+        try:
+            return work(asked)
+        finally:
+            torch.set_num_threads(before)
+    with TemporaryDirectory(prefix="loadgen-") as folder:
+        arguments = (work, asked, count, device, each, folder)
+        try:
+            multiprocessing.spawn(_one, arguments, nprocs=count)
+        except multiprocessing.ProcessRaisedException as problem:
+            raise DissectError(f"a process ended early: {str(problem).strip()[-1500:]}") from None
+        found = pickle.loads(Path(folder, "found").read_bytes())  # noqa: S301 - our own process wrote it
+    if isinstance(found, Exception):
+        raise found
+    answer: _Found = found
+    return answer
+
+
+def _one(rank: int, work: Callable[[Any], Any], asked: Any, count: int, device: str, threads: int, folder: str) -> None:
+    torch.set_num_threads(threads)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group(
+        "nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=count
+    )
+    try:
+        found = work(asked)
+    except (LoadgenError, HardwareError) as problem:
+        found = problem
+    finally:
+        distributed.destroy_process_group()
+    if rank == 0:
+        Path(folder, "found").write_bytes(pickle.dumps(found))

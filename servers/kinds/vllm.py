@@ -16,6 +16,7 @@ from typing import Any
 from servers.kinds import base, pooling
 from servers.kinds.dialect import Route, VersionRule
 from servers.kinds.openai import RUNNING_USAGE, dialect, messages, unless_marker
+from servers.ladder import PLUGIN
 from workloads.request import Request
 
 
@@ -114,6 +115,7 @@ VLLM = base.ServerKind(
         ),
         parallel=("--tensor-parallel-size", "{tensor_parallel}"),
         env={"VLLM_NO_USAGE_STATS": "1"},
+        ladder=str(PLUGIN),
     ),
     faults=(
         base.KnownFault(

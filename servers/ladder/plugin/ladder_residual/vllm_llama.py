@@ -25,7 +25,7 @@ class LadderLlamaLayer(LlamaDecoderLayer):
         self.self_attn.o_proj.reduce_results = self.mlp.down_proj.reduce_results = False
 
 
-@ignore_torch_compile  # Compiled pieces end at each attention, with an all-reduce under way, which no CUDA graph may leave
+@ignore_torch_compile  # Compiled pieces end at attention: an all-reduce would be under way where a CUDA graph ends
 class LadderLlamaModel(LlamaModel):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=LadderLlamaLayer)
@@ -34,7 +34,7 @@ class LadderLlamaModel(LlamaModel):
         self,
         input_ids: Tensor | None,
         positions: Tensor,
-        intermediate_tensors: Any = None,
+        intermediate_tensors: Any = None,  # noqa: ARG002  # of pipelines
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds

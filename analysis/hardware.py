@@ -144,7 +144,10 @@ def document(found: Limits, deployment: Deployment) -> Document:
         ),
     ]
     look = doc.RunLook(title)
-    data = {"runs": [_run(found, deployment, title)], "charts": [_roofline(), _curve()]}
+    data = {
+        "runs": [_run(found, deployment, title)],
+        "charts": [roofline_chart("data sheet", "prefill", "decode"), _curve()],
+    }
     return doc.Document("loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"))
 
 
@@ -169,8 +172,6 @@ def _rate(found: Limits) -> Any:
 def _run(found: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
     """What the two charts draw."""
     bandwidth = deployment.gpu.memory_bytes_per_s
-    peak = found.flops_per_byte * bandwidth
-    edges = [0.25, found.flops_per_byte, max(4096.0, 4 * found.flops_per_byte)]
     points = {
         phase: {
             "x": [each.flops_per_byte for each in found.gemms if each.phase == phase],
@@ -179,33 +180,44 @@ def _run(found: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
         }
         for phase in ("prefill", "decode")
     }
-    roof = {"x": edges, "y": [1e-12 * min(peak, edge * bandwidth) for edge in edges]}
     curve = {name: list(values) for name, values in found.curve.items()}
     for name in ("tpot", "limit_tpot"):
         curve[f"{name}_ms"] = [1000 * seconds for seconds in curve[f"{name}_s"]]
-    data = {"roofline": {"roof": roof, **points}, "curve": curve}
+    roofline = {"roof": roof(found.flops_per_byte * bandwidth, bandwidth), **points}
+    data = {"roofline": roofline, "curve": curve}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
 
-def _roofline() -> dict[str, Any]:
-    def dots(phase: str, colour: str) -> dict[str, Any]:
+def roof(flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: float = 0.25) -> dict[str, list[float]]:
+    """The two lines of a roofline: bound by memory up to the edge, by computing behind it."""
+    edge = flops_per_s / bytes_per_s
+    places = [least, edge, max(4096.0, 4 * edge)]
+    return {"x": places, "y": [min(flops_per_s, place * bytes_per_s) / unit for place in places]}
+
+
+def roofline_chart(line: str, *groups: str, unit: str = "TFLOP/s") -> dict[str, Any]:
+    """The chart of the roof, which `line` gave, and one colour of dots for each group of `x`, `y` and `name`."""
+
+    def dots(group: str, colour: str) -> dict[str, Any]:
         where = {
-            "x": f"${phase}.x",
-            "y": f"${phase}.y",
-            "text": f"${phase}.name",
+            "x": f"${group}.x",
+            "y": f"${group}.y",
+            "text": f"${group}.name",
             "marker": {"color": colour, "size": 10},
         }
-        hover = "%{text}: %{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s<extra></extra>"
-        return {"type": "scatter", "mode": "markers", "name": phase, "hovertemplate": hover, **where}
+        hover = f"%{{text}}: %{{x:.3g}} FLOP/byte, %{{y:.3g}} {unit}<extra></extra>"
+        return {"type": "scatter", "mode": "markers", "name": group, "hovertemplate": hover, **where}
 
-    line = {"type": "scatter", "mode": "lines", "name": "data sheet", "x": "$roof.x", "y": "$roof.y"}
+    roof_line = {"type": "scatter", "mode": "lines", "name": line, "x": "$roof.x", "y": "$roof.y"}
     layout = {
         "xaxis": {"title": {"text": "FLOP per byte"}, "type": "log"},
-        "yaxis": {"title": {"text": "TFLOP/s"}, "type": "log"},
+        "yaxis": {"title": {"text": unit}, "type": "log"},
         "showlegend": True,
     }
-    traces = [line | {"line": {"color": "@run", "width": 2}}, dots("prefill", "@run-2"), dots("decode", "@run-3")]
-    table = {"GEMM": "prefill.name", "FLOP/byte, prefill": "prefill.x", "TFLOP/s, prefill": "prefill.y"}
+    traces = [roof_line | {"line": {"color": "@run", "width": 2}}]
+    traces += [dots(group, f"@run-{place}") for place, group in enumerate(groups, 2)]
+    first = groups[0]
+    table = {"operator": f"{first}.name", f"FLOP/byte, {first}": f"{first}.x", f"{unit}, {first}": f"{first}.y"}
     return {"id": "roofline", "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}
 
 

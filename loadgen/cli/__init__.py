@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": "loadgen.cli.compare",
     "export": "loadgen.cli.report",
     "limits": "loadgen.cli.limits",
+    "dissect": "loadgen.cli.dissect",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",
     "ui": "loadgen.cli.ui",

@@ -60,8 +60,9 @@ class StepCase:
     """Of watched steps, by their clock: model, Embedding, layers, RMSNorm (the last), LM head, loss; `backward` behind
     those of the backward pass."""
     operators: Sequence[Operator]
-    profiler_s: Sequence[float]
-    """All operators, as torch.profiler has them, in steps of its own."""
+    least_s: tuple[float, float]
+    """All operators, each at its fastest, so that whatever else the machine did counts little: by our clock, and by
+    torch.profiler's in steps of its own."""
 
 
 @dataclass(frozen=True, slots=True)

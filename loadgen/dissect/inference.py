@@ -6,6 +6,7 @@ between, torch.profiler times operators in its own way: both must come to the sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from servers.hardware import model as shape_of
 from servers.ladder.group import Shared
 from servers.ladder.llama import Llama, build
 
-PROFILED = 2
-"""Steps that torch.profiler sees."""
+PROFILED = 5
+"""Steps that torch.profiler sees, at most."""
 SEED = 17
 COLLECTIVES = ("all-reduce", "all-gather")
 
@@ -140,7 +141,7 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
     plain: list[float] = []
     seen: list[list[Seen]] = []
     parts: dict[str, list[float]] = {}
-    profiled: list[float] = []
+    profiled: list[list[float]] = []
     clock = Clock(device == "cuda")
     for repeat in range(asked.repeats):
         together()
@@ -160,7 +161,7 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
         step_s=plain,
         parts_s=parts,
         operators=_operators(seen, clock, allowed),
-        profiler_s=profiled,
+        least_s=(_least([[clock.seconds(each.begin, each.end) for each in calls] for calls in seen]), _least(profiled)),
     )
 
 
@@ -212,11 +213,17 @@ def _operators(repeats: list[list[Seen]], clock: Clock, allowed: Bounds) -> list
     return sorted(found, key=lambda each: -sum(each.seconds))
 
 
-def _profiled(step: Callable[[], None], device: str) -> float:
-    """All operators of one step, each without those that it called."""
+def _least(repeats: list[list[float]]) -> float:
+    """The sum of each call at its fastest."""
+    return math.fsum(map(min, zip(*repeats, strict=len({*map(len, repeats)}) == 1)))
+
+
+def _profiled(step: Callable[[], None], device: str) -> list[float]:
+    """Seconds of every operator of one step in order, each without those that it called."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities) as profiler:
         step()
         machine.settled(device)
     figure = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    return sum(float(getattr(each, figure)) for each in profiler.key_averages()) / 1e6
+    calls = sorted(profiler.events(), key=lambda each: each.time_range.start)
+    return [float(getattr(each, figure)) / 1e6 for each in calls]

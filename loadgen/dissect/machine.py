@@ -13,10 +13,10 @@ from loadgen.dissect.found import Bounds
 from servers.hardware import HardwareError, gpu
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-GEMM_SIZE = 2048
+GEMM_SIZE = 1536
 STREAM_VALUES = 1 << 24
 """Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
-PROBES = 5
+PROBES = 20
 
 
 def check(device: str, dtype: str) -> None:

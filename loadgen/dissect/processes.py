@@ -51,10 +51,8 @@ def _one(rank: int, work: Callable[[Any], Any], asked: Any, count: int, device: 
     torch.set_num_threads(threads)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    meeting = f"file://{folder}/meeting"
-    distributed.init_process_group(
-        "nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=count
-    )
+    meeting, backend = f"file://{folder}/meeting", "nccl" if device == "cuda" else "gloo"
+    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count)
     try:
         found = work(asked)
     except (LoadgenError, HardwareError) as problem:

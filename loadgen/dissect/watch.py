@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ class Clock:
         event.record()
         return event
 
+    def leave_out(self, since_ns: int) -> None:
+        """What has passed since then was the instrument's."""
+        self.out_ns += time.perf_counter_ns() - since_ns
+
     def seconds(self, begin: Any, end: Any) -> float:
         """Between two instants; on a GPU once all has ended."""
         return float(begin.elapsed_time(end)) / 1e3 if self.cuda else (end - begin) / 1e9
@@ -102,14 +107,15 @@ class Watch(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[Watch]:
         """One step: hooks are there as long as this lasts."""
-        hooks = []
-        for name, module in self._model.named_modules():
-            owner = _owner(name, module)
-            if owner:
-                hooks.append(module.register_forward_pre_hook(lambda *_, owner=owner: self._enter(owner)))
-                hooks.append(
-                    module.register_forward_hook(lambda *_, part=_part(name, module): self._leave(part), prepend=True)
-                )
+        hooks = [
+            hook
+            for name, module in self._model.named_modules()
+            if (owner := _owner(name, module))
+            for hook in (
+                module.register_forward_pre_hook(partial(self._enter, owner)),
+                module.register_forward_hook(partial(self._leave, _part(name, module)), prepend=True),
+            )
+        ]
         try:
             with self:
                 yield self
@@ -117,18 +123,21 @@ class Watch(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def _enter(self, owner: tuple[str, bool]) -> None:
+    def _enter(self, owner: tuple[str, bool], *_: Any) -> None:
+        entered = time.perf_counter_ns()
         self._owners.append(owner)
         self._stretch()
+        self.clock.leave_out(entered)
         self._begun.append(self.clock.now())
 
-    def _leave(self, part: str) -> None:
-        end = self.clock.now()
+    def _leave(self, part: str, *_: Any) -> None:
+        end, left = self.clock.now(), time.perf_counter_ns()
         begin = self._begun.pop()
         if part:
             self.spans.append((part, begin, end))
         self._owners.pop()
         self._stretch()
+        self.clock.leave_out(left)
 
     def _stretch(self) -> None:
         self._starts.append(torch.autograd._get_sequence_nr())
@@ -139,15 +148,13 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         node = torch._C._current_autograd_node()
         owner = self._owners[-1] if node is None else self._owner_of(node)
-        if not self.clock.cuda:
-            self.clock.out_ns += time.perf_counter_ns() - entered
+        self.clock.leave_out(entered)
         begin = self.clock.now()
         result = func(*args, **kwargs)
         end = self.clock.now()
         left = time.perf_counter_ns()
         self._keep(func, args, kwargs, result, (owner, node is not None, begin, end))
-        if not self.clock.cuda:
-            self.clock.out_ns += time.perf_counter_ns() - left
+        self.clock.leave_out(left)
         return result
 
     def _owner_of(self, node: Any) -> tuple[str, bool]:
@@ -191,7 +198,7 @@ def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, floa
         return "views", "", 0.0, 0.0
     counts = flop_registry.get(func.overloadpacket)
     flops = float(counts(*args, **kwargs, out_val=result)) if counts else 0.0
-    moved = sum(map(_bytes, outputs))
+    moved = float(sum(map(_bytes, outputs)))
     if name == "embedding":
         moved *= 2  # the rows that are looked up, not the table
     elif name not in ("fill_", "zero_", "zeros", "ones", "arange", "empty"):
@@ -199,9 +206,9 @@ def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, floa
         moved += sum(_bytes(each) for each in inputs if each is not skipped)
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         one, other = inputs[-2:]
-        sizes = (*one.shape[:-1], other.shape[-1], one.shape[-1])
-        return ("GEMM" if one.dim() == 2 else "batched GEMM"), " x ".join(map(str, sizes)), flops, moved
-    sizes = " x ".join(map(str, max((each.shape for each in [*inputs, *outputs]), key=math.prod, default=())))
+        sizes = _joined((*one.shape[:-1], other.shape[-1], one.shape[-1]))
+        return ("GEMM" if one.dim() == 2 else "batched GEMM"), sizes, flops, moved
+    sizes = _joined(max((each.shape for each in [*inputs, *outputs]), key=math.prod, default=()))
     if name.startswith(ATTENTION):
         return "attention kernel", sizes, flops or _attention_flops(inputs, "backward" in name), moved
     if name in COPIES:
@@ -209,10 +216,14 @@ def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, floa
     return PLAIN_NAMES.get(name, name.strip("_")), sizes, flops, moved
 
 
+def _joined(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
 def _attention_flops(inputs: list[Tensor], backward: bool) -> float:
     """Two GEMMs of queries and keys, five in the backward pass (arXiv 2205.14135), as though none were masked."""
     queries, keys = inputs[1:3] if backward else inputs[:2]
-    return (5.0 if backward else 2.0) * 2.0 * queries.numel() * keys.shape[2]
+    return float((5.0 if backward else 2.0) * 2.0 * queries.numel() * keys.shape[2])
 
 
 def _tensors(values: Any) -> list[Tensor]:

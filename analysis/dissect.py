@@ -1,0 +1,297 @@
+"""What `loadgen dissect inference` says of modules and operators: in plain lines, and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from analysis.hardware import aligned, roof, roofline_chart
+from analysis.report.format import count, duration, share, significant
+from analysis.stats import mean_and_deviation, student_quantile
+
+if TYPE_CHECKING:
+    from analysis.report import Document
+    from loadgen.dissect.found import InferenceFound, Operator, StepCase
+
+Rows = list[tuple[str, ...]]
+ORDER = (
+    *("Embedding", "RMSNorm", "QKV", "RoPE", "attention", "output", "all-reduce", "residual"),
+    *("gate", "up", "SiLU", "down", "LM head", "all-gather", "loss"),
+)
+"""Modules as data flows through them."""
+MODULE_HEADS = ("module", "time", "±", "share", "GFLOP/s", "GB/s", "of bound", "bound by")
+OPERATOR_HEADS = ("module", "operator", "shape", "calls", "time", "share", "bound", "by")
+SHOWN = 20
+"""Operators in the terminal; the page and --json have all."""
+AGREE = 0.05
+FLAME = """One step from left to right, in the order in which data flows: its modules, those of all layers together, and
+below them their operators. A click on the legend hides a module."""
+ROOFLINE = """FLOP/s that the device allows by how many FLOPs are made of each byte that is read or written. Each dot
+is an operator that computes; one above the line found its data in a cache."""
+
+
+def headings(found: InferenceFound) -> tuple[str, str]:
+    """What was measured, and the bounds."""
+    shared = f" on {found.tensor_parallel} devices" if found.tensor_parallel > 1 else ""
+    allowed = found.bounds
+    return (
+        f"{found.model}, {found.layers} of {count(found.model_layers, 'layer')}, {found.dtype}, {found.phase} at "
+        f"{found.input_tokens:,} tokens{shared}",
+        f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
+        f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
+    )
+
+
+def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and half of its 95 % interval by Student's t."""
+    mean, deviation = mean_and_deviation(seconds)
+    if deviation is None:
+        return mean, None
+    return mean, student_quantile(0.975, len(seconds) - 1) * deviation / math.sqrt(len(seconds))
+
+
+def total(operators: Iterable[Operator]) -> list[float]:
+    """Seconds of all of them together, in each repeat."""
+    return [math.fsum(each) for each in zip(*(each.seconds for each in operators), strict=True)]
+
+
+def layer_s(case: StepCase, found: InferenceFound) -> float:
+    """One layer, by the clock."""
+    return with_margin(case.parts_s["layers"])[0] / found.layers
+
+
+def checks(case: StepCase) -> dict[str, float]:
+    """How much of a whole its parts come to: 1 where they agree. Of the repeat that was disturbed least."""
+    parts = case.parts_s
+    best = min(range(len(parts["model"])), key=lambda each: parts["model"][each])
+    in_layers = total(each for each in case.operators if each.in_layers and each.direction == "forward")
+    pieces = sum(parts[name][best] for name in ("Embedding", "layers", "RMSNorm", "LM head"))
+    found = {
+        "operators of a layer": in_layers[best] / parts["layers"][best],
+        "layers and the rest of the model": pieces / parts["model"][best],
+        "operators of torch.profiler": case.least_s[0] / case.least_s[1],
+    }
+    if backward := parts.get("step backward"):
+        own = total(each for each in case.operators if each.direction == "backward")
+        found["operators of the backward pass"] = max(own[each] / took for each, took in enumerate(backward))
+    return found
+
+
+def sentences(case: StepCase, found: InferenceFound) -> list[str]:
+    """How long a step took, what the whole model would take, and whether the parts add up."""
+    mean, margin = with_margin(case.step_s)
+    spread = f" ± {duration(margin, 2)}" if margin is not None else ""
+    rest = with_margin(case.parts_s["model"])[0] - found.layers * layer_s(case, found)
+    whole = rest + found.model_layers * layer_s(case, found)
+    lines = [
+        f"Batch {case.batch}: a step takes {duration(mean)}{spread} ({count(len(case.step_s), 'repeat')}), "
+        f"{significant(case.tokens / mean)} tokens/s; forward one layer {duration(layer_s(case, found))}, "
+        f"all {found.model_layers} layers and the rest about {duration(whole)}."
+    ]
+    told = checks(case)
+    sums = ", ".join(f"{name} {100 * value:.1f} %" for name, value in told.items())
+    lines.append(f"Sums of parts, of the whole: {sums}.")
+    if any(abs(1 - value) > AGREE for value in told.values()):
+        lines.append(
+            "More than 5 % off: the machine was busy, or steps are short. Try more --repeats or a larger --input."
+        )
+    return lines
+
+
+def module_rows(case: StepCase, direction: str) -> Rows:
+    """Of each module: time, half of its interval, share of all operators, rates, and what of the bound is reached."""
+    mine = [each for each in case.operators if each.direction == direction]
+    everything = with_margin(total(case.operators))[0]
+    rows: Rows = []
+    for module in sorted({each.module for each in mine}, key=_place):
+        own = [each for each in mine if each.module == module]
+        mean, margin = with_margin(total(own))
+        least = sum(each.bound_s for each in own)
+        rows.append(
+            (
+                *(module, duration(mean), duration(margin, 2), share(mean / everything)),
+                *(_rate(sum(each.flops for each in own), mean), _rate(sum(each.bytes for each in own), mean)),
+                *(share(least / mean) if least else "", max(own, key=lambda each: sum(each.seconds)).bound),
+            )
+        )
+    return rows
+
+
+def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
+    """The longest first; those of the backward pass are marked."""
+    everything = with_margin(total(case.operators))[0]
+    rows: Rows = []
+    for each in sorted(case.operators, key=lambda each: -sum(each.seconds))[:shown]:
+        mean = with_margin(each.seconds)[0]
+        rows.append(
+            (
+                each.module + (" ←" if each.direction == "backward" else ""),
+                *(each.operator, each.shape.replace(" x ", "x"), str(each.calls), duration(mean)),
+                *(share(mean / everything), share(each.bound_s / mean) if each.bound_s else "", each.bound),
+            )
+        )
+    return rows
+
+
+def text(found: InferenceFound) -> str:
+    """All of it for a terminal of 80 columns."""
+    blocks = [wrapped(headings(found))]
+    for case in found.cases:
+        blocks.append(wrapped(sentences(case, found)))
+        tables = {direction: module_rows(case, direction) for direction in ("forward", "backward")}
+        blocks += [f"{name}\n{aligned([MODULE_HEADS, *rows])}" for name, rows in tables.items() if rows]
+        operators = [(*row[:1], *(_short(cell) for cell in row[1:3]), *row[3:]) for row in operator_rows(case, SHOWN)]
+        blocks.append(_left([OPERATOR_HEADS, *operators]))
+    return "\n\n".join(blocks)
+
+
+def document(found: InferenceFound) -> Document:
+    """The page: for each batch size the bar, the roofline and both tables."""
+    from analysis import report as doc
+    from analysis.report.tables import numbers, table
+
+    title, bounds = headings(found)
+    sections, runs = [], []
+    for case in found.cases:
+        name = f"batch {case.batch}"
+        heads: dict[str, doc.Kind] = {"direction": "text", **dict.fromkeys(MODULE_HEADS, "number")}
+        rows = [(way, *row) for way in ("forward", "backward") for row in module_rows(case, way)]
+        modules = table(
+            f"Modules, {name}", heads | {"module": "head", "bound by": "text"}, rows, several=True, id="modules"
+        )
+        kinds: dict[str, doc.Kind] = {"module": "head", "operator": "text", "shape": "text"}
+        kinds |= {**numbers("calls", "time", "share", "bound"), "by": "text"}
+        operators = table(f"Operators, {name}", kinds, operator_rows(case), several=True, id="operators")
+        paragraphs = [doc.Paragraph(each) for each in sentences(case, found)]
+        sections.append(doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators]))
+        runs.append(name)
+    charts = [
+        doc.Section("flame", "Where a step goes", [doc.ChartRef("flame", "One step", [FLAME], "wide")]),
+        doc.Section(
+            "roofline", "Roofline", [doc.ChartRef("roofline", "What each operator reaches", [ROOFLINE], "wide")]
+        ),
+    ]
+    data = {"runs": [_run(found, title)], "charts": [_flame_chart(found.cases[0]), _dots_chart(found)]}
+    return doc.Document(
+        "loadgen dissect",
+        title,
+        [sections[0], *charts, *sections[1:]],
+        bounds,
+        "",
+        [doc.RunLook(title)],
+        [],
+        data,
+        version("llm-loadgen"),
+    )
+
+
+def _run(found: InferenceFound, title: str) -> dict[str, Any]:
+    allowed = found.bounds
+    groups: dict[str, dict[str, list[Any]]] = {}
+    for group, operators in _groups(found):
+        points = [(each, sum(each.seconds) / len(each.seconds)) for each in operators]
+        groups[group] = {
+            "x": [each.flops / each.bytes for each, _ in points],
+            "y": [each.flops / seconds / 1e9 for each, seconds in points],
+            "name": [f"{each.module}, {each.operator} {each.shape}, {each.direction}" for each, _ in points],
+        }
+    least = min((place for group in groups.values() for place in group["x"]), default=0.25) / 2
+    roofline = {"roof": roof(allowed.flops_per_s, allowed.bytes_per_s, 1e9, min(0.25, least)), **groups}
+    data = {"roofline": roofline, "flame": _flame(found.cases[0])}
+    return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
+
+
+def _groups(found: InferenceFound) -> list[tuple[str, list[Operator]]]:
+    """Operators that compute, by batch size and direction."""
+    made = [
+        (f"batch {case.batch}, {way}", [each for each in case.operators if each.flops and each.direction == way])
+        for case in found.cases
+        for way in ("forward", "backward")
+    ]
+    return [(name.replace(", forward", ""), operators) for name, operators in made if operators]
+
+
+def _dots_chart(found: InferenceFound) -> dict[str, Any]:
+    return roofline_chart(found.bounds.source.partition(":")[0], *(name for name, _ in _groups(found)), unit="GFLOP/s")
+
+
+def _flame(case: StepCase) -> dict[str, Any]:
+    """Three rows of pieces, each of which lies above its parts."""
+    found: dict[str, Any] = {}
+    at = 0.0
+    for way in ("forward", "backward"):
+        for module in sorted({each.module for each in case.operators if each.direction == way}, key=_place):
+            own = [each for each in case.operators if (each.module, each.direction) == (module, way)]
+            pieces = [(f"{module}, {way}", "modules", at, with_margin(total(own))[0])]
+            for each in own:
+                seconds = with_margin(each.seconds)[0]
+                pieces.append((f"{module}: {each.operator} {each.shape}, {way}", "operators", at, seconds))
+                at += seconds
+            held = found.setdefault(module, {"start": [], "width": [], "row": [], "name": []})
+            for name, row, start, width in pieces:
+                held["name"].append(name)
+                held["row"].append(row)
+                held["start"].append(1e3 * start)
+                held["width"].append(1e3 * width)
+    return found
+
+
+def _flame_chart(case: StepCase) -> dict[str, Any]:
+    modules = sorted({each.module for each in case.operators}, key=_place)
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": module,
+            "x": f"${module}.width",
+            "base": f"${module}.start",
+            "y": f"${module}.row",
+            "text": f"${module}.name",
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "hovertemplate": "%{text}: %{x:.3g} ms<extra></extra>",
+            "marker": {"color": f"@run-{place % 6 + 1}", "line": {"width": 0.5, "color": "@idle"}},
+        }
+        for place, module in enumerate(modules)
+    ]
+    layout = {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": "ms of one step"}},
+        "yaxis": {"categoryorder": "array", "categoryarray": ["operators", "modules"], "type": "category"},
+        "showlegend": True,
+        "hovermode": "closest",
+    }
+    table = {"what": f"{modules[0]}.name", "ms": f"{modules[0]}.width"}
+    return {"id": "flame", "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}
+
+
+def wrapped(lines: Iterable[str]) -> str:
+    """For 80 columns."""
+    return "\n".join(fill(each, 80, break_on_hyphens=False) for each in lines)
+
+
+def _place(module: str) -> int:
+    return ORDER.index(module) if module in ORDER else len(ORDER)
+
+
+def _rate(amount: float, seconds: float) -> str:
+    return significant(amount / seconds / 1e9) if amount else ""
+
+
+def _short(words: str, width: int = 17) -> str:
+    return words if len(words) <= width else f"{words[: width - 3]}..."
+
+
+def _left(table: Sequence[Sequence[str]], left: int = 3) -> str:
+    """As `aligned`, with the first three columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    )

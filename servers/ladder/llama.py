@@ -179,7 +179,7 @@ class ParallelLayer(DecoderLayer):
 
 class LadderLayer(DecoderLayer):
     """Each block reads the hidden state without the block before it, whose all-reduce goes on meanwhile:
-    x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Carries the hidden state and the last two all-reduces."""
+    x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Carries the hidden state and the two all-reduces."""
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Any:
         hidden, *underway = carried if isinstance(carried, tuple) else (carried,)

@@ -56,6 +56,8 @@ class StepCase:
     """That pass through the layers in one step."""
     step_s: Sequence[float]
     """Unwatched; so is what is split into `forward` and `backward`."""
+    beside_s: Mapping[str, Sequence[float]]
+    """Likewise by turns with other architectures of these weights; nothing where no all-reduce could be hidden."""
     parts_s: Mapping[str, Sequence[float]]
     """Of watched steps, by their clock: model, Embedding, layers, RMSNorm (the last), LM head, loss; `backward` behind
     those of the backward pass."""
@@ -78,6 +80,7 @@ class InferenceFound:
     device: str
     dtype: str
     tensor_parallel: int
+    link_delay_s: float
     threads: int
     flash: bool
     bounds: Bounds

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from analysis.dissect import hidden
+from loadgen.dissect.inference import InferenceAsked, by_turns
 from loadgen.dissect.processes import shared
 from servers.hardware import ModelShape, shape
+from servers.hardware.inference import ARCHITECTURES
 from servers.ladder.group import Shared
-from servers.ladder.llama import LAYERS, Llama, build
+from servers.ladder.llama import LAYERS, Attention, Llama, Mlp, build
 
 COMPUTED = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 48, "vocabulary": 64}
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
@@ -69,6 +74,12 @@ def test_each_architecture_is_its_recurrence(architecture: str) -> None:
         torch.testing.assert_close(gradient, other, rtol=0, atol=1e-10, msg=name)
 
 
+def test_the_model_of_the_hardware_knows_the_same() -> None:
+    """`loadgen limits` and `loadgen dissect` call the architectures alike, with as many all-reduces."""
+    assert {name: 3 * count for name, count in ARCHITECTURES.items()} == SENT
+    assert [*LAYERS] == [*ARCHITECTURES]
+
+
 def test_they_are_not_all_the_same() -> None:
     """Parallel and ladder give other logits than the standard model of the same weights."""
     models = {name: whole(name)(tokens()) for name in ("standard", "parallel", "ladder")}
@@ -93,7 +104,8 @@ def together() -> dict[str, Any]:
 
 
 def _together(_: Any) -> dict[str, Any]:
-    return {"differences": {name: _difference(name) for name in SENT}, "sent": _sent(), "delays": _delays()}
+    differences = {name: _difference(name) for name in SENT}
+    return {"differences": differences, "sent": _sent(), "delays": _delays(), "overlap": _overlap()}
 
 
 @pytest.mark.parametrize("architecture", ["standard", "parallel", "ladder"])
@@ -114,6 +126,33 @@ def test_the_link_delays_what_is_waited_for(together: dict[str, Any]) -> None:
     waited, beside = together["delays"]
     assert DELAY_S <= waited < 3 * DELAY_S
     assert beside < waited + DELAY_S / 2
+
+
+@pytest.mark.parametrize(("architecture", "least", "most"), [("ladder", 0.8, 1.0), ("parallel", 0.3, 0.7)])
+def test_a_ladder_hides_what_lasts_as_long_as_a_block(
+    together: dict[str, Any], architecture: str, least: float, most: float
+) -> None:
+    """Of 16 all-reduces all but the last run beside a block; the parallel model saves every second."""
+    assert least <= hidden(together["overlap"][architecture], architecture) <= most
+
+
+def _overlap() -> dict[str, dict[str, list[float]]]:
+    """With blocks that last as long as the link, however busy this machine is: they sleep."""
+
+    def block(normed: Tensor, *_: Any) -> Tensor:
+        time.sleep(DELAY_S)
+        return normed / 2
+
+    asked = InferenceAsked(model="tiny", input_tokens=4, tensor_parallel=2, repeats=3, warmup=1)
+    found = {}
+    with (
+        mock.patch.multiple(Attention, forward=staticmethod(block)),
+        mock.patch.multiple(Mlp, forward=staticmethod(block)),
+    ):
+        for architecture in ("ladder", "parallel"):
+            model = build(replace(tiny(), layers=8), group=Shared(DELAY_S))
+            found[architecture] = by_turns(model, replace(asked, architecture=architecture), 1)
+    return found
 
 
 def _difference(architecture: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.hardware import aligned, roof, roofline_chart
 from analysis.report.format import count, duration, share, significant
 from analysis.stats import mean_and_deviation, student_quantile
+from servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
     from analysis.report import Document
@@ -104,17 +105,22 @@ def sentences(case: StepCase, found: InferenceFound) -> list[str]:
 
 
 def _overlap(case: StepCase, found: InferenceFound) -> str:
-    """What all-reduces cost, and how much of that is hidden."""
+    """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
     least = {name: min(seconds) for name, seconds in case.beside_s.items()}
-    blocks, bare = 2 * found.layers, least["no-communication"]
+    block = least["no-communication"] / (2 * found.layers)
+    costs = (least["standard"] - least["no-communication"]) / (2 * found.layers)
     steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in least.items())
     told = (
-        f"By turns, the fastest step of each: {steps}. A block takes {duration(bare / blocks)}, an all-reduce "
-        f"lengthens the standard step by {duration((least['standard'] - bare) / blocks)}"
+        f"By turns, the fastest step of each: {steps}. A block takes {duration(block)}, an all-reduce lengthens the "
+        f"standard step by {duration(costs)}"
     )
-    if found.architecture in ("standard", "no-communication"):
+    if found.architecture in ("standard", "no-communication") or costs <= 0:
         return f"{told}."
-    return f"{told}; {found.architecture} hides {share(hidden(case.beside_s, found.architecture))} of that."
+    expected = max(0.0, 1 - exposed_s(found.architecture, costs, block, block) / (2 * costs))
+    return (
+        f"{told}; {found.architecture} hides {share(hidden(case.beside_s, found.architecture))} of that, where "
+        f"loadgen limits would expect {share(expected)}."
+    )
 
 
 def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Direction = Literal["forward", "backward"]
@@ -85,4 +85,45 @@ class InferenceFound:
     flash: bool
     bounds: Bounds
     cases: Sequence[StepCase]
+    torch: str
+
+
+KINDS = ("weights", "gradients", "optimiser", "activations")
+"""Of memory; the last is all that is there for a while: activations, gathered weights, buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueFound:
+    """One technique, measured and predicted; of several processes the first."""
+
+    technique: str
+    processes: int
+    cannot: str = ""
+    """Why it was not measured."""
+    parts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds of forward, backward and optimiser, in each repeat."""
+    communication_s: float = 0.0
+    """Of one step: how long any collective was under way; part of forward and backward."""
+    memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    """At the peak of one step, by kind: what the allocator says, not the operating system."""
+    predicted_s: Mapping[str, float] = field(default_factory=dict)
+    """By servers.hardware from the bounds; so is the memory."""
+    predicted_bytes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFound:
+    """What `loadgen dissect training --json` prints."""
+
+    model: str
+    parameters: int
+    layers: int
+    model_layers: int
+    batch: int
+    """Sequences in one step, of all processes."""
+    sequence: int
+    device: str
+    dtype: str
+    bounds: Bounds
+    techniques: Sequence[TechniqueFound]
     torch: str

@@ -1,0 +1,314 @@
+"""One training step: its time by phase, its memory by kind, measured beside what servers.hardware predicts.
+
+Existing libraries do the work: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer for ZeRO, peft for adapters, torchao
+and bitsandbytes for weights in 8 and 4 bits, SDPA for attention without scores, torch.utils.checkpoint. Memory is the
+allocator's own account, which torch.profiler hands out: what a step still holds at its end are gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+from loadgen.dissect import DissectError, check_installed, machine
+from loadgen.dissect.expected import expected_bytes, expected_s
+from loadgen.dissect.found import TechniqueFound, TrainingFound
+from loadgen.dissect.processes import shared
+from loadgen.dissect.techniques import RANK, Technique, cannot
+from servers.hardware import ModelShape
+from servers.hardware import model as shape_of
+from servers.ladder.llama import DecoderLayer, Llama, build
+
+SEED = 17
+ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PARTS = ("forward", "backward", "optimiser")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingAsked:
+    """What to measure."""
+
+    model: str
+    techniques: tuple[Technique, ...]
+    layers: int | None = None
+    batch: int = 2
+    sequence: int = 350
+    processes: int | None = None
+    device: str = "cpu"
+    dtype: str = "bf16"
+    repeats: int = 3
+    warmup: int = 2
+    threads: int | None = None
+    hardware: Path | None = None
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model, of fewer layers where told."""
+        shape = shape_of(self.model, self.hardware)
+        return replace(shape, layers=self.layers or shape.layers)
+
+    def count(self, technique: Technique) -> int:
+        """Processes: two where states are split, unless told otherwise."""
+        return self.processes or (2 if technique.zero else 1)
+
+
+def training(asked: TrainingAsked) -> TrainingFound:
+    """Every technique in turn. Raises DissectError, also where none of them can be measured here; HardwareError."""
+    machine.check(asked.device, asked.dtype)
+    whole = shape_of(asked.model, asked.hardware)
+    if (asked.layers or 1) > whole.layers:
+        raise DissectError(f"{whole.name} has {whole.layers} layers", f"Choose --layers {whole.layers} or fewer.")
+    reasons = {each.name: _cannot(asked, each) for each in asked.techniques}
+    if all(reasons.values()):
+        raise DissectError("; ".join(dict.fromkeys(reasons.values())), "Choose another --technique.")
+    allowed = shared(_bounds, asked, 1, asked.device, asked.threads)
+    shape, found = asked.shape, []
+    for technique in asked.techniques:
+        count, reason = asked.count(technique), reasons[technique.name]
+        if reason:
+            found.append(TechniqueFound(technique.name, count, reason))
+            continue
+        measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+        found.append(
+            replace(
+                measured,
+                predicted_s=expected_s(asked, technique, allowed, count),
+                predicted_bytes=expected_bytes(asked, technique, count),
+            )
+        )
+    return TrainingFound(
+        model=shape.name,
+        parameters=sum(each.numel() for each in build(shape, device="meta").parameters()),
+        layers=shape.layers,
+        model_layers=whole.layers,
+        batch=asked.batch,
+        sequence=asked.sequence,
+        device=asked.device,
+        dtype=asked.dtype,
+        bounds=allowed,
+        techniques=found,
+        torch=torch.__version__,
+    )
+
+
+def _cannot(asked: TrainingAsked, technique: Technique) -> str:
+    count = asked.count(technique)
+    if asked.batch % count:
+        return f"a batch of {asked.batch} is no multiple of {count} processes"
+    with suppress(DissectError):
+        check_installed(
+            *(["peft"] if technique.adapters else []),
+            *(["bitsandbytes"] if technique.qlora else []),
+            *(["torchao"] if technique.quantised else []),
+        )
+        return cannot(technique, asked.device, count)
+    return f"{technique.name} needs peft, bitsandbytes or torchao: pip install 'llm-loadgen[dissect]'"
+
+
+def _bounds(asked: TrainingAsked) -> Any:
+    return machine.bounds(asked.device, asked.dtype)
+
+
+def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
+    """In one of the processes."""
+    asked, technique = both
+    torch.manual_seed(SEED)
+    count = asked.count(technique)
+    plain = build(
+        asked.shape, layers=asked.layers, flash=technique.flash, device=asked.device, dtype=machine.DTYPES[asked.dtype]
+    )
+    model = _prepared(plain, technique, asked.device, count)
+    optimiser = _optimiser(model, technique)
+    tokens = torch.randint(asked.shape.vocabulary, (asked.batch // count, asked.sequence), device=asked.device)
+
+    def step() -> list[float]:
+        optimiser.zero_grad()
+        marks = [_now(asked.device)]
+        loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+        marks.append(_now(asked.device))
+        loss.backward()
+        marks.append(_now(asked.device))
+        optimiser.step()
+        marks.append(_now(asked.device))
+        return [later - sooner for sooner, later in pairwise(marks)]
+
+    for _ in range(max(1, asked.warmup)):  # optimiser states are made by the first
+        step()
+    took = [step() for _ in range(asked.repeats)]
+    optimiser.zero_grad()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if asked.device == "cuda" else [])]
+    with profile(activities=activities, profile_memory=True) as profiler:
+        step()
+    gradients, passing = _at_the_peak(profiler, asked.device)
+    held = {
+        "weights": _bytes(model.parameters()) + _quantiser_bytes(model),
+        "gradients": gradients,
+        "optimiser": _bytes(_states(optimiser)),
+        "activations": passing,
+    }
+    parts = dict(zip(PARTS, zip(*took, strict=True), strict=True))
+    return TechniqueFound(technique.name, count, "", parts, _communication_s(profiler), held)
+
+
+def _now(device: str) -> float:
+    machine.settled(device)
+    return time.perf_counter()
+
+
+def _prepared(model: Llama, technique: Technique, device: str, count: int) -> nn.Module:
+    """The model with everything that the technique asks for."""
+    if technique.qlora:
+        _to_nf4(model)
+    if technique.quantised:
+        from torchao.prototype.quantized_training import int8_weight_only_quantized_training
+        from torchao.quantization import quantize_
+
+        quantize_(model.model.layers, int8_weight_only_quantized_training())
+    if technique.adapters:
+        import peft
+
+        dtype = model.lm_head.weight.dtype
+        peft.inject_adapter_in_model(peft.LoraConfig(r=RANK, lora_dropout=0.0, target_modules=ADAPTED), model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+            if "lora_" in name:
+                parameter.data = parameter.data.to(dtype)
+    if technique.recompute:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, DecoderLayer))
+    if technique.zero >= 2:
+        return _split(model, technique, device, count)
+    if count > 1:
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return model
+
+
+def _split(model: Llama, technique: Technique, device: str, count: int) -> nn.Module:
+    """ZeRO 2 and 3."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    how: dict[str, Any] = {
+        "mesh": init_device_mesh(device, (count,)),
+        "reshard_after_forward": technique.zero == 3,
+        "offload_policy": CPUOffloadPolicy() if technique.offload else OffloadPolicy(),
+    }
+    for layer in model.model.layers:
+        fully_shard(layer, **how)
+    fully_shard(model, **how)
+    return model
+
+
+def _to_nf4(model: Llama) -> None:
+    """Matrices of the layers in 4 bits, their scales quantised too."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    device, dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
+    for layer in model.model.layers:
+        for module in (layer.self_attn, layer.mlp):
+            for name, linear in [*module.named_children()]:
+                if isinstance(linear, nn.Linear):
+                    small = Linear4bit(
+                        linear.in_features, linear.out_features, bias=False, compute_dtype=dtype, quant_type="nf4"
+                    )
+                    small.weight = Params4bit(linear.weight.data.cpu(), requires_grad=False, quant_type="nf4")
+                    setattr(module, name, small.to(device))
+
+
+def _optimiser(model: nn.Module, technique: Technique) -> Any:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if technique.zero == 1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(trained, torch.optim.AdamW, fused=True)
+    return torch.optim.AdamW(trained, fused=not (technique.offload or technique.quantised))
+
+
+def _states(optimiser: Any) -> Iterator[Tensor]:
+    optimiser = getattr(optimiser, "optim", optimiser)  # that of one part, under ZeRO 1
+    for state in optimiser.state.values():
+        yield from (each for each in state.values() if isinstance(each, Tensor))
+
+
+def _bytes(tensors: Any) -> float:
+    """On this device."""
+    return float(sum(_local(each).untyped_storage().nbytes() for each in {id(each): each for each in tensors}.values()))
+
+
+def _local(tensor: Any) -> Tensor:
+    own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return getattr(own, "int_data", own)
+
+
+def _quantiser_bytes(model: nn.Module) -> float:
+    """What else belongs to weights in few bits: scales, and scales of scales."""
+    found = 0.0
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        nested = getattr(state, "state2", None)
+        found += sum(
+            each.nbytes
+            for each in (getattr(state, "absmax", None), getattr(nested, "absmax", None))
+            if each is not None
+        )
+        scale = getattr(getattr(parameter, "data", None), "scale", None)
+        found += scale.nbytes if isinstance(scale, Tensor) else 0.0
+    return found
+
+
+def _at_the_peak(profiler: Any, device: str) -> tuple[float, float]:
+    """Bytes that a step has beyond what there was before, when they are most: those that it holds at its end, and all
+    others."""
+    live: dict[int, int] = {}
+    now = most = 0
+    then: dict[int, int] = {}
+    allocations = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), device))
+    born: dict[int, int] = {}
+    for place, (_, address, size) in enumerate(allocations):
+        if size > 0:
+            live[address], born[address] = size, place
+        elif address in live:
+            del live[address]
+        else:
+            continue
+        now += size
+        if now > most:
+            most, then = now, {born[each]: size_ for each, size_ in live.items()}
+    last = {born[address] for address in live}
+    gradients = sum(size for place, size in then.items() if place in last)
+    return float(gradients), float(most - gradients)
+
+
+def _allocations(events: Any, device: str) -> Iterator[tuple[int, int, int]]:
+    """Instant, address and bytes, which are negative where memory is given back."""
+    from torch._C._profiler import _EventType
+
+    for each in events:
+        if each.typed[0] is _EventType.Allocation and str(each.extra_fields.device).startswith(device):
+            yield each.start_time_ns, each.extra_fields.ptr, each.extra_fields.alloc_size
+        yield from _allocations(each.children, device)
+
+
+def _communication_s(profiler: Any) -> float:
+    """How long any collective was under way."""
+    spans = sorted(
+        (each.time_range.start, each.time_range.end)
+        for each in profiler.events()
+        if each.name.startswith(("gloo:", "nccl:", "ncclDevKernel"))
+    )
+    found = end = 0.0
+    for begin, stop in spans:
+        found += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return found / 1e6 if distributed.is_initialized() else 0.0

@@ -1,0 +1,178 @@
+"""What one training step of plain PyTorch holds in memory at its peak, counted tensor by tensor: nothing is fitted.
+
+`servers.hardware.training` counts as arXiv 2205.05198 does for Megatron, layers alone and in mixed precision. This
+counts a Llama as `servers.ladder.llama` has it: every number in the format of the run, embedding, output head and
+loss too, Adam with two moments, and what autograd keeps of each operator. ZeRO stages are those of FSDP2, which at
+stage 2 has its part of the weights and, until the backward pass, all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servers.hardware import ModelShape
+
+FP32_BYTES = 4.0
+MOMENTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchStep:
+    """One step on each of `data` devices."""
+
+    model: ModelShape
+    sequences: int  # On each device
+    sequence: int
+    value_bytes: float = FP32_BYTES  # Of weights, gradients, optimiser states and activations
+    recompute: bool = False  # Of each layer its input alone is kept
+    flash: bool = False  # Attention keeps no scores
+    fused_norms: bool = False  # As on GPUs: a norm keeps its input and nothing else
+    zero: int = 0
+    data: int = 1
+    adapter_rank: int = 0  # LoRA on all seven matrices of a layer
+    base_bytes: float | None = None  # Per element of those matrices, where they are frozen and quantised
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes on one device at the instant at which they are most."""
+
+    weights: float
+    gradients: float
+    optimiser: float
+    activations: float  # And all else that is there for a while: gathered weights, buffers
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimiser + self.activations
+
+
+def peak(step: TorchStep) -> StepMemory:
+    """The largest of all instants, from the end of the forward pass to the optimiser."""
+    model, layers = step.model, step.model.layers
+    kept, one = _kept_bytes(step), _layer_bytes(step)
+    weights, optimiser = _weights_bytes(step), _optimiser_bytes(step)
+    ends, layer_gradients = _ends(step), _trained(step) / layers * step.value_bytes
+    logits = step.tokens * model.vocabulary * FP32_BYTES
+    gathered = _gathered_bytes(step)
+    split = step.data if step.zero >= 2 else 1
+    instants = [(0.0, layers * kept + ends.kept + 3 * logits + gathered[0])]
+    head = ends.head_gradient
+    logits *= step.value_bytes / FP32_BYTES
+    instants.append((head / split, layers * kept + ends.kept + logits + head * (split > 1) + gathered[0]))
+    for done in range(layers):
+        left, gradients = (layers - done) * kept, (head + done * layer_gradients) / split
+        again = one if step.recompute else 0.0
+        beside = gathered[1 if step.zero == 3 else 0] * (layers - done) / layers if step.zero == 2 else gathered[1]
+        instants.append((gradients, left + again + _passing_bytes(step) + beside))
+        after = gradients + layer_gradients / split
+        instants.append(
+            (after, left + again - one * (not step.recompute) + beside + _reduced_bytes(step, layer_gradients))
+        )
+    whole = head + layers * layer_gradients + ends.embedding_gradient
+    instants.append((whole / split, _reduced_bytes(step, ends.embedding_gradient)))
+    gradients, rest = max(instants, key=sum)
+    return StepMemory(weights, gradients, optimiser, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Of what stands before and behind the layers."""
+
+    kept: float
+    head_gradient: float
+    embedding_gradient: float
+
+
+def _ends(step: TorchStep) -> _Ends:
+    """Embedding, last norm and output head; a frozen base has no gradients of them."""
+    matrix = step.model.head_parameters * step.value_bytes
+    trained = 0.0 if step.adapter_rank else matrix
+    return _Ends(_norm_bytes(step), 0.0 if step.model.tied else trained, trained)
+
+
+def _norm_bytes(step: TorchStep) -> float:
+    """Its input, what it was divided by, the quotient where its weight is trained, and what it gives."""
+    tokens, hidden = step.tokens, step.model.hidden
+    if step.fused_norms:
+        return 2 * tokens * hidden * step.value_bytes
+    inner = 1 if step.adapter_rank else 2  # in fp32: the input, or a copy of it, and the quotient
+    return tokens * (hidden * (inner * FP32_BYTES + step.value_bytes) + 2 * FP32_BYTES)
+
+
+def _layer_bytes(step: TorchStep) -> float:
+    """All that one layer keeps for its backward pass."""
+    model, tokens, each = step.model, step.tokens, step.value_bytes
+    queries, cache = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    if step.flash:
+        attention = tokens * ((2 * queries + 2 * cache) * each + model.heads * FP32_BYTES)
+    else:
+        scores = step.sequences * model.heads * step.sequence**2
+        copies = FP32_BYTES + (each if each < FP32_BYTES else 0.0)
+        attention = 4 * tokens * queries * each + scores * copies + step.sequence**2
+    mlp = 4 * tokens * model.intermediate * each
+    adapters = 7 * tokens * step.adapter_rank * each
+    return 2 * _norm_bytes(step) + attention + mlp + adapters
+
+
+def _kept_bytes(step: TorchStep) -> float:
+    """Of one layer, from its forward to its backward pass."""
+    return step.tokens * step.model.hidden * step.value_bytes if step.recompute else _layer_bytes(step)
+
+
+def _passing_bytes(step: TorchStep) -> float:
+    """What is there for a moment in the backward pass of an MLP: two gradients of its width, and of what goes by it."""
+    model = step.model
+    return step.tokens * (2 * model.intermediate + 2 * model.hidden) * step.value_bytes
+
+
+def _trained(step: TorchStep) -> float:
+    """Parameters of all layers that have a gradient."""
+    model, rank = step.model, step.adapter_rank
+    if not rank:
+        return model.layer_parameters + 2 * model.layers * model.hidden
+    queries, cache = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return (
+        model.layers
+        * rank
+        * (2 * (model.hidden + queries) + 2 * (model.hidden + cache) + 3 * (model.hidden + model.intermediate))
+    )
+
+
+def _all_bytes(step: TorchStep) -> float:
+    """Weights of the whole model, adapters too."""
+    model, each = step.model, step.value_bytes
+    layers = model.layer_parameters * (each if step.base_bytes is None else step.base_bytes)
+    adapters = _trained(step) * each if step.adapter_rank else 0.0
+    norms = (2 * model.layers + 1) * model.hidden * each
+    return layers + adapters + norms + (2 - model.tied) * model.head_parameters * each
+
+
+def _weights_bytes(step: TorchStep) -> float:
+    return _all_bytes(step) / (step.data if step.zero >= 2 else 1)
+
+
+def _optimiser_bytes(step: TorchStep) -> float:
+    ends = _ends(step)
+    trained = _trained(step) * step.value_bytes + ends.head_gradient + ends.embedding_gradient
+    return MOMENTS * trained / (step.data if step.zero >= 1 else 1)
+
+
+def _gathered_bytes(step: TorchStep) -> tuple[float, float]:
+    """Whole weights beside the parts: at the end of the forward pass, and in the backward pass of a layer."""
+    ends = (2 - step.model.tied) * step.model.head_parameters * step.value_bytes
+    layers = _all_bytes(step) - ends
+    if step.zero == 2:
+        return layers + ends, layers + ends
+    if step.zero == 3:
+        return ends + layers / step.model.layers, ends + 2 * layers / step.model.layers
+    return 0.0, 0.0
+
+
+def _reduced_bytes(step: TorchStep, gradients: float) -> float:
+    """Whole gradients, and the copy that is sent, where each device keeps a part of the sum."""
+    return 2 * gradients if step.zero >= 2 else 0.0

@@ -6,6 +6,7 @@
 #   make coverage   make test's tests once more, one at a time, and which lines they reach
 #   make engine     real inference servers on this machine's CPU, in .engine
 #   make test-real  the checks that need them
+#   make test-dissect  `loadgen dissect` with torch, on this machine's CPU
 #   make test-docker  docker-compose.yml and `loadgen servers` on a real engine; makes one, in .docker-engine
 #   make endurance  kills, full disks, spoiled answers and a million requests: an hour
 #   make docs       write the generated reference pages again
@@ -50,6 +51,7 @@ clean:
 	rm -rf .venv .engine .docker-engine .coverage .*_cache .hypothesis
 
 -include tests/real/engine.mk
+-include tests/dissect/dissect.mk
 -include tests/docker/docker.mk
 
 # $(call need,TEST,PACKAGES): unless TEST succeeds, install Debian packages, or say which ones to install.

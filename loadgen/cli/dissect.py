@@ -91,8 +91,58 @@ def inference(
 
 
 @dissect.command()
-def training() -> None:
-    """TODO"""
+def training(
+    model: Annotated[str, Option(help="Such as llama-2-7b, or a Hugging Face config.json; weights are random.")],
+    technique: Annotated[
+        list[str] | None,
+        Option(
+            help="naive, recompute, flash, quantised, zero1, zero2, zero3, offload, lora, qlora; several joined by + "
+            "(zero3+offload, or F+R+Z3O as in arXiv 2311.03687). May be repeated; naive by default."
+        ),
+    ] = None,
+    layers: Annotated[int | None, Option(min=1, help="Of the model's; all by default.")] = None,
+    batch: Annotated[int, Option(min=1, help="Sequences per step, of all processes.")] = 2,
+    sequence: Annotated[int, Option(min=2, help="Tokens per sequence.")] = 350,
+    processes: Annotated[
+        int | None, Option(min=1, help="That share the batch: gloo, or NCCL. Default: 2 for ZeRO, else 1.")
+    ] = None,
+    device: _Device = "cpu",
+    dtype: _Dtype = "bf16",
+    repeats: _Repeats = 3,
+    warmup: _Warmup = 2,
+    threads: _Threads = None,
+    hardware: _Hardware = None,
+    page: _Page = None,
+    as_json: _Json = False,
+) -> None:
+    """Time one training step by phase and account for its memory by kind, beside what the hardware model predicts.
+
+    Exit codes: 0 measured, 2 usage, also where no technique can be measured on this device.
+    """
+    with _told():
+        from loadgen.dissect.techniques import parse
+        from loadgen.dissect.training import TrainingAsked
+        from loadgen.dissect.training import training as measure
+
+        found = measure(
+            TrainingAsked(
+                model=model,
+                techniques=tuple(map(parse, technique or ["naive"])),
+                layers=layers,
+                batch=batch,
+                sequence=sequence,
+                processes=processes,
+                device=device,
+                dtype=dtype,
+                repeats=repeats,
+                warmup=warmup,
+                threads=threads,
+                hardware=hardware,
+            )
+        )
+    from analysis import dissect_training as told
+
+    _answer(found, told.text, told.document, page, as_json)
 
 
 def _answer(found: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:

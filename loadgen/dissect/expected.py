@@ -30,6 +30,7 @@ def expected_bytes(asked: TrainingAsked, technique: Technique, count: int) -> di
             fused_norms=asked.device == "cuda",
             zero=technique.zero,
             data=count,
+            gloo=asked.device == "cpu",
             adapter_rank=RANK if technique.adapters else 0,
             base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
         )

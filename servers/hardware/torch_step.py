@@ -27,10 +27,9 @@ class TorchStep:
     value_bytes: float = FP32_BYTES  # Of weights, gradients, optimiser states and activations
     recompute: bool = False  # Of each layer its input alone is kept
     flash: bool = False  # Attention keeps no scores
-    fused_norms: bool = False  # As on GPUs: a norm keeps its input and nothing else
+    cpu: bool = True  # Norms are not fused, GEMMs of 16-bit numbers add up in fp32, gloo sums a copy
     zero: int = 0
     data: int = 1
-    gloo: bool = False  # Sums are made of a copy
     adapter_rank: int = 0  # LoRA on all seven matrices of a layer
     base_bytes: float | None = None  # Per element of those matrices, where they are frozen and quantised
 
@@ -71,9 +70,10 @@ def _instants(step: TorchStep) -> Iterator[tuple[float, float]]:
     before = layers * kept + ends.kept
     yield whole * resident, before + 3 * FP32_BYTES * logits + _gathered_bytes(step, layers)
     staying = 0.0 if split > 1 else ends.head_gradient
+    made = _made_bytes(step, resident)
     yield (
         whole if resident else staying,
-        before + step.value_bytes * logits + ends.head_gradient * (split > 1) + _gathered_bytes(step, layers),
+        before + step.value_bytes * logits + made * ends.head_gradient + waiting + _gathered_bytes(step, layers),
     )
     for left in range(layers, 0, -1):
         again = one if step.recompute else 0.0
@@ -82,7 +82,8 @@ def _instants(step: TorchStep) -> Iterator[tuple[float, float]]:
         staying += layer / split
         done = (left - 1) * kept if not step.recompute else left * kept
         yield (whole if resident else staying), done + passing + _summing_bytes(step, layer)
-    yield whole / split, _summing_bytes(step, ends.head_gradient + ends.embedding_gradient)
+    last = ends.head_gradient + ends.embedding_gradient
+    yield whole / split, _summing_bytes(step, last) + resident * ends.embedding_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _ends(step: TorchStep) -> _Ends:
 def _norm_bytes(step: TorchStep) -> float:
     """Its input, what it was divided by, the quotient where its weight is trained, and what it gives."""
     tokens, hidden = step.tokens, step.model.hidden
-    if step.fused_norms:
+    if not step.cpu:
         return 2 * tokens * hidden * step.value_bytes
     inner = 1 if step.adapter_rank else 2  # in fp32: the input, or a copy of it, and the quotient
     return tokens * (hidden * (inner * FP32_BYTES + step.value_bytes) + 2 * FP32_BYTES)
@@ -179,8 +180,13 @@ def _gathered_bytes(step: TorchStep, left: int) -> float:
     return ends + layer * (left if step.zero == 2 else min(left, 2))
 
 
+def _made_bytes(step: TorchStep, resident: bool) -> float:
+    """While a gradient is made, how many times its size there is beside it: on its way into DDP's bucket, and in fp32."""
+    return resident + (FP32_BYTES / step.value_bytes if step.cpu and step.value_bytes < FP32_BYTES else 0.0)
+
+
 def _summing_bytes(step: TorchStep, gradients: float) -> float:
     """Whole gradients, and the copy that is sent, where each device keeps a part of the sum."""
     if step.zero < 2:
         return 0.0
-    return gradients * (2 + (1 / step.data if step.gloo else 0))
+    return gradients * (2 + (1 / step.data if step.cpu else 0))

@@ -54,7 +54,7 @@ class LadderLlamaModel(LlamaModel):
 
 
 class LadderLlamaForCausalLM(LlamaForCausalLM):
-    supports_pp = False  # Between two groups of layers an all-reduce would have to be waited for
+    supports_pp = supports_eagle3 = False  # Both take the hidden state between layers, where all-reduces are under way
 
     def _init_model(self, vllm_config: VllmConfig, prefix: str = "", **_: Any) -> LadderLlamaModel:
         return LadderLlamaModel(vllm_config=vllm_config, prefix=prefix)

@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import json
 
 from servers.errors import NOT_READABLE, LaunchError, read_settings
-from servers.ladder import PLUGIN
+from servers.ladder import LADDER, PLUGIN
 
-STANDARD, LADDER = "LlamaForCausalLM", "LadderLlamaForCausalLM"
+STANDARD = "LlamaForCausalLM"
 _WEIGHTS = (".safetensors", ".bin")
 
 

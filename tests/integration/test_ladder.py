@@ -13,7 +13,7 @@ import pytest
 
 from servers.errors import LaunchError
 from servers.launch import LaunchSpec, process
-from servers.launch.spec import LOCAL
+from servers.launch.spec import LOCAL, why_ended
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "rope_scaling": None}
@@ -108,3 +108,11 @@ def test_vllm_is_started_with_the_plugin(standard: Path, tmp_path: Path, monkeyp
     assert "PYTHONPATH" not in environment("vllm", standard)
     with pytest.raises(LaunchError, match="the model is a ladder, which lightllm does not know"):
         environment("lightllm", tmp_path / "ladder")
+
+
+def test_a_vllm_without_the_plugin_is_explained() -> None:
+    """By the words of vLLM 0.32, which a container prints that was told of no plugin."""
+    log = "Value error, Model architectures ['LadderLlamaForCausalLM'] are not supported for now. Supported archi..."
+    problem = why_ended("vllm", log, "exit code 1")
+    assert "has no plugin for it" in str(problem)
+    assert "VLLM_PYTHONPATH=/models/MODEL/plugin" in problem.hint

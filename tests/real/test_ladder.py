@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import Burst
 
 PROMPT = [5 + 31 * place % 2000 for place in range(48)]
-SIZE = ("--n", 32, "--input-tokens", 128, "--output-tokens", 16, "--warmup", 4, "--repeats", 4)
+SIZE = ("--n", 24, "--input-tokens", 64, "--output-tokens", 8, "--warmup", 4, "--repeats", 3)
 NEAR = 0.02
 """How far logarithms of probabilities in bf16 may be from those in fp32."""
 

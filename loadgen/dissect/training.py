@@ -171,22 +171,9 @@ def _prepared(model: Llama, technique: Technique, device: str, count: int) -> nn
     if technique.qlora:
         _to_nf4(model)
     if technique.quantised:
-        from torchao.prototype.quantized_training import int8_weight_only_quantized_training
-        from torchao.quantization import quantize_
-
-        quantize_(model.model.layers, int8_weight_only_quantized_training())
-        for layer in model.model.layers:  # torchao wants gradients in order, those of heads are transposed
-            for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-                linear.register_forward_hook(_in_order)
+        _to_int8(model)
     if technique.adapters:
-        import peft
-
-        dtype = model.lm_head.weight.dtype
-        peft.inject_adapter_in_model(peft.LoraConfig(r=RANK, lora_dropout=0.0, target_modules=ADAPTED), model)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("lora_" in name)
-            if "lora_" in name:
-                parameter.data = parameter.data.to(dtype)
+        _adapt(model)
     if technique.recompute:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
@@ -196,6 +183,29 @@ def _prepared(model: Llama, technique: Technique, device: str, count: int) -> nn
     if count > 1:
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return model
+
+
+def _to_int8(model: Llama) -> None:
+    """Matrices of the layers in 8 bits, which are trained as they are."""
+    from torchao.prototype.quantized_training import int8_weight_only_quantized_training
+    from torchao.quantization import quantize_
+
+    quantize_(model.model.layers, int8_weight_only_quantized_training())
+    for layer in model.model.layers:  # torchao wants gradients in order, those of heads are transposed
+        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+            linear.register_forward_hook(_in_order)
+
+
+def _adapt(model: Llama) -> None:
+    """LoRA on all seven matrices of a layer, in the format of the model."""
+    import peft
+
+    dtype = model.lm_head.weight.dtype
+    peft.inject_adapter_in_model(peft.LoraConfig(r=RANK, lora_dropout=0.0, target_modules=ADAPTED), model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _in_order(_module: nn.Module, _given: Any, result: Tensor) -> None:
@@ -240,7 +250,12 @@ def _optimiser(model: nn.Module, technique: Technique) -> Any:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(trained, torch.optim.AdamW, fused=True)
-    return torch.optim.AdamW(trained, fused=not (technique.offload or technique.quantised))
+    if technique.quantised:
+        from torchao.optim import _AdamW  # that of torch does not write weights in 8 bits
+
+        torch.compiler.set_stance("force_eager")  # it compiles itself, which takes a C++ compiler and a minute
+        return _AdamW(trained)
+    return torch.optim.AdamW(trained, fused=not technique.offload)
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

@@ -181,7 +181,7 @@ def _gathered_bytes(step: TorchStep, left: int) -> float:
 
 
 def _made_bytes(step: TorchStep, resident: bool) -> float:
-    """While a gradient is made, how many times its size there is beside it: on its way into DDP's bucket, and in fp32."""
+    """While a gradient is made, how often it is there besides: on its way into DDP's bucket, and in fp32."""
     return resident + (FP32_BYTES / step.value_bytes if step.cpu and step.value_bytes < FP32_BYTES else 0.0)
 
 

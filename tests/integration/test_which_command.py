@@ -30,6 +30,7 @@ SMALLER = {
 TOKEN = "a token of the tests"
 FINE = {0, 5, 6}  # a busy machine may be the limit, and a small load may decide nothing
 GOES_ON = ("loadgen sim", "loadgen worker", "--distributed")
+NEEDS_TORCH = "loadgen dissect"
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if not any(word in line for word in GOES_ON)])
+@pytest.mark.parametrize(
+    "command", [line for line in COMMANDS if not any(word in line for word in (*GOES_ON, NEEDS_TORCH))]
+)
 def test_each_command_ends_well(command: str, folder: Path, url: str) -> None:
     """Its exit code is that of a command that was understood and carried out."""
     process = start(command, folder, url)
     out, err = process.communicate(timeout=100)
     assert process.returncode in FINE, out + err
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if NEEDS_TORCH in line])
+def test_what_needs_torch_says_how_to_get_it(command: str, folder: Path, url: str) -> None:
+    """Its options are understood; `make test-dissect` carries such commands out."""
+    out, err = start(command, folder, url).communicate(timeout=100)
+    assert (out, "pip install 'llm-loadgen[dissect]'" in err) == ("", True), err
 
 
 def test_the_server_serves(folder: Path, url: str) -> None:

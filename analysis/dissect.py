@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.hardware import aligned, roof, roofline_chart
 from analysis.report.format import count, duration, share, significant
 from analysis.stats import mean_and_deviation, student_quantile
+from servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
     from analysis.report import Document
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, ...]]
 ORDER = (
-    *("Embedding", "RMSNorm", "QKV", "RoPE", "attention", "output", "all-reduce", "residual"),
+    *("Embedding", "RMSNorm", "QKV", "RoPE", "attention", "output", "all-reduce", "all-reduce wait", "residual"),
     *("gate", "up", "SiLU", "down", "LM head", "all-gather", "loss"),
 )
 """Modules as data flows through them."""
@@ -98,7 +99,34 @@ def sentences(case: StepCase, found: InferenceFound) -> list[str]:
         lines.append(
             "More than 5 % off: the machine was busy, or steps are short. Try more --repeats or a larger --input."
         )
+    if case.beside_s:
+        lines.append(_overlap(case, found))
     return lines
+
+
+def _overlap(case: StepCase, found: InferenceFound) -> str:
+    """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
+    least = {name: min(seconds) for name, seconds in case.beside_s.items()}
+    block = least["no-communication"] / (2 * found.layers)
+    costs = (least["standard"] - least["no-communication"]) / (2 * found.layers)
+    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in least.items())
+    told = (
+        f"By turns, the fastest step of each: {steps}. A block takes {duration(block)}, an all-reduce lengthens the "
+        f"standard step by {duration(costs)}"
+    )
+    if found.architecture in ("standard", "no-communication") or costs <= 0:
+        return f"{told}."
+    expected = max(0.0, 1 - exposed_s(found.architecture, costs, block, block) / (2 * costs))
+    return (
+        f"{told}; {found.architecture} hides {share(hidden(case.beside_s, found.architecture))} of that, where "
+        f"loadgen limits would expect {share(expected)}."
+    )
+
+
+def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
+    """Of what all-reduces cost the standard model, the share that this one does not wait for, by the fastest steps."""
+    own, standard, bare = (min(steps_s[name]) for name in (architecture, "standard", "no-communication"))
+    return min(1.0, (standard - own) / (standard - bare)) if standard > bare else 0.0
 
 
 def module_rows(case: StepCase, direction: str) -> Rows:

@@ -253,7 +253,7 @@ def ladder_speeds() -> list[Point]:
     points = []
     for row in _rows("ladder_70b"):
         made = deploy("H100", "Llama-3-70B", "bf16", int(row["tp"]), framework_name="gpt-fast")
-        made = replace(made, architecture=row["architecture"])
+        made = replace(made, architecture=row["architecture"].replace(" ", "-"))
         if row["p2p"] == "off":
             made = replace(made, gpu=replace(made.gpu, link=gpu_links()["NVLink 4 without P2P"]))
         batch = int(row["batch"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from typer import BadParameter, Option, Typer
 
 from loadgen.cli import PLAIN
+from loadgen.cli.options import timed
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ def inference(
     phase: Annotated[Literal["prefill", "decode"], Option(help="All of a prompt, or one more token.")] = "prefill",
     backward: Annotated[bool, Option("--backward", help="The backward pass too.")] = False,
     flash: Annotated[bool, Option("--flash", help="Attention keeps no scores (SDPA).")] = False,
-    architecture: Annotated[str, Option(help="How all-reduces meet the layers.")] = "standard",
+    architecture: Annotated[
+        str, Option(help="How all-reduces are hidden: standard, parallel, ladder or no-communication.")
+    ] = "standard",
     tp: Annotated[int, Option(min=1, help="Processes that share each layer: gloo, or NCCL.")] = 1,
+    link_delay_s: Annotated[
+        float, Option("--link-delay", parser=timed, metavar="T", help="What an all-reduce lasts at least: 200us.")
+    ] = "0s",  # type: ignore[assignment]  # parsed, as one on the command line is
     device: _Device = "cpu",
     dtype: _Dtype = "fp32",
     repeats: _Repeats = 5,
@@ -72,6 +78,7 @@ def inference(
                 architecture=architecture,
                 flash=flash,
                 tensor_parallel=tp,
+                link_delay_s=link_delay_s,
                 repeats=repeats,
                 warmup=warmup,
                 threads=threads,

@@ -51,7 +51,10 @@ class AskedLimits:
         float, Option(min=0.1, max=1, rich_help_panel=LOAD, help="Of GPU memory, for weights and KV cache.")
     ] = 0.9
     architecture: Annotated[
-        str, Option(rich_help_panel=LOAD, help="How all-reduces are hidden: standard, parallel, ladder or none.")
+        str,
+        Option(
+            rich_help_panel=LOAD, help="How all-reduces are hidden: standard, parallel, ladder or no-communication."
+        ),
     ] = "standard"
     training: Annotated[
         bool, Option("--training", rich_help_panel=TRAINING, help="One iteration of training instead of a load.")
@@ -117,9 +120,17 @@ def _serving(asked: AskedLimits) -> Any:
     from servers.hardware.limits import deploy, limits_of
     from servers.hardware.load import Load
 
-    architecture = "no communication" if asked.architecture == "none" else asked.architecture
     made = deploy(
-        *(asked.gpu, asked.model, asked.format, asked.tp, asked.pp, asked.framework, asked.kv_format, architecture),
+        *(
+            asked.gpu,
+            asked.model,
+            asked.format,
+            asked.tp,
+            asked.pp,
+            asked.framework,
+            asked.kv_format,
+            asked.architecture,
+        ),
         file=asked.hardware,
         changes=asked.set or (),
     )

@@ -16,7 +16,7 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 
 from loadgen.cli import PLAIN
 from loadgen.cli.options import SettingsCommand, seconds, timed
-from loadgen.errors import EXIT_SERVER
+from loadgen.errors import EXIT_SERVER, PlanError
 from servers.access import Access, bearer, secret_in
 from servers.errors import LaunchError, ServerError
 from servers.find import check_limits, probe
@@ -155,6 +155,25 @@ def logs(
         )
     else:
         print(compose.logs(spec, lines=lines))
+
+
+@servers.command()
+def convert(
+    source: Annotated[Path, Argument(metavar="SOURCE", help="Folder of a Llama: config.json, weights, tokenizer.")],
+    target: Annotated[Path, Argument(metavar="TARGET", help="A folder that is not there yet.")],
+) -> None:
+    """Make a ladder (Ladder Residual, arXiv 2501.06589) of a Llama: the same weights, which vLLM serves with each
+    all-reduce beside the next block. What it answers has no sense until it has been retrained; its speed is real."""
+    from servers.ladder import PLUGIN
+    from servers.ladder.checkpoint import convert
+
+    try:
+        convert(source, target)
+    except LaunchError as problem:
+        raise PlanError(str(problem), problem.hint) from None
+    print(f"{target} is a ladder with the weights of {source}")
+    print(f"next: loadgen servers up --server vllm --launch process --model {target}")
+    print(f"without loadgen: PYTHONPATH={target / PLUGIN.name} vllm serve {target}")
 
 
 def _named(server: str | None) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ class StepCase:
     least_s: tuple[float, float]
     """All operators, each at its fastest, so that whatever else the machine did counts little: by our clock, and by
     torch.profiler's in steps of its own."""
+    beside_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Steps by turns with other architectures of these weights; nothing where no all-reduce could be hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class InferenceFound:
     bounds: Bounds
     cases: Sequence[StepCase]
     torch: str
+    link_delay_s: float = 0.0
 
 
 KINDS = ("weights", "gradients", "optimiser", "activations")

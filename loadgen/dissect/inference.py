@@ -22,13 +22,13 @@ from loadgen.dissect.found import Bounds, InferenceFound, Operator, Phase, StepC
 from loadgen.dissect.processes import shared
 from loadgen.dissect.watch import Clock, Seen, Watch
 from servers.hardware import model as shape_of
-from servers.ladder.group import Shared
+from servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, Shared
 from servers.ladder.llama import Llama, build
 
 PROFILED = 5
 """Steps that torch.profiler sees, at most."""
 SEED = 17
-COLLECTIVES = ("all-reduce", "all-gather")
+COLLECTIVES = (ALL_REDUCE, WAIT, ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class InferenceAsked:
     architecture: str = "standard"
     flash: bool = False
     tensor_parallel: int = 1
+    link_delay_s: float = 0.0
     repeats: int = 5
     warmup: int = 2
     threads: int | None = None
@@ -57,6 +58,8 @@ def inference(asked: InferenceAsked) -> InferenceFound:
     machine.check(asked.device, asked.dtype)
     if asked.backward and asked.phase == "decode":
         raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")
+    if asked.link_delay_s and asked.tensor_parallel == 1:
+        raise DissectError("one process has no link", "Choose --tp 2 or more for --link-delay.")
     shape = shape_of(asked.model, asked.hardware)
     if asked.layers > shape.layers:
         raise DissectError(f"{shape.name} has {shape.layers} layers", f"Choose --layers {shape.layers} or fewer.")
@@ -66,7 +69,7 @@ def inference(asked: InferenceAsked) -> InferenceFound:
 def _measured(asked: InferenceAsked) -> InferenceFound:
     shape = shape_of(asked.model, asked.hardware)
     torch.manual_seed(SEED)
-    group = Shared() if asked.tensor_parallel > 1 else None
+    group = Shared(asked.link_delay_s) if asked.tensor_parallel > 1 else None
     model = build(
         shape,
         architecture=asked.architecture,
@@ -92,6 +95,7 @@ def _measured(asked: InferenceAsked) -> InferenceFound:
         bounds=allowed,
         cases=[_case(model, asked, batch, allowed) for batch in asked.batches],
         torch=str(torch.__version__),
+        link_delay_s=asked.link_delay_s,
     )
 
 
@@ -101,6 +105,11 @@ class _Passes:
 
     forward: Callable[[], Tensor]
     backward: Callable[[Tensor], None] | None
+
+    def step(self) -> None:
+        result = self.forward()
+        if self.backward:
+            self.backward(result)
 
 
 def _passes(model: Llama, asked: InferenceAsked, batch: int) -> _Passes:
@@ -127,17 +136,12 @@ def _passes(model: Llama, asked: InferenceAsked, batch: int) -> _Passes:
 def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> StepCase:
     passes, device = _passes(model, asked, batch), asked.device
 
-    def step() -> None:
-        result = passes.forward()
-        if passes.backward:
-            passes.backward(result)
-
     def together() -> None:
         if asked.tensor_parallel > 1:
             distributed.barrier()
 
     for _ in range(asked.warmup):
-        step()
+        passes.step()
     plain: list[float] = []
     seen: list[list[Seen]] = []
     parts: dict[str, list[float]] = {}
@@ -145,7 +149,7 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
     clock = Clock(device == "cuda")
     for repeat in range(asked.repeats):
         together()
-        plain.append(machine.timed(device, step))
+        plain.append(machine.timed(device, passes.step))
         together()
         watch = Watch(model, clock)
         _watched(watch, passes, device)
@@ -154,7 +158,7 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
             parts.setdefault(name, []).append(seconds)
         if repeat < PROFILED:
             together()
-            profiled.append(_profiled(step, device))
+            profiled.append(_profiled(passes.step, device))
     return StepCase(
         batch=batch,
         tokens=batch * (1 if asked.phase == "decode" else asked.input_tokens),
@@ -162,7 +166,28 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
         parts_s=parts,
         operators=_operators(seen, clock, allowed),
         least_s=(_least([[clock.seconds(each.begin, each.end) for each in calls] for calls in seen]), _least(profiled)),
+        beside_s=by_turns(model, asked, batch),
     )
+
+
+def by_turns(model: Llama, asked: InferenceAsked, batch: int) -> dict[str, list[float]]:
+    """Steps as standard, as asked and without communication, by turns, which tell what of all-reduces is hidden."""
+    if asked.tensor_parallel == 1 or (asked.architecture == "standard" and not asked.link_delay_s):
+        return {}
+    steps = {}
+    for name in dict.fromkeys(("standard", asked.architecture, "no-communication")):
+        with torch.device("meta"):
+            other = Llama(model.shape, model.group, name, asked.flash)
+        other.load_state_dict(model.state_dict(), assign=True)
+        steps[name] = _passes(other, asked, batch).step
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for repeat in range(asked.warmup + asked.repeats):
+        for name, step in steps.items():
+            distributed.barrier()
+            took_s = machine.timed(asked.device, step)
+            if repeat >= asked.warmup:
+                found[name].append(took_s)
+    return found
 
 
 def _watched(watch: Watch, passes: _Passes, device: str) -> None:

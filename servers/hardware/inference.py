@@ -22,7 +22,7 @@ from servers.hardware.kernels import (
 )
 from servers.hardware.numeric import larger, number, where
 
-ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no communication": 0}
+ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
 """All-reduces per layer. How they meet its blocks, after Ladder Residual (arXiv 2501.06589): each waits for its own;
 attention and MLP share one; each runs beside the next block; there are none (what could be gained at most)."""
 HEAD_FORMAT = "bf16"

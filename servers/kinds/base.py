@@ -51,6 +51,7 @@ class ProcessCommand:
     program: tuple[str, ...] = ()  # A program that does the same, and its first arguments; taken where it is there
     parallel: tuple[str, ...] = ()  # More arguments where several GPUs share the model
     env: Mapping[str, str] = field(default_factory=dict)
+    ladder: str = ""  # Folder for its PYTHONPATH with which it serves ladders (servers.ladder); empty: it cannot
 
 
 class KnownFault(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any
 from servers.kinds import base, pooling
 from servers.kinds.dialect import Route, VersionRule
 from servers.kinds.openai import RUNNING_USAGE, dialect, messages, unless_marker
+from servers.ladder import LADDER, PLUGIN
 from workloads.request import Request
 
 
@@ -114,12 +115,18 @@ VLLM = base.ServerKind(
         ),
         parallel=("--tensor-parallel-size", "{tensor_parallel}"),
         env={"VLLM_NO_USAGE_STATS": "1"},
+        ladder=str(PLUGIN),
     ),
     faults=(
         base.KnownFault(
             r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",
             "the host has not enough free memory for vLLM on its CPU: {0}",
             "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
+        ),
+        base.KnownFault(
+            rf"Model architectures \['{LADDER}'\] are not supported",
+            "the model is a ladder, and this vLLM has no plugin for it",
+            "the plugin is in the model's folder: VLLM_PYTHONPATH=/models/MODEL/plugin in the environment",
         ),
     ),
     simulated="servers.simulated.vllm:PROTOCOL",

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.profiler import record_function
 
-ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
+ALL_REDUCE, WAIT, ALL_GATHER = "all-reduce", "all-reduce wait", "all-gather"
 
 
-class _Reduced(torch.autograd.Function):
-    """The sum; the gradient is the same on all."""
-
-    @staticmethod
-    def forward(_: Any, partial: Tensor) -> Tensor:
-        return summed(partial)
+class _Arrived(torch.autograd.Function):
+    """The sum, which was made meanwhile; its gradient is that of every part."""
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient
+    def forward(_: Any, __: Tensor, total: Tensor) -> Tensor:
+        return total.view_as(total)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class _Entered(torch.autograd.Function):
@@ -32,7 +34,10 @@ class _Entered(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
-        return summed(gradient)
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        with record_function(ALL_REDUCE):
+            distributed.all_reduce(total)
+        return total
 
 
 class _Gathered(torch.autograd.Function):
@@ -51,16 +56,12 @@ class _Gathered(torch.autograd.Function):
         return gradient.narrow(-1, distributed.get_rank() * context.width, context.width)
 
 
-def summed(partial: Tensor) -> Tensor:
-    """Over all processes, in a tensor of its own."""
-    total = partial.clone(memory_format=torch.contiguous_format)
-    with record_function(ALL_REDUCE):
-        distributed.all_reduce(total)
-    return total
-
-
 class Shared:
-    """The processes of torch.distributed's default group, each waiting for its all-reduces."""
+    """The processes of torch.distributed's default group. An all-reduce of the forward pass takes `delay_s` at least:
+    the latency of a link, in which the device can compute."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
 
     @property
     def size(self) -> int:
@@ -70,7 +71,44 @@ class Shared:
         return _Entered.apply(hidden)
 
     def reduced(self, partial: Tensor) -> Tensor:
-        return _Reduced.apply(partial)
+        with record_function(ALL_REDUCE):
+            arrived = self._started(partial)
+            return arrived()
+
+    def started(self, partial: Tensor) -> Callable[[], Tensor]:
+        with record_function(ALL_REDUCE):
+            arrived = self._started(partial)
+
+        def waited() -> Tensor:
+            with record_function(WAIT):
+                return arrived()
+
+        return waited
 
     def gathered(self, part: Tensor) -> Tensor:
         return _Gathered.apply(part)
+
+    def _started(self, partial: Tensor) -> Callable[[], Tensor]:
+        total = partial.detach().clone() if partial.requires_grad else partial
+        handle = distributed.all_reduce(total, async_op=True)
+        latency = _latency(self.delay_s, total.device) if self.delay_s else None
+
+        def arrived() -> Tensor:
+            handle.wait()
+            if latency:
+                latency()
+            return _Arrived.apply(partial, total)
+
+        return arrived
+
+
+def _latency(delay_s: float, device: torch.device) -> Callable[[], None]:
+    """Begins now; what is called ends no sooner. A GPU waits in a stream of its own."""
+    if device.type == "cuda":
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(int(delay_s * torch.cuda.get_device_properties(device).clock_rate * 1e3))
+        return lambda: torch.cuda.current_stream().wait_stream(stream)
+    due_s = time.perf_counter() + delay_s
+    return lambda: time.sleep(max(0.0, due_s - time.perf_counter()))

@@ -7,7 +7,7 @@ decoder layer says when: `LAYERS` has one class for each way in which all-reduce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -32,6 +32,9 @@ class TensorGroup(Protocol):
     def reduced(self, partial: Tensor) -> Tensor:
         """The sum over all, after matrices that are split by rows."""
 
+    def started(self, partial: Tensor) -> Callable[[], Tensor]:
+        """Likewise, but it goes on meanwhile: call what this gives for the sum."""
+
     def gathered(self, part: Tensor) -> Tensor:
         """All parts side by side, after a matrix that is split by columns."""
 
@@ -45,6 +48,9 @@ class Alone:
         return hidden
 
     reduced = gathered = entered
+
+    def started(self, partial: Tensor) -> Callable[[], Tensor]:
+        return lambda: partial
 
 
 @dataclass(slots=True)
@@ -161,7 +167,54 @@ class DecoderLayer(nn.Module):
         return hidden
 
 
-LAYERS: dict[str, type[DecoderLayer]] = {"standard": DecoderLayer}
+class ParallelLayer(DecoderLayer):
+    """Both blocks read the same and share an all-reduce (GPT-J, PaLM). Each keeps its norm: weights are those of the
+    standard layer."""
+
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Any:
+        one = self.self_attn(self.group.entered(self.input_layernorm(carried)), positions, cache)
+        other = self.mlp(self.group.entered(self.post_attention_layernorm(carried)))
+        return carried + self.group.reduced(one + other)
+
+
+class LadderLayer(DecoderLayer):
+    """Each block reads the hidden state without the block before it, whose all-reduce goes on meanwhile:
+    x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Carries the hidden state and the two all-reduces."""
+
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Any:
+        hidden, *underway = carried if isinstance(carried, tuple) else (carried,)
+        for norm, block in (
+            (self.input_layernorm, lambda normed: self.self_attn(normed, positions, cache)),
+            (self.post_attention_layernorm, self.mlp),
+        ):
+            if len(underway) == 2:
+                hidden = hidden + underway.pop(0)()
+            underway.append(self.group.started(block(self.group.entered(norm(hidden)))))
+        return hidden, *underway
+
+    @staticmethod
+    def ended(carried: Any) -> Tensor:
+        hidden, *underway = carried
+        for arrived in underway:
+            hidden = hidden + arrived()
+        ended: Tensor = hidden
+        return ended
+
+
+class SilentLayer(DecoderLayer):
+    """Without communication, so that each device goes on with its own part: no model, but the most there is to gain."""
+
+    def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
+        super().__init__(shape, group, flash)
+        self.group = Alone()
+
+
+LAYERS: dict[str, type[DecoderLayer]] = {
+    "standard": DecoderLayer,
+    "parallel": ParallelLayer,
+    "ladder": LadderLayer,
+    "no-communication": SilentLayer,
+}
 """How all-reduces meet the blocks, by the names of `servers.hardware.inference.ARCHITECTURES`."""
 
 

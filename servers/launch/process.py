@@ -25,8 +25,9 @@ import msgspec
 from servers.access import without_secrets
 from servers.errors import NOT_READABLE, LaunchError
 from servers.find import probe
-from servers.kinds import KINDS
+from servers.kinds import KINDS, any_of
 from servers.kinds.base import ProcessCommand
+from servers.ladder.checkpoint import is_ladder
 from servers.launch.spec import (
     READY_TIMEOUT_S,
     LaunchSpec,
@@ -158,11 +159,20 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
     env = {
         **command.env,
         **({"HF_HUB_OFFLINE": "1"} if folder else {}),
+        **(_for_ladders(spec.server, command) if folder and is_ladder(folder) else {}),
         **({"CUDA_VISIBLE_DEVICES": spec.gpus} if spec.gpus else {}),
         **spec.host.env,
         **spec.options.get("env", {}),
     }
     return Command((*_program(spec, command, filled), *words, *more), env)
+
+
+def _for_ladders(server: str, command: ProcessCommand) -> dict[str, str]:
+    """The environment in which it serves them. Others would serve the weights as a standard model, and say nothing."""
+    if not command.ladder:
+        able = any_of(name for name, kind in KINDS.items() if kind.process and kind.process.ladder)
+        raise LaunchError(f"the model is a ladder, which {server} does not know", f"serve it with --server {able}")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (command.ladder, os.environ.get("PYTHONPATH"))))}
 
 
 def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, object]) -> list[str]:

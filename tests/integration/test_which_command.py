@@ -55,12 +55,14 @@ def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run before and after a change that changed nothing, a trace, prompts and plans."""
+    """A run before and after a change that changed nothing, a trace, prompts, plans and a model."""
     data = ROOT / "tests/data"
     for name in ("before", "after"):
         shutil.copytree(data / "recorded/burst", tmp_path / "runs" / name)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(data / "traces/mooncake.jsonl", tmp_path)
+    (tmp_path / "llama-3.1-8b").mkdir()
+    (tmp_path / "llama-3.1-8b" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     shutil.copy(data / "datasets/prompts.jsonl", tmp_path)
     return tmp_path
 

@@ -188,13 +188,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @contextmanager
-def running_vllm(folder: Path, *more: str) -> Iterator[Engine]:
+def running_vllm(
+    folder: Path, *more: str, model: Path = ENGINE / "model", tensor_parallel: int = 1
+) -> Iterator[Engine]:
     """As `loadgen servers up --launch process` starts it, but with prefix caching on: then "no token came from the
     cache" is a finding, not a setting. Of `more` the last word on anything counts."""
     options = "--enable-prefix-caching --max-model-len 2048 --dtype bfloat16 --enforce-eager"
-    host = Host("local", env={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    bind = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if tensor_parallel > 1 else {}  # it would want a core each
+    host = Host("local", env={"VLLM_CPU_KVCACHE_SPACE": "1", **bind})
     given = {"python": ENGINE / "vllm" / "bin" / "python", "name": "tiny", "arguments": [*options.split(), *more]}
-    wanted = LaunchSpec("vllm", host, str(ENGINE / "model"), "process", given)
+    wanted = LaunchSpec("vllm", host, str(model), "process", given | {"tensor_parallel": tensor_parallel})
     with running("vllm", lambda port: command_of(wanted, "127.0.0.1", port), folder) as engine:
         yield engine
 

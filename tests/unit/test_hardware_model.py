@@ -102,7 +102,7 @@ def test_the_limit_of_a_decode_step_is_the_weights_over_the_bandwidth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "waits"), [("standard", 50), ("parallel", 25), ("ladder", 12), ("no communication", 0)]
+    ("architecture", "waits"), [("standard", 50), ("parallel", 25), ("ladder", 12), ("no-communication", 0)]
 )
 def test_all_reduces_hide_behind_the_next_block(architecture: str, waits: float) -> None:
     """25 us each, beside blocks of 40 and 18: of ladder's two one is hidden wholly, both must be joined."""

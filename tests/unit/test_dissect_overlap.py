@@ -1,0 +1,51 @@
+"""What `loadgen dissect inference` says of all-reduces that are hidden, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analysis import dissect
+from tests.dissected import inference_found
+
+STEPS = {"standard": [0.21, 0.20], "ladder": [0.13, 0.105], "no-communication": [0.10, 0.11]}
+
+
+def said(steps: dict[str, list[float]], architecture: str) -> str:
+    found = inference_found()
+    cases = [replace(found.cases[0], beside_s=steps)]
+    return " ".join(dissect.text(replace(found, architecture=architecture, cases=cases)).split())
+
+
+def test_the_share_is_of_what_standard_waits_for() -> None:
+    """By the fastest step of each: of 100 ms the ladder waits for 5."""
+    assert dissect.hidden(STEPS, "ladder") == pytest.approx(0.95)
+    assert dissect.hidden(STEPS, "standard") == 0
+    assert dissect.hidden(STEPS, "no-communication") == 1
+
+
+def test_noise_is_not_more_than_all() -> None:
+    """A ladder that was faster than no communication at all has hidden 100 %; where nothing was lost there is none."""
+    assert dissect.hidden(STEPS | {"ladder": [0.09]}, "ladder") == 1
+    assert dissect.hidden(STEPS | {"standard": [0.09]}, "ladder") == 0
+
+
+def test_measured_and_expected_stand_side_by_side() -> None:
+    """Two layers: blocks and all-reduces of 25 ms each, which the ladder should hide but for joining them."""
+    text = said(STEPS, "ladder")
+    assert "standard 200 ms, ladder 105 ms, no-communication 100 ms. A block takes 25.0 ms" in text
+    assert (
+        "lengthens the standard step by 25.0 ms; ladder hides 95 % of that, where loadgen limits would expect 100 %"
+        in text
+    )
+    assert "hides 95 % of that, where loadgen limits would expect 50 %" in said(
+        STEPS | {"parallel": STEPS["ladder"]}, "parallel"
+    )
+
+
+def test_of_the_standard_model_the_cost_is_told() -> None:
+    """It hides nothing; without other architectures there is no such sentence."""
+    steps = {name: seconds for name, seconds in STEPS.items() if name != "ladder"}
+    assert said(steps, "standard").count("lengthens the standard step by 25.0 ms.") == 1
+    assert "By turns" not in said({}, "standard")

@@ -40,7 +40,7 @@ class SweepStep(msgspec.Struct, kw_only=True):
     over: float
     """The chance that the server breaks an objective at this load."""
     verdict: str
-    """`kept`, `unsure`, `broken`, or `overload` where the run was ended early."""
+    """Of the objectives: `met`, `inconclusive`, `not met`, or `overload` where the run was ended early."""
     complete: int
     planned: int
     requests_per_s: float | None
@@ -222,7 +222,7 @@ def _step(measured: Measured, gpus: int, hour: float | None, sheet: float | None
     rate, tpot, limit = summary.throughput.output_tokens_per_s, summary.latencies["tpot_s"], summary.limit
     ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet
     low, high = UNSURE
-    verdict = "kept" if line["over"] < low else "broken" if line["over"] > high else "unsure"
+    verdict = "met" if line["over"] < low else "not met" if line["over"] > high else "inconclusive"
     speed = summary.server.speed or 1.0
     return SweepStep(
         step=line["step"],

@@ -32,15 +32,10 @@ FRONTIER = """Each point is the run at one load; the line joins those that no ot
 better. Dotted: what the hardware allows with as many requests in flight; dashed: predicted. A star is the knee. Click a
 point for its run."""
 FIRST = "To the left and up is better: sooner a first token, and more tokens for the same GPUs."
-BY_LOAD = """Requests per second that kept the objectives, each by itself; without objectives, all that were complete.
-Thin: as many as were asked for; dashed: complete, as predicted."""
+BY_LOAD = """Requests per second that met the objectives, each by itself; without objectives, all that were complete.
+Thin: the rate that was sent; dashed: complete, as predicted."""
 LATENCIES = "TTFT and TPOT at the percentiles p50 and p99 are in the table below."
-VERDICTS = {
-    "kept": "kept",
-    "unsure": "too close to tell",
-    "broken": "broken",
-    "overload": "overload, ended early",
-}
+VERDICTS = {"overload": "overload, ended early"}
 ENDED = {
     "runs": "The most runs allowed (--max-runs) were made; --resume with more narrows it.",
     "time": "--max-time was over; --resume goes on.",
@@ -56,7 +51,11 @@ MEANINGS = (
         "",
         "The largest load at which all objectives hold, with the interval that holds it by the chance named.",
     ),
-    ("chance over", "", "How likely, by this run alone, the server breaks an objective at this load in the long run."),
+    (
+        "P(over)",
+        "",
+        "The probability, by this run alone, that an objective fails at this load in the long run.",
+    ),
 )
 Links = Callable[[SweepResult, str], str]
 """From the page to the report of a step's folder."""
@@ -107,7 +106,7 @@ def brief(found: SweepResult) -> Document:
             f"{step.step}",
             *(significant(each) for each in (step.load, step.output_tokens_per_s_per_gpu, step.tokens_per_s_per_user)),
             *(duration(each) for each in (step.ttft_p99_s, step.tpot_p99_s)),
-            VERDICTS[step.verdict] + ", knee" * (step.step == found.knee),
+            VERDICTS.get(step.verdict, step.verdict) + ", knee" * (step.step == found.knee),
         )
         for step in found.steps
     ]
@@ -140,7 +139,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     title = f"{count(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
     unit = "load" if mixed else LOADS[found[0].over]
     sections = [
-        Section("answer", "How much it carries", answers, "Capacity"),
+        Section("answer", "Capacity", answers),
         Section("frontier", "Frontier", drawn),
         Section("load", "Goodput by load", [ChartRef("goodput", "Goodput by load", [BY_LOAD], "wide", "none")]),
         Section("steps", "Steps", steps),
@@ -179,7 +178,7 @@ def _steps(found: SweepResult, link: Links) -> doc.Table:
         "step": "head",
         **numbers("load"),
         "objectives": "text",
-        **numbers("chance over", "complete", "requests/s", "goodput/s", "tokens/s per GPU"),
+        **numbers("P(over)", "complete", "requests/s", "goodput/s", "tokens/s per GPU"),
     }
     heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
     extra = [
@@ -201,7 +200,7 @@ def _steps(found: SweepResult, link: Links) -> doc.Table:
             (
                 cell(str(step.step) + ", knee" * (step.step == found.knee), step.step),
                 cell(significant(step.load), step.load),
-                VERDICTS[step.verdict],
+                VERDICTS.get(step.verdict, step.verdict),
                 cell(chance(step.over), step.over),
                 cell(share(step.complete / step.planned) if step.planned else UNKNOWN),
                 *(cell(significant(each), each) for each in plain),
@@ -225,7 +224,7 @@ def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
         first = TableCell(carried, each.capacity, link=leads if each.capacity else "")
         cells = (TableCell(significant(value), value, link=leads if value else "") for value in values)
         rows.append((TableCell("", run=place), first, *cells))
-    return table("At the largest load that kept the objectives", heads, rows, several=True)
+    return table("At the largest load that met the objectives", heads, rows, several=True)
 
 
 COMPARED = ("output_tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")

@@ -394,7 +394,7 @@ def _judge(
     summary = part.summary
     chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
     back = _back(over, summary, load, chance, overloaded=overloaded)
-    said = "overload, ended early" if overloaded else f"{shown_chance(chance)} over capacity"
+    said = "overload, ended early" if overloaded else f"P(over capacity) {shown_chance(chance)}"
     output.say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
     dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload
     client = "ok" if dropped else summary.client.verdict

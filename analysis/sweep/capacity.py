@@ -31,6 +31,8 @@ DOUBT = 0.002
 """However clear a run is, the next may differ: no chance is nearer to 0 or 1."""
 STEP = 0.005
 """Of the grid, as a share."""
+THINNED = 4
+"""So many cells of it are one where the next load is chosen."""
 GROWTH = 4.0
 """Of the load, until one is too much."""
 SPREAD = 0.05
@@ -155,9 +157,10 @@ class Search:
         """The load of which the outcome is expected to narrow the capacity most, in bits."""
         from scipy.special import ndtr
 
-        loads = np.array(self._quantiles(weights, *np.linspace(0.01, 0.99, 99)))
-        over = ndtr(np.log(loads[:, None] / self._grid[None, :]) / SPREAD)
-        shares = weights / weights.sum()
+        loads = np.array(self._quantiles(weights, *np.linspace(0.01, 0.99, 50)))
+        firsts = np.arange(0, len(weights), THINNED)
+        over = ndtr(np.log(loads[:, None] / self._grid[None, firsts]) / SPREAD)
+        shares = np.add.reduceat(weights, firsts) / weights.sum()
         told = _bits(over @ shares) - _bits(over) @ shares
         return float(loads[int(np.argmax(told))])
 

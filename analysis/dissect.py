@@ -31,7 +31,7 @@ AGREE = 0.05
 FLAME = """One step from left to right, in the order in which data flows: its modules, those of all layers together, and
 below them their operators. A click on the legend hides a module."""
 ROOFLINE = """FLOP/s that the device allows by how many FLOPs are made of each byte that is read or written. Each dot
-is an operator that computes; one above the line found its data in a cache."""
+is an operator that computes, one FLOP per number where it is no GEMM; one above the line found its data in a cache."""
 
 
 def headings(found: InferenceFound) -> tuple[str, str]:
@@ -219,9 +219,9 @@ def document(found: InferenceFound) -> Document:
 def _run(found: InferenceFound, title: str) -> dict[str, Any]:
     allowed = found.bounds
     groups: dict[str, dict[str, list[Any]]] = {}
-    for group, operators in _groups(found):
+    for place, (_, operators) in enumerate(_groups(found)):
         points = [(each, sum(each.seconds) / len(each.seconds)) for each in operators]
-        groups[group] = {
+        groups[f"group{place}"] = {
             "x": [each.flops / each.bytes for each, _ in points],
             "y": [each.flops / seconds / 1e9 for each, seconds in points],
             "name": [f"{each.module}, {each.operator} {each.shape}, {each.direction}" for each, _ in points],
@@ -243,7 +243,8 @@ def _groups(found: InferenceFound) -> list[tuple[str, list[Operator]]]:
 
 
 def _dots_chart(found: InferenceFound) -> dict[str, Any]:
-    return roofline_chart(found.bounds.source.partition(":")[0], *(name for name, _ in _groups(found)), unit="GFLOP/s")
+    titles = {f"group{place}": name for place, (name, _) in enumerate(_groups(found))}
+    return roofline_chart(found.bounds.source.partition(":")[0], titles, unit="GFLOP/s")
 
 
 def _flame(case: StepCase) -> dict[str, Any]:
@@ -288,7 +289,12 @@ def _flame_chart(case: StepCase) -> dict[str, Any]:
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": "ms of one step"}},
-        "yaxis": {"categoryorder": "array", "categoryarray": ["operators", "modules"], "type": "category"},
+        "yaxis": {
+            "categoryorder": "array",
+            "categoryarray": ["operators", "modules"],
+            "type": "category",
+            "automargin": True,
+        },
         "showlegend": True,
         "hovermode": "closest",
     }

@@ -146,7 +146,7 @@ def document(found: Limits, deployment: Deployment) -> Document:
     look = doc.RunLook(title)
     data = {
         "runs": [_run(found, deployment, title)],
-        "charts": [roofline_chart("data sheet", "prefill", "decode"), _curve()],
+        "charts": [roofline_chart("data sheet", {"prefill": "prefill", "decode": "decode"}), _curve()],
     }
     return doc.Document("loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"))
 
@@ -195,8 +195,9 @@ def roof(flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: floa
     return {"x": places, "y": [min(flops_per_s, place * bytes_per_s) / unit for place in places]}
 
 
-def roofline_chart(line: str, *groups: str, unit: str = "TFLOP/s") -> dict[str, Any]:
-    """The chart of the roof, which `line` gave, and one colour of dots for each group of `x`, `y` and `name`."""
+def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") -> dict[str, Any]:
+    """The chart of the roof, which `line` gave, and dots for each group of `x`, `y` and `name`: its key in the data, and
+    what it is called."""
 
     def dots(group: str, colour: str) -> dict[str, Any]:
         where = {
@@ -206,7 +207,7 @@ def roofline_chart(line: str, *groups: str, unit: str = "TFLOP/s") -> dict[str, 
             "marker": {"color": colour, "size": 10},
         }
         hover = f"%{{text}}: %{{x:.3g}} FLOP/byte, %{{y:.3g}} {unit}<extra></extra>"
-        return {"type": "scatter", "mode": "markers", "name": group, "hovertemplate": hover, **where}
+        return {"type": "scatter", "mode": "markers", "name": groups[group], "hovertemplate": hover, **where}
 
     roof_line = {"type": "scatter", "mode": "lines", "name": line, "x": "$roof.x", "y": "$roof.y"}
     layout = {
@@ -215,9 +216,9 @@ def roofline_chart(line: str, *groups: str, unit: str = "TFLOP/s") -> dict[str, 
         "showlegend": True,
     }
     traces = [roof_line | {"line": {"color": "@run", "width": 2}}]
-    traces += [dots(group, f"@run-{place}") for place, group in enumerate(groups, 2)]
-    first = groups[0]
-    table = {"operator": f"{first}.name", f"FLOP/byte, {first}": f"{first}.x", f"{unit}, {first}": f"{first}.y"}
+    traces += [dots(group, f"@run-{2 + place % 5}") for place, group in enumerate(groups)]
+    first, title = next(iter(groups.items()))
+    table = {"operator": f"{first}.name", f"FLOP/byte, {title}": f"{first}.x", f"{unit}, {title}": f"{first}.y"}
     return {"id": "roofline", "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}
 
 

@@ -189,7 +189,8 @@ class Watch(TorchDispatchMode):
 
 
 def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
-    """Of one call: what it is called, its shape, FLOPs, and bytes that it must read and write."""
+    """Of one call: what it is called, its shape, FLOPs (one for each number that it gives, where it is no GEMM), and bytes
+    that it must read and write."""
     name = str(func.overloadpacket.__name__)
     inputs, outputs = _tensors([args, kwargs]), _tensors(result)
     changed = any(each.alias_info and each.alias_info.is_write for each in func._schema.arguments)
@@ -213,7 +214,8 @@ def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, floa
         return "attention kernel", sizes, flops or _attention_flops(inputs, "backward" in name), moved
     if name in COPIES:
         return "copy", sizes, flops, moved
-    return PLAIN_NAMES.get(name, name.strip("_")), sizes, flops, moved
+    given = sum(each.numel() for each in outputs if each.is_floating_point()) if name != "embedding" else 0
+    return PLAIN_NAMES.get(name, name.strip("_")), sizes, flops or float(given), moved
 
 
 def _joined(sizes: Sequence[int]) -> str:

@@ -85,7 +85,8 @@ def test_each_operator_is_its_modules_forward_and_backward(dissect: Dissect, mod
     assert operators(found, "QKV", case=1)["GEMM 64 x 256 x 256"]["calls"] == 6
     assert operators(found, "gate")["GEMM 32 x 512 x 256"]["calls"] == 2
     assert operators(found, "down", "backward").keys() >= {"GEMM 256 x 512 x 32", "GEMM 32 x 512 x 256"}
-    assert operators(found, "attention")["softmax 1 x 4 x 32 x 32"]["calls"] == 2
+    softmax = operators(found, "attention")["softmax 1 x 4 x 32 x 32"]
+    assert (softmax["calls"], softmax["flops"]) == (2, 2 * 4 * 32 * 32)
     assert operators(found, "attention", "backward")["softmax 1 x 4 x 32 x 32"]["calls"] == 2
     assert operators(found, "LM head")["GEMM 32 x 1000 x 256"]["in_layers"] is False
     modules = {each["module"] for each in found["cases"][0]["operators"]}

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.schedulers import Compared, rows
-from loadgen.twin_fit import Floats, StepLimits, Observed, Problem
+from loadgen.twin_fit import Floats, Observed, Problem, StepLimits
 from servers.simulated.engines import engine_of
 
 RUNNING_LIMIT, STEP_TOKENS = 128, 2048

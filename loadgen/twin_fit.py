@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
 from loadgen.runfile import Run
-from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, TwinConstant, Twin, step_time_of
+from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Twin, TwinConstant, step_time_of
 from servers.hardware.inference import Deployment
 from servers.simulated.engines import Engine, engine_of
 from servers.simulated.scheduler import Job, Policy, Scheduler

@@ -19,7 +19,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.runfile import Run, Telemetry
 from loadgen.simulate import Modelled, in_memory, serving
-from loadgen.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, TwinConstant, Twin, read
+from loadgen.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
 from servers.simulated.engines import engine_of
 from servers.simulated.scheduler import Job
 from servers.simulated.virtual import FOR_EVER_NS, FrontEnd

@@ -206,9 +206,9 @@ class ByLatency(dict[str, Described]):
         return [name.removesuffix("_s") for name in self]
 
 
-def parse(expressions: Iterable[str]) -> list[Objective]:
+def parse(expressions: Iterable[str], option: str = "--assert") -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    return read_each(expressions, _objective, "--assert", HINT)
+    return read_each(expressions, _objective, option, HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Objective]:

@@ -23,6 +23,10 @@ PICTURES = Path(__file__).parent / "pictures"
 MATRIX = Path(__file__).parent.parent / "examples/paper/simulated.toml"
 LOADGEN = [sys.executable, "-m", "loadgen"]
 BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
+SWEEP = [
+    *("sweep", "--server", "vllm", "--model", "llama-3.1-8b", "--duration", "2min", "--quiet"),
+    *("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms"),
+]
 LIMITS = ["limits", "--model", "llama-2-70b", "--tp", "8", "--page"]
 LOAD = [
     *("run", "--server", "lightllm", "--arrivals", "poisson:30", "--n", "600", "--quiet", "--seed", "3"),
@@ -59,6 +63,7 @@ ALL = (
     Picture("report", "burst", "", 1280),
     Picture("matrix", "matrix", "", 1280),
     Picture("limits", "limits", "#roofline"),
+    Picture("frontier", "frontier", "figure:has(#chart-frontier)"),
 )
 
 
@@ -74,6 +79,7 @@ def main() -> None:
         pages = {name: run / "report.html" for name, run in runs.items()} | compared(Path(folder))
         subprocess.run([*LOADGEN, "matrix", MATRIX, "--quiet", "--out", f"{folder}/matrix"], check=False)
         pages["matrix"] = Path(folder) / "matrix/matrix.html"
+        pages["frontier"] = swept(Path(folder))
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for picture in ALL:
             page = browser.new_page(
@@ -99,6 +105,17 @@ def compared(folder: Path) -> dict[str, Path]:
     )
     subprocess.run([*LOADGEN, "report", "runs"], check=False, cwd=folder)
     return {"compare": folder / "compare.html", "index": folder / "runs/index.html"}
+
+
+def swept(folder: Path) -> Path:
+    """The frontier of two cards, one of them also as a pair, in virtual time."""
+    sweeps = [("L40S", "1"), ("H100", "1"), ("H100", "2")]
+    for gpu, tensor in sweeps:
+        asked = [*SWEEP, "--virtual", gpu, "--tp", tensor, "--out", f"{gpu}-{tensor}"]
+        subprocess.run([*LOADGEN, *asked], check=False, cwd=folder)
+    page = ["--out", "frontier.html", "--quiet"]
+    subprocess.run([*LOADGEN, "report", *map("-".join, sweeps), *page], check=False, cwd=folder)
+    return folder / "frontier.html"
 
 
 def take(page: Page, picture: Picture) -> None:

@@ -48,8 +48,8 @@ UNKNOWN_TOKENS = 1 << 15
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
-OnProgress = Callable[[str, "Counts"], None]
-"""Gets a phase and the counts, ten times a second."""
+OnProgress = Callable[[str, "Counts"], str | None]
+"""Gets a phase and the counts, ten times a second; what it says is why the run is to end now."""
 
 
 @dataclass(frozen=True, slots=True)

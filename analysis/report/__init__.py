@@ -107,6 +107,8 @@ class Card(Struct, frozen=True):
     value: str
     unit: str = ""
     note: str = ""
+    link: str = ""
+    """Where its value leads."""
 
 
 class Cards(Struct, frozen=True, tag=True):

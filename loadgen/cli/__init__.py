@@ -31,6 +31,7 @@ COMMANDS = {
     "simulate": "loadgen.cli.simulate",
     "twin": "loadgen.cli.twin",
     "plan-capacity": "loadgen.cli.capacity",
+    "sweep": "loadgen.cli.sweep",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",
     "ui": "loadgen.cli.ui",

@@ -28,6 +28,7 @@ from loadgen.cli.output import (
     show,
     write_text,
 )
+from loadgen.cli.sweep import is_sweep, write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def report(
     runs: Annotated[
         list[Path],
         Argument(
-            help="Run folders, their run.jsonl, or folders of repeats; or one folder of runs, for an index of them.",
+            help="Run folders, their run.jsonl, or folders of repeats; one folder of runs, for an index of them; or "
+            "sweeps, for the frontier of all of them.",
             metavar="RUN...",
             show_default=False,
         ),
@@ -49,7 +51,7 @@ def report(
         Path | None,
         Option(
             help="Where the page goes. Default: report.html in the run's folder, or here for several runs; index.html "
-            "in a folder of runs."
+            "in a folder of runs, frontier.html of sweeps."
         ),
     ] = None,
     as_json: Annotated[
@@ -72,13 +74,20 @@ def report(
     an --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 6 an --assert is
     inconclusive, 130 interrupted or going on.
     """
-    below = runs_below(runs[0]) if len(runs) == 1 else []
-    page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / ("index.html" if below else "report.html")
+    sweeps, below = any(map(is_sweep, runs)), runs_below(runs[0]) if len(runs) == 1 else []
+    name = "frontier.html" if sweeps else "index.html" if below else "report.html"
+    page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / name
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    if below and (assertions or goodput):
+    if sweeps and (assertions or goodput or not all(map(is_sweep, runs))):
+        raise PlanError("sweeps have objectives of their own, and a page without other runs.", "Name sweeps alone.")
+    if below and not sweeps and (assertions or goodput):
         raise PlanError(f"{runs[0]} is a folder of runs: --assert and --goodput judge single ones.", "Name the runs.")
-    summaries = _index(runs[0], below, page, output) if below else output.results(runs, page)
+    summaries: list[Summary] = []
+    if sweeps:
+        write_frontier(runs, output, page)
+    else:
+        summaries = _index(runs[0], below, page, output) if below else output.results(runs, page)
     if serve:
         from analysis.report.page import HOST, server_of
 

@@ -13,6 +13,22 @@ from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit,
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
+TwinFile = Annotated[
+    Path | None,
+    Option("--twin", help="What `loadgen twin fit` wrote: that server; options below then say what if.", **ENGINE),
+]
+Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)]
+Format = Annotated[str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **ENGINE)]
+Vintage = Annotated[
+    str | None, Option(help="Which generation of the server's scheduler: current (default) or 2023.", **ENGINE)
+]
+KvTokens = Annotated[
+    int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
+]
+RunningLimit = Annotated[int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)]
+StepTokens = Annotated[int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)]
+Hardware = Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)]
+Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)]
 LEFT_OUT = (
     *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "speed", "stamps"),
     *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
@@ -23,32 +39,19 @@ LEFT_OUT = (
 def drive(
     settings: dict[str, Any],
     *,
-    twin: Annotated[
-        Path | None,
-        Option(help="What `loadgen twin fit` wrote: that server; options below then say what if.", **ENGINE),
-    ] = None,
+    twin: TwinFile = None,
     gpu: Annotated[
         str | None, Option(help="Such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **ENGINE)
     ] = None,
     model: Annotated[str | None, Option(help="Such as llama-2-7b (default), or a config.json.", **ENGINE)] = None,
-    tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)] = None,
-    format_name: Annotated[
-        str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **ENGINE)
-    ] = None,
-    vintage: Annotated[
-        str | None, Option(help="Which generation of the server's scheduler: current (default) or 2023.", **ENGINE)
-    ] = None,
-    kv_tokens: Annotated[
-        int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
-    ] = None,
-    running_limit: Annotated[
-        int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)
-    ] = None,
-    step_tokens: Annotated[
-        int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)
-    ] = None,
-    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)] = None,
-    changes: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)] = None,
+    tp: Tp = None,
+    format_name: Format = None,
+    vintage: Vintage = None,
+    kv_tokens: KvTokens = None,
+    running_limit: RunningLimit = None,
+    step_tokens: StepTokens = None,
+    hardware: Hardware = None,
+    changes: Changes = None,
     out: Annotated[
         Path | None,
         Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),

@@ -70,15 +70,17 @@ def run(
     tasks: Sequence[WorkerTask],
     header: Header,
     folder: Path,
-    on_progress: Callable[[str, Counts], None],
+    on_progress: Callable[[str, Counts], str | None],
     sampler: Callable[[], Sampler],
 ) -> Footer:
-    """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second.
-    What `sampler` makes reads the server, the GPUs and the host meanwhile. The first interrupt ends the run and keeps
-    what came; the second kills the workers too. Raises OutputError when the run file cannot be written."""
+    """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second;
+    where it says why, the run ends as if interrupted. What `sampler` makes reads the server, the GPUs and the host
+    meanwhile. The first interrupt ends the run and keeps what came; the second kills the workers too. Raises
+    OutputError when the run file cannot be written."""
     readings = Sampler({})
     ended_ns: int | None = None
     beside: Sequence[Path] = ()
+    notes: list[str] = []
 
     def look() -> None:
         nonlocal readings
@@ -94,7 +96,10 @@ def run(
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
-        on_progress(phase, total(worker.counts for worker in workers))
+        why = on_progress(phase, total(worker.counts for worker in workers))
+        if why and not interrupts.count:
+            interrupts.count += 1
+            notes.append(why)
 
     def end() -> None:
         nonlocal ended_ns, beside
@@ -108,7 +113,7 @@ def run(
         finally:
             readings.stop()
         main, interrupted = folder / "run.jsonl", interrupts.count > 0
-        return gather(outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside)
+        return gather(outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes)
 
 
 def drive(

@@ -28,17 +28,11 @@ Beside them lies `matrix.jsonl`, append-only, with what no run file holds:
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
-from io import FileIO
+from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -47,12 +41,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from loadgen.errors import OutputError, PlanError
+from loadgen.errors import PlanError
+from loadgen.journal import JournalKind, Line, footer_of, opened, read
 from loadgen.plan import A_KIND, AN_ENDPOINT, Plan
-from loadgen.runfile import Footer
 from loadgen.settings import from_catalog, read_plan
-from servers.access import hide
-from servers.errors import NOT_READABLE
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 
@@ -63,12 +55,6 @@ OWNED = (
     *("server_pid", "dcgm_url", "gpu_model"),
 )
 """Settings of a run that the matrix makes itself."""
-JOURNAL, FORMAT = "matrix.jsonl", 1
-TAIL_BYTES = 65_536
-"""A footer is shorter, its notes included."""
-DIFFERENCES_MOST = 20
-
-Line = dict[str, Any]
 
 
 class _Strict(BaseModel):
@@ -305,124 +291,30 @@ def starts(plan: MatrixPlan) -> list[Start]:
     return found
 
 
-_LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
 _CELL = msgspec.defstruct("JournalCell", [(name, str) for name in Cell._fields], forbid_unknown_fields=True)
 _RUN = ("cell", _CELL), ("repeat", int)
-_HELD: dict[str, list[tuple[str, Any]]] = {
-    "plan": [("version", str), ("plan", Line), ("format", int)],
-    "up": [("start", int), ("seconds", float), ("facts", Line), *((name, str) for name in ("server", "host", "model"))],
-    "begin": [*_RUN, ("start", int), ("place", int)],
-    "end": [*_RUN, ("seconds", float)],
-    "failure": [*_RUN, ("kind", str), ("reason", str), ("hint", str), ("log", str)],
-}
-_LINES = {kind: msgspec.defstruct(f"Journal{kind}", held, bases=(_LINE,)) for kind, held in _HELD.items()}
-
-
-class Journal:
-    """Appends lines to matrix.jsonl; each is on disk before the next thing happens."""
-
-    def __init__(self, file: FileIO, lines: Sequence[Line]) -> None:
-        self._file = file
-        self.lines = list(lines)
-        """All lines, those of earlier sittings included."""
-
-    def write(self, kind: str, /, **values: Any) -> None:
-        """Append one line. Raises OutputError."""
-        line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
-        data = hide(json.dumps(line, default=str).encode(), whole=True) + b"\n"
-        try:
-            while data:  # a disk that is almost full takes a piece
-                data = data[self._file.write(data) :]
-            os.fsync(self._file)
-        except OSError as error:
-            raise OutputError(f"cannot write {JOURNAL}: {error.strerror}", "Make room, then --resume.") from error
-        self.lines.append(line)
-
-
-@contextmanager
-def journal(folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
-    """The journal of the matrix in `folder`, held against a second command that would write there too. Raises
-    OutputError for a folder that cannot be used, PlanError where `plan` is not the one it was begun with."""
-    path = folder / JOURNAL
-    if path.exists() and not resume:
-        raise OutputError(f"{folder} holds a matrix already.", "Go on with it: --resume. Or name a new folder: --out.")
-    if not path.exists() and folder.exists() and any(folder.iterdir()):
-        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab", buffering=0)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, of whatever
-        except OSError as error:
-            hint = "Wait for it, or name another --out."
-            raise OutputError(f"another loadgen matrix is writing to {folder}.", hint) from error
-        book = Journal(file, read_lines(folder))
-        if book.lines:
-            _check_same(book.lines, plan, folder)
-            if not path.read_bytes().endswith(b"\n"):  # what a kill cut off stays a line of its own
-                file.write(b"\n")
-            book.write("resumed")
-        else:
-            book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
-        yield book
-
-
-def read_lines(folder: Path) -> list[Line]:
-    """What matrix.jsonl holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
-    file, lines = folder / JOURNAL, list[Line]()
-    for text in file.read_bytes().splitlines() if file.is_file() else ():
-        with suppress(*NOT_READABLE):
-            line = msgspec.json.decode(text, type=Line)
-            msgspec.convert(line, _LINES.get(str(line.get("type")), _LINE))
-            lines.append(line)
-    return lines
+MATRIX = JournalKind(
+    "matrix",
+    {
+        "up": [("start", int), ("seconds", float), ("facts", Line)]
+        + [(name, str) for name in ("server", "host", "model")],
+        "begin": [*_RUN, ("start", int), ("place", int)],
+        "end": [*_RUN, ("seconds", float)],
+        "failure": [*_RUN, ("kind", str), ("reason", str), ("hint", str), ("log", str)],
+    },
+)
+journal, read_lines = partial(opened, MATRIX), partial(read, MATRIX)
 
 
 def finished(folder: Path, repeat: Repeat) -> bool:
     """Whether this run has been measured: its file ends in a footer that does not say interrupted."""
-    file = folder / repeat.folder / "run.jsonl"
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
-            return not msgspec.json.decode(stream.read().splitlines()[-1], type=Footer).interrupted
-    except (OSError, IndexError, *NOT_READABLE):
-        return False
+    footer = footer_of(folder / repeat.folder)
+    return footer is not None and not footer.interrupted
 
 
 def newest(lines: Sequence[Line], *kinds: str) -> dict[Repeat, Line]:
     """Of each run its newest line of these kinds."""
     return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in kinds}
-
-
-def _check_same(lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:
-    begun = next((line for line in lines if line["type"] == "plan"), None)
-    if begun is None:
-        raise OutputError(f"{folder / JOURNAL} does not say what was planned.", "Begin anew with another --out.")
-    if begun["format"] > FORMAT:
-        raise OutputError(f"{folder / JOURNAL} was written by a newer loadgen.", "Upgrade to go on with it.")
-    changes = list(differences(begun["plan"], json.loads(json.dumps(plan, default=str))))
-    if changes:
-        more = [f"... and {len(changes) - DIFFERENCES_MOST} more"] if len(changes) > DIFFERENCES_MOST else []
-        raise PlanError(
-            "\n".join(["the plan is not the one this matrix was begun with:", *changes[:DIFFERENCES_MOST], *more]),
-            f"Undo the change to go on in {folder}, or begin anew with another --out.",
-        )
-
-
-def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """One line for each value that changed, named by its place."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            yield from differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for index, (one, other) in enumerate(zip(before, now, strict=True)):
-            yield from differences(one, other, f"{where}[{index}]")
-    elif before != now:
-        was, is_ = ("nothing" if value is None else json.dumps(value)[:200] for value in (before, now))
-        yield f"{where}: {was} then, {is_} now"
 
 
 def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from msgspec import to_builtins
 from loadgen import matrix as planned
 from loadgen import prepare
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.matrix import Cell, Journal, Line, MatrixPlan, Repeat, Start, finished, run_settings
+from loadgen.journal import Journal, Line, make_way
+from loadgen.matrix import Cell, MatrixPlan, Repeat, Start, finished, run_settings
 from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import scan
@@ -161,14 +162,6 @@ def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) ->
 def _spec(matrix: Matrix, start: Start) -> LaunchSpec:
     model = start.model.path or start.model.name
     return LaunchSpec(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
-
-
-def make_way(folder: Path) -> Path | None:
-    """Move what an earlier attempt left of a run aside, under the first free name; nothing measured is deleted."""
-    if not folder.exists():
-        return None
-    places = (folder.with_name(f"{folder.name}-unfinished-{number}") for number in range(1, 1_000_000))
-    return folder.rename(next(place for place in places if not place.exists()))
 
 
 class Serving:

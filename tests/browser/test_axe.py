@@ -17,7 +17,7 @@ from tests.command import in_process
 from tests.matrices import fabricate
 from tests.runs import burst, footer, header, healthy, write
 
-PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix")
+PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix", "frontier")
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
 WHOLE = 1024
@@ -62,6 +62,15 @@ def comparison(runs: list[Path]) -> OnDisk:
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     """A matrix in which one server never came up."""
     return OnDisk(fabricate(tmp_path_factory.mktemp("matrix") / "m", failing="lightllm", nasty=NASTY) / "matrix.html")
+
+
+@pytest.fixture(scope="module")
+def frontier(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """A sweep in virtual time."""
+    folder = tmp_path_factory.mktemp("sweep")
+    sweep = ("sweep", "--server", "vllm", "--virtual", "H100", "--rates", "2,8", "--objective", "tpot.p99 < 50ms")
+    in_process(folder, *sweep, "--duration", "10s", "--quiet", "--out", str(folder / "s"))
+    return OnDisk(folder / "s/frontier.html")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -108,3 +108,31 @@ def test_what_was_simulated_is_no_measurement(runs: Path, tmp_path: Path) -> Non
     burst(tmp_path, "--server", "vllm", "--n", "12", "--no-report", command="simulate")
     code, _, problems = in_process(runs, "twin", "fit", str(tmp_path / "run"))
     assert (code, "was simulated" in problems) == (2, True)
+
+
+def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:
+    """What it predicts stands beside what is measured, and says where to begin; --virtual twin sweeps the twin."""
+    asked = (
+        "sweep",
+        "--twin",
+        str(runs / "twin.json"),
+        "--objective",
+        "ttft.p90 < 2s",
+        "--output-tokens",
+        "16",
+        "--json",
+    )
+    code, out, problems = in_process(tmp_path, *asked, "--virtual", "twin", "--duration", "10s", "--out", "virtual")
+    assert code in {0, 6}, problems
+    alone = json.loads(out)
+    assert alone["mark"] == "SIMULATED (virtual)"
+    assert alone["predicted"] == []
+    load = ("--rates", "2,4", "--n", "20", "--speed", "1", "--out", "real")
+    code, out, problems = in_process(tmp_path, *asked, *load)
+    assert code in {0, 5, 6}, problems
+    found = json.loads(out)
+    assert [point["load"] for point in found["predicted"]] == [2, 4]
+    assert all(point["tokens_per_s_per_user"] > 0 for point in found["predicted"])
+    assert '"predicted_x":[' in (tmp_path / "real/frontier.html").read_text("utf-8")
+    code, _, problems = in_process(tmp_path, *asked[:1], "--virtual", "twin", *asked[3:])
+    assert (code, "--virtual twin without --twin" in problems) == (2, True)

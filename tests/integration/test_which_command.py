@@ -26,6 +26,7 @@ SMALLER = {
     "matrix": ["--dry-run"],
     "calibrate": ["--quick", "--n", "20", "--output-tokens", "8"],
     "sim": ["--port", "0"],
+    "sweep": ["--n", "2", "--output-tokens", "4", "--max-runs", "2", "--out", "small"],
     "simulate": ["--n", "50", "--no-report", "--out", "small"],
 }
 TOKEN = "a token of the tests"

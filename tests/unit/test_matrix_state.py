@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from loadgen.errors import OutputError, PlanError
-from loadgen.matrix import JOURNAL, Cell, Repeat, differences, finished, journal, newest, read_lines
-from loadgen.matrix.run import make_way
+from loadgen.journal import differences, make_way
+from loadgen.matrix import MATRIX, Cell, Repeat, finished, journal, newest, read_lines
 from tests.runs import burst, footer, header, write
 
 CELL = Cell("tgi", "a", "7b", "burst")
@@ -85,7 +85,7 @@ def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
     """What is written after a kill in the middle of a line can be read."""
     with journal(tmp_path / "m", PLAN, resume=False) as book:
         book.write("down", start=1)
-    with (tmp_path / "m" / JOURNAL).open("ab") as file:
+    with (tmp_path / "m" / MATRIX.file).open("ab") as file:
         file.write(b'{"type": "beg')
     with journal(tmp_path / "m", PLAN, resume=True) as book:
         book.write("down", start=2)
@@ -127,7 +127,7 @@ def test_a_damaged_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
     """Whatever stands there; also at the end of a run file that nobody can read."""
     with journal(tmp_path / "m", PLAN, resume=False) as book:
         book.write("begin", **Repeat(CELL, 1).key, start=1, place=0)
-    with (tmp_path / "m" / JOURNAL).open("ab") as file:
+    with (tmp_path / "m" / MATRIX.file).open("ab") as file:
         file.write(torn + b"\n")
     lines = read_lines(tmp_path / "m")
     assert [line["type"] for line in lines] == ["plan", "begin"]

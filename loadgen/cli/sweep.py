@@ -1,0 +1,401 @@
+"""`loadgen sweep`: how much load a server carries while it keeps to objectives; and the frontier page of sweeps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+from typer import Argument, Exit, Option
+
+from loadgen import errors
+from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds, share
+from loadgen.cli.output import (
+    Output,
+    Quiet,
+    complain,
+    report_link,
+    show,
+    summarised,
+    write_page,
+    write_summary,
+    write_text,
+)
+from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
+from loadgen.errors import OutputError, PlanError
+
+if TYPE_CHECKING:
+    from analysis.objectives import Objective
+    from analysis.summary import Summary
+    from analysis.sweep import SweepResult
+    from analysis.sweep.capacity import Search
+    from loadgen.journal import Line
+    from loadgen.plan import Plan
+    from loadgen.simulate import Modelled
+    from loadgen.sweep import Sweep
+
+OBJECTIVE = (
+    "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete always breaks it."
+)
+VIRTUAL = "In virtual time: on a model of this GPU, such as H100, with the model that --model names; or of the twin."
+Grows = Annotated[
+    Literal["rate", "concurrency"], Option(help="What grows: Poisson arrivals, or requests at a time.", **LOAD)
+]
+Precision = Annotated[
+    float, Option(parser=share, metavar="SHARE", help="How exactly, up and down, the capacity is wanted.", **LOAD)
+]
+Confidence = Annotated[float, Option(parser=share, metavar="SHARE", help="How surely its interval holds it.", **LOAD)]
+MaxTime = Annotated[
+    float | None, Option("--max-time", parser=seconds, metavar="T", help="At most so long, this time.", **LOAD)
+]
+Price = Annotated[float | None, Option(min=0, help="Price of one GPU for an hour: cost per million tokens.", **OUTPUT)]
+Folder = Annotated[Path | None, Option(help="Folder of the sweep. Default: runs/<time>-<server>-<label>.", **OUTPUT)]
+FACTOR = 2.0**16
+"""How far above and below --start the capacity may be: rates."""
+CONCURRENCY_MOST = 65_536
+FORESEEN_MOST = 16
+"""Loads at which a twin is asked what to expect."""
+
+
+def drive(
+    settings: dict[str, Any],
+    *,
+    objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE, **LOAD)] = None,
+    over: Grows = "rate",
+    rates: Annotated[str | None, Option(metavar="R,R,...", help="These rates: 1,2,4,...,64.", **LOAD)] = None,
+    concurrency: Annotated[str | None, Option(metavar="N,N,...", help="These numbers: 1,2,4,...,256.", **LOAD)] = None,
+    start: Annotated[float, Option(min=1e-3, help="The first load, where nothing predicts one.", **LOAD)] = 1.0,
+    precision: Precision = 0.1,
+    confidence: Confidence = 0.95,
+    max_runs: Annotated[int, Option(min=1, max=100, help="At most so many runs.", **LOAD)] = 8,
+    max_time_s: MaxTime = None,
+    virtual: Annotated[str | None, Option(metavar="GPU", help=VIRTUAL, rich_help_panel="Server")] = None,
+    twin: TwinFile = None,
+    tp: Tp = None,
+    format_name: Format = None,
+    vintage: Vintage = None,
+    kv_tokens: KvTokens = None,
+    running_limit: RunningLimit = None,
+    step_tokens: StepTokens = None,
+    hardware: Hardware = None,
+    changes: Changes = None,
+    gpu_hour_cost: Price = None,
+    gpus: Annotated[int | None, Option(min=1, help="How many there are; else what the run saw.", **OUTPUT)] = None,
+    out: Folder = None,
+    resume: Annotated[bool, Option("--resume", help="Go on with the sweep in --out.", **OUTPUT)] = False,
+    as_json: Annotated[bool, Option("--json", help="Print sweep.json and nothing else.", **OUTPUT)] = False,
+    quiet: Quiet = False,
+) -> NoReturn:
+    """Measure what the options say, and report."""
+    from loadgen import prepare
+
+    judged, loads, over = _asked(objectives, rates, concurrency, over)
+    limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
+    modelled = _modelled(virtual, twin, settings.get("model"), tp, format_name, vintage, *limits)
+    settings = ({"server": modelled.twin.server} if modelled and modelled.twin else {}) | settings
+    plan = _plan(settings, over, loads)
+    if resume and out is None:
+        raise PlanError("--resume without --out goes on with nothing", "Name the folder of the sweep: --out FOLDER")
+    made = modelled if virtual else None
+    sweep = _sweep(plan, over, out or prepare.default_folder(plan), loads, judged, made)
+    output = Output(as_json=as_json, quiet=quiet)
+    settled: dict[str, Any] = {
+        "precision": precision,
+        "confidence": confidence,
+        "start": start,
+        "hour": gpu_hour_cost,
+        "gpus": gpus,
+    }
+    if modelled and not virtual:
+        settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
+    _measure(sweep, output, judged, made, settled, resume=resume, most=(max_runs, max_time_s))
+    found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
+    if found.ended == "interrupted":
+        complain(f"interrupted; go on with the same command and --resume --out {sweep.folder}")
+    raise Exit(exit_code(found))
+
+
+@run_command(drive, without=("arrivals", "repeats"), defaults={"label": "sweep"})
+def sweep(
+    settings: dict[str, Any],
+    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
+    catalog: Annotated[str | None, Option(help="A named workload, such as chat: see docs.", **ADVANCED)] = None,
+    **shared: Any,
+) -> None:
+    """Find the largest load at which all objectives hold. A few runs, each at the load that tells most.
+
+    Each step is a run of --duration (60s by default) or --n requests. An overload is ended as soon as it is clear. Exit
+    codes: 0 known as exactly as asked, 2 usage, 3 server not reachable or not the one named, 4 the objectives do not
+    hold at the lowest load, 5 the client was the limit, 6 known less exactly, 130 interrupted.
+    """
+    from loadgen.settings import from_catalog, read_plan
+
+    named = {} if catalog is None else from_catalog(catalog)
+    given = named | ({} if plan is None else read_plan(plan)) | settings
+    drive({name: value for name, value in given.items() if name not in ("arrivals", "repeats")}, **shared)
+
+
+def exit_code(found: SweepResult) -> int:
+    """What a sweep leads to."""
+    codes = {"interrupted": errors.EXIT_INTERRUPTED, "client": errors.EXIT_CLIENT_LIMITED}
+    if found.state == "open" and found.ended != "done":  # a list of loads was measured as it was asked for
+        codes |= dict.fromkeys(("runs", "time"), errors.EXIT_INCONCLUSIVE)
+    below = errors.EXIT_ASSERTION if found.state == "below" else errors.EXIT_OK
+    return codes.get(found.ended, below)
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a folder holds a sweep."""
+    from loadgen.sweep import SWEEP
+
+    return (path / SWEEP.file).is_file()
+
+
+def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
+    """Write sweep.json of each sweep and one page for all, and print them as asked. Raises OutputError."""
+    import msgspec
+
+    from analysis.report.page import render
+    from analysis.sweep.document import brief, frontier
+
+    found = [read_sweep(folder) for folder in folders]
+    names = [each.name for each in found]
+    named = {
+        name if names.count(name) == 1 else f"{name} ({folder.name})": each
+        for name, folder, each in zip(names, folders, found, strict=True)
+    }
+    texts = [msgspec.json.format(msgspec.json.encode(each), indent=2).decode() + "\n" for each in found]
+    for folder, text in zip(folders, texts, strict=True):
+        write_text(folder / "sweep.json", text)
+    where = dict(zip(map(id, found), folders, strict=True))
+    write_text(page, render(frontier(named, lambda each, of: report_link(where[id(each)] / of, page))))
+    if output.as_json:
+        print(texts[0] if len(texts) == 1 else json.dumps([json.loads(text) for text in texts], indent=2), end="")
+    elif not output.quiet:
+        for each in found:
+            print()
+            show(brief(each))
+        print(f"\n{page}")
+    return found
+
+
+def read_sweep(folder: Path) -> SweepResult:
+    """What the files of a sweep say. Raises OutputError where there is none."""
+    from msgspec import MsgspecError
+
+    from analysis.objectives import ObjectiveError, parse
+    from analysis.summary import from_json
+    from analysis.sweep import Measured, evidence, result
+    from loadgen.sweep import ended, read_lines, step_folder
+
+    lines = read_lines(folder)
+    begun = next((line for line in lines if line["type"] == "plan"), None)
+    if begun is None:
+        raise OutputError(f"{folder} holds no sweep.", "Give a folder that holds sweep.jsonl.")
+    try:
+        objectives = parse(begun["plan"].get("objectives") or ())
+        settled = next((line for line in reversed(lines) if line["type"] == "search"), {})
+        measured = []
+        for line in ended(lines):
+            run = folder / step_folder(line["step"])
+            try:
+                summary = from_json((run / "summary.json").read_bytes())
+            except (OSError, MsgspecError):
+                summary = summarised(run, objectives, _bounds(objectives)).summary
+            measured.append(Measured(line, step_folder(line["step"]), summary))
+        found = _search(begun["plan"]["over"], settled).capacity(evidence(ended(lines))) if objectives else None
+        why = next(
+            (line["why"] for line in reversed(lines) if line["type"] in ("ended", "resumed") and "why" in line), ""
+        )
+        return result(begun["plan"], measured, found if measured else None, settled, why)
+    except (AttributeError, KeyError, TypeError, ObjectiveError) as error:
+        raise OutputError(f"{folder}: sweep.jsonl is damaged: {error}", "Begin anew with --out.") from None
+
+
+def _asked(
+    objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Literal["rate", "concurrency"]
+) -> tuple[list[Objective], tuple[float, ...], Literal["rate", "concurrency"]]:
+    """Objectives, fixed loads, and what grows. Raises PlanError."""
+    from analysis.objectives import ObjectiveError, parse
+    from analysis.sweep.capacity import usable
+    from loadgen.sweep import loads_of
+
+    if rates and concurrency:
+        raise PlanError("--rates and --concurrency are two sweeps", "Name one of them.")
+    try:
+        judged = parse(objectives or (), "--objective")
+        usable(judged)
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
+    if rates:
+        return judged, loads_of(rates, "--rates", whole=False), "rate"
+    if concurrency:
+        return judged, loads_of(concurrency, "--concurrency", whole=True), "concurrency"
+    if not judged:
+        hint = "Say what must hold: --objective 'ttft.p99 < 500ms'; or name loads: --concurrency 1,2,4,...,64"
+        raise PlanError("--objective is missing", hint)
+    return judged, (), over
+
+
+def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> Modelled | None:
+    """What a sweep in virtual time is of, or what predicts; `more` as in Modelled. Raises PlanError."""
+    from loadgen.simulate import Modelled
+    from loadgen.twin import read
+
+    if virtual == "twin" and twin is None:
+        raise PlanError("--virtual twin without --twin", "Name its file: --twin twin.json; or a GPU: --virtual H100")
+    if not (virtual or twin):
+        return None
+    gpu, named = None if virtual == "twin" else virtual, model if virtual else None
+    return replace(Modelled(gpu, named, *more), twin=read(twin) if twin else None)
+
+
+def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
+    """The plan of all steps, whose mistakes are found before the first. Raises PlanError."""
+    from loadgen.plan import Plan
+    from loadgen.server import named
+    from loadgen.sweep import ARRIVALS, DURATION_S
+
+    length = {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DURATION_S}
+    return named(Plan(**settings | length | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)}))
+
+
+def _sweep(
+    plan: Plan,
+    over: Literal["rate", "concurrency"],
+    folder: Path,
+    loads: tuple[float, ...],
+    judged: Sequence[Objective],
+    made: Modelled | None,
+) -> Sweep:
+    from loadgen.sweep import Sweep
+
+    texts = [each.text for each in judged]
+    twin = made.twin.draws if made and made.twin else None  # as long as its numbers are the same
+    virtual = None if made is None else {"of": str(replace(made, twin=None)), "twin": twin}
+    return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)))
+
+
+def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Search:
+    from analysis.sweep.capacity import Search
+
+    known: dict[str, Any] = {name: settled[name] for name in ("confidence", "precision") if name in settled}
+    if guided and (foreseen := settled.get("foreseen")):
+        known["predicted"] = foreseen["capacity"] or None
+    if over == "concurrency":
+        return Search(1.0, float(CONCURRENCY_MOST), whole=True, **known)
+    start = settled.get("start", 1.0)
+    return Search(start / 64, start * FACTOR, **known)
+
+
+def _bounds(judged: Sequence[Objective]) -> list[Objective]:
+    from analysis.sweep import bounds_of
+
+    return bounds_of(judged)
+
+
+def _measure(
+    sweep: Sweep,
+    output: Output,
+    judged: Sequence[Objective],
+    made: Modelled | None,
+    settled: dict[str, Any],
+    *,
+    resume: bool,
+    most: tuple[int, float | None],
+) -> None:
+    """Run what is left of a sweep."""
+    from analysis.sweep import evidence
+    from loadgen import prepare, simulate
+    from loadgen.sweep import journal, run
+    from servers.access import without_secrets
+
+    command = without_secrets(["loadgen", *sys.argv[1:]])
+    search = _search(sweep.over, settled, guided=True)
+
+    def measure(plan: Plan, folder: Path, show: prepare.OnProgress) -> Any:
+        if made is not None:
+            return simulate.run(plan, made, folder, command)
+        first = plan.seed == sweep.plan.seed  # the others say the same
+        say = output.say if first else lambda _line: None
+        return prepare.run(plan, folder, command=command, say=say, on_progress=show)
+
+    def next_load(lines: Sequence[Line]) -> float | None:
+        if not sweep.loads:
+            return search.next_load(evidence(lines), settled["start"])
+        most_load = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
+        done = {line["load"] for line in lines}
+        return next((load for load in sweep.loads if load not in done and load < most_load), None)
+
+    with journal(sweep.folder, sweep.resolved, resume=resume) as book:
+        book.write("search", **settled)
+        output.say(f"sweep over {sweep.over}{', virtual time' if made else ''}: {sweep.folder}")
+        with output.progress(None, plain=False) as show_progress:
+            run(
+                sweep,
+                book,
+                measure=measure,
+                judge=partial(_judge, judged, output, sweep.over),
+                next_load=next_load,
+                show=show_progress,
+                runs_most=most[0] if not sweep.loads else len(sweep.loads),
+                time_most_s=most[1],
+            )
+
+
+def _foreseen(sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, settled: dict[str, Any]) -> dict[str, Any]:
+    """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
+    from analysis.summarise import summarise
+    from analysis.sweep import evidence, expected
+    from analysis.sweep.capacity import chance_over
+    from analysis.window import frame_of_run
+    from loadgen.simulate import in_memory
+
+    search, lines, points = _search(sweep.over, settled), list[dict[str, Any]](), []
+    loads = iter(sweep.loads)
+    while len(lines) < FORESEEN_MOST and (
+        load := next(loads, None) if sweep.loads else search.next_load(evidence(lines), settled["start"])
+    ):
+        run = in_memory(sweep.step(len(lines) + 1, load), modelled)
+        frame = frame_of_run(run)
+        summary = summarise(run, frame)
+        chance = chance_over(judged, _bounds(judged), frame, summary) if judged else 0.0
+        lines.append({"load": load, "over": chance, "carried": _back(sweep.over, summary, load, chance)})
+        points.append(expected(summary, load))
+    return {"capacity": search.capacity(evidence(lines)).capacity if judged else None, "points": points}
+
+
+def _back(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
+    from analysis.sweep import carried
+
+    return carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
+
+
+def _judge(
+    judged: Sequence[Objective], output: Output, over: str, folder: Path, load: float, overloaded: bool
+) -> dict[str, Any]:
+    """Write summary and report of a step; what its line says of it."""
+    from analysis.matrix.document import in_a_line
+    from analysis.sweep import watts
+    from analysis.sweep.capacity import chance_over
+    from analysis.sweep.document import UNITS
+    from analysis.sweep.document import chance as shown_chance
+    from analysis.window import load as loaded
+
+    run, frame = loaded(folder)
+    bounds = _bounds(judged)
+    part = summarised(folder, judged, bounds)
+    write_summary(folder, part.summary)
+    write_page([part], folder / "report.html", [])
+    summary = part.summary
+    chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
+    back = _back(over, summary, load, chance, overloaded=overloaded)
+    said = "overload, ended early" if overloaded else f"{shown_chance(chance)} over capacity"
+    output.say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
+    dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload
+    client = "ok" if dropped else summary.client.verdict
+    return {"over": chance, "carried": back, "client": client, "power_w": watts(run)}

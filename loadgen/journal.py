@@ -1,0 +1,160 @@
+"""A journal: an append-only file of what a command of many runs does, on disk before the next thing happens, so that
+the command can go on after an interruption, a kill or a crash. What run files hold it does not repeat."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.errors import OutputError, PlanError
+from loadgen.runfile import Footer
+from servers.access import hide
+from servers.errors import NOT_READABLE
+
+FORMAT = 1
+TAIL_BYTES = 65_536
+"""A footer is shorter, its notes included."""
+DIFFERENCES_MOST = 20
+
+Line = dict[str, Any]
+LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
+
+
+@dataclass(frozen=True, slots=True)
+class JournalKind:
+    """What is written: by `loadgen <name>`, to `<name>.jsonl`."""
+
+    name: str
+    held: Mapping[str, Sequence[tuple[str, Any]]]
+    """By the type of a line, what it holds beside its type and its instant."""
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.jsonl"
+
+
+class Journal:
+    """Appends lines; each is on disk before the next thing happens."""
+
+    def __init__(self, name: str, file: FileIO, lines: Sequence[Line]) -> None:
+        self._name, self._file = name, file
+        self.lines = list(lines)
+        """All lines, those of earlier sittings included."""
+
+    def write(self, kind: str, /, **values: Any) -> None:
+        """Append one line. Raises OutputError."""
+        line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        data = hide(json.dumps(line, default=str).encode(), whole=True) + b"\n"
+        try:
+            while data:  # a disk that is almost full takes a piece
+                data = data[self._file.write(data) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise OutputError(f"cannot write {self._name}: {error.strerror}", "Make room, then --resume.") from error
+        self.lines.append(line)
+
+
+@contextmanager
+def opened(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
+    """The journal in `folder`, held against a second command that would write there too. Raises
+    OutputError for a folder that cannot be used, PlanError where `plan` is not the one it was begun with."""
+    path = folder / kind.file
+    if path.exists() and not resume:
+        raise OutputError(
+            f"{folder} holds a {kind.name} already.", "Go on with it: --resume. Or name a new folder: --out."
+        )
+    if not path.exists() and folder.exists() and any(folder.iterdir()):
+        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, of whatever
+        except OSError as error:
+            hint = "Wait for it, or name another --out."
+            raise OutputError(f"another loadgen {kind.name} is writing to {folder}.", hint) from error
+        book = Journal(kind.file, file, read(kind, folder))
+        if book.lines:
+            _check_same(kind, book.lines, plan, folder)
+            if not path.read_bytes().endswith(b"\n"):  # what a kill cut off stays a line of its own
+                file.write(b"\n")
+            book.write("resumed")
+        else:
+            book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
+        yield book
+
+
+def read(kind: JournalKind, folder: Path) -> list[Line]:
+    """What a journal holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
+    file, lines = folder / kind.file, list[Line]()
+    held = {"plan": [("version", str), ("plan", Line), ("format", int)], **kind.held}
+    structs = {name: msgspec.defstruct(f"Journal{name}", fields, bases=(LINE,)) for name, fields in held.items()}
+    for text in file.read_bytes().splitlines() if file.is_file() else ():
+        with suppress(*NOT_READABLE):
+            line = msgspec.json.decode(text, type=Line)
+            msgspec.convert(line, structs.get(str(line.get("type")), LINE))
+            lines.append(line)
+    return lines
+
+
+def footer_of(run: Path) -> Footer | None:
+    """How the run in a folder ended; None where it has not."""
+    file = run / "run.jsonl"
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
+            return msgspec.json.decode(stream.read().splitlines()[-1], type=Footer)
+    except (OSError, IndexError, *NOT_READABLE):
+        return None
+
+
+def make_way(folder: Path) -> Path | None:
+    """Move what an earlier attempt left of a run aside, under the first free name; nothing measured is deleted."""
+    if not folder.exists():
+        return None
+    places = (folder.with_name(f"{folder.name}-unfinished-{number}") for number in range(1, 1_000_000))
+    return folder.rename(next(place for place in places if not place.exists()))
+
+
+def _check_same(kind: JournalKind, lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:
+    begun = next((line for line in lines if line["type"] == "plan"), None)
+    if begun is None:
+        raise OutputError(f"{folder / kind.file} does not say what was planned.", "Begin anew with another --out.")
+    if begun["format"] > FORMAT:
+        raise OutputError(f"{folder / kind.file} was written by a newer loadgen.", "Upgrade to go on with it.")
+    changes = list(differences(begun["plan"], json.loads(json.dumps(plan, default=str))))
+    if changes:
+        more = [f"... and {len(changes) - DIFFERENCES_MOST} more"] if len(changes) > DIFFERENCES_MOST else []
+        raise PlanError(
+            "\n".join(
+                [f"the plan is not the one this {kind.name} was begun with:", *changes[:DIFFERENCES_MOST], *more]
+            ),
+            f"Undo the change to go on in {folder}, or begin anew with another --out.",
+        )
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """One line for each value that changed, named by its place."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from differences(one, other, f"{where}[{index}]")
+    elif before != now:
+        was, is_ = ("nothing" if value is None else json.dumps(value)[:200] for value in (before, now))
+        yield f"{where}: {was} then, {is_} now"

@@ -1,0 +1,95 @@
+"""The frontier page as a reader sees it, in a real Chromium, from disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from analysis.report.format import UNKNOWN
+from tests.command import in_process
+
+SWEEP = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--quiet", "--duration", "20s")
+WITH = ("--rates", "2,8,24", "--objective", "tpot.p99 < 50ms", "--gpu-hour-cost", "2.5")
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """On one GPU and on two, in virtual time."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    for tensor in ("1", "2"):
+        assert in_process(folder, *SWEEP, *WITH, "--tp", tensor, "--out", str(folder / tensor))[0] in {0, 6}
+    return [folder / "1", folder / "2"]
+
+
+@pytest.fixture(scope="module")
+def both(sweeps: list[Path]) -> Path:
+    """The page of the two."""
+    page = sweeps[0].parent / "frontier.html"
+    assert in_process(page.parent, "report", *map(str, sweeps), "--out", str(page), "--quiet")[0] == 0
+    return page
+
+
+def opened(browser: Browser, page: Path, width: int = 1280) -> tuple[Page, list[str]]:
+    shown, complaints = browser.new_page(viewport={"width": width, "height": 900}), list[str]()
+    shown.on("pageerror", lambda error: complaints.append(str(error)))
+    shown.on("console", lambda message: complaints.append(message.text))
+    shown.goto(page.as_uri())
+    shown.evaluate("Report.drawAll()")
+    return shown, complaints
+
+
+@pytest.mark.parametrize("width", [360, 1024, 1600])
+def test_it_is_drawn_and_fits_the_window(width: int, both: Path, browser: Browser) -> None:
+    """Three charts, without complaint, below 1 MB, and nothing sticks out."""
+    page, complaints = opened(browser, both, width)
+    assert complaints == []
+    assert page.locator(".chart .main-svg").count() >= 3
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert both.stat().st_size < 1_000_000
+    page.close()
+
+
+def test_the_verdict_comes_first(sweeps: list[Path], browser: Browser) -> None:
+    """The capacity in one sentence, then what it takes and costs."""
+    page, _ = opened(browser, sweeps[0] / "frontier.html")
+    assert "Capacity: at least 24.0 requests/s" in page.locator("main li").first.inner_text()
+    labels = page.locator("dl.cards dt").all_inner_texts()
+    assert labels[-4:] == ["Per GPU", "Per user", "Cost", "Energy"]
+    page.close()
+
+
+def test_every_figure_of_a_step_leads_to_its_run(sweeps: list[Path], both: Path, browser: Browser) -> None:
+    """Each number of the tables and cards is a link to a report that is there; so is each point of the charts."""
+    page, _ = opened(browser, both)
+    for cell in page.locator("#steps td.number, dl.cards .value, #answer td.number").all():
+        if cell.inner_text().strip() not in {UNKNOWN, ""}:
+            assert cell.locator("a").count() == 1, cell.inner_html()
+    targets = {str(link.get_attribute("href")) for link in page.locator("main td a, main dl.cards a").all()}
+    assert targets == {f"{sweep.name}/step-{number}/report.html" for sweep in sweeps for number in (1, 2, 3)}
+    assert all((both.parent / target).exists() for target in targets)
+    drawn: list[dict[str, Any]] = page.evaluate("document.querySelector('#chart-frontier').data")
+    points = [trace for trace in drawn if trace.get("customdata")]
+    assert {target for trace in points for target in trace["customdata"]} == targets
+    page.evaluate("""() => document.querySelector('#chart-frontier').emit('plotly_click',
+        {points: [{customdata: '1/step-2/report.html'}]})""")
+    page.wait_for_url("**/1/step-2/report.html")
+    page.close()
+
+
+def test_the_points_are_the_steps(sweeps: list[Path], both: Path, browser: Browser) -> None:
+    """Tokens/s per user and per GPU as sweep.json has them; the frontier joins those that no other beats."""
+    page, _ = opened(browser, both)
+    steps = [step for sweep in sweeps for step in json.loads((sweep / "sweep.json").read_text("utf-8"))["steps"]]
+    known = {(step["tokens_per_s_per_user"], step["output_tokens_per_s_per_gpu"]) for step in steps}
+    drawn: list[dict[str, Any]] = page.evaluate("document.querySelector('#chart-frontier').data")
+    points = {pair for trace in drawn if trace.get("customdata") for pair in zip(trace["x"], trace["y"], strict=True)}
+    assert points == known
+    (line,) = (trace for trace in drawn if trace["name"] == "frontier")
+    best = {one for one in known if not any(two[0] >= one[0] and two[1] >= one[1] and two != one for two in known)}
+    assert set(zip(line["x"], line["y"], strict=True)) == best
+    assert any(trace["name"] == "hardware limit" for trace in drawn)
+    page.close()

@@ -1,0 +1,145 @@
+"""`loadgen sweep` as people run it: in virtual time, over HTTP, stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from analysis.summary import from_json
+from loadgen.sweep import ended, read_lines
+from tests.command import ROOT
+
+LOADGEN = [sys.executable, "-m", "loadgen"]
+
+VIRTUAL = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--duration", "20s")
+OBJECTIVES = ("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms")
+
+
+def loadgen(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. A traceback is never right."""
+    done = subprocess.run([*LOADGEN, *words], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def found(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "sweep.json").read_text("utf-8")))
+
+
+def test_a_capacity_and_its_interval(tmp_path: Path) -> None:
+    """As JSON and text, with each step a run of its own that `report` and `compare` know, and a page of them all."""
+    folder = tmp_path / "s"
+    done = loadgen(*VIRTUAL, *OBJECTIVES, "--start", "8", "--gpu-hour-cost", "2.5", "--out", str(folder), "--json")
+    said = json.loads(done.stdout)
+    assert done.returncode == {"found": 0, "open": 6}[said["state"]]
+    assert 0 < said["capacity_low"] <= said["capacity"] <= said["capacity_high"] < 64
+    assert said == found(folder)
+    assert said["mark"] == "SIMULATED (virtual)"
+    assert [step["load"] for step in said["steps"]] == sorted(step["load"] for step in said["steps"])
+    for step in said["steps"]:
+        summary = from_json((folder / step["folder"] / "summary.json").read_bytes())
+        assert summary.run.arrivals == f"poisson:{step['load']:g}"
+        assert summary.goodput is not None
+        assert step["output_tokens_per_s_per_gpu"] == summary.throughput.output_tokens_per_s
+        assert step["cost_per_million_tokens"] > 0
+        assert step["joules_per_token"] > 0
+        assert f"{step['folder']}/report.html" in (folder / "frontier.html").read_text("utf-8")
+    first, second = (str(folder / step["folder"]) for step in said["steps"][:2])
+    assert loadgen("report", first, "--quiet").returncode == 0
+    assert loadgen("compare", first, second, "--anyway", "--quiet").returncode == 0
+    shown = loadgen("report", str(folder))
+    assert shown.returncode == 0
+    assert "Capacity" in shown.stdout
+
+
+def test_objectives_that_never_or_always_hold(tmp_path: Path) -> None:
+    """Exit code 4 with capacity 0 where nothing holds; `at least` where nothing breaks."""
+    few = ("--over", "concurrency", "--n", "8", "--output-tokens", "4", "--json")
+    done = loadgen(*VIRTUAL[:-2], "--objective", "ttft.p99 < 1us", *few, "--out", str(tmp_path / "never"))
+    assert done.returncode == 4
+    never = json.loads(done.stdout)
+    assert (never["state"], never["capacity"], never["capacity_low"]) == ("below", 0, 0)
+    done = loadgen(
+        *VIRTUAL[:-2], "--objective", "e2e.p50 < 1000s", *few, "--out", str(tmp_path / "ever"), "--max-runs", "3"
+    )
+    ever = json.loads(done.stdout)
+    assert (done.returncode, ever["state"], ever["ended"]) == (6, "open", "runs")
+    assert (ever["capacity_low"], ever["capacity_high"]) == (16, None)
+
+
+def test_a_list_of_loads_needs_no_objective(tmp_path: Path) -> None:
+    """Each is measured, and there is a frontier of two such sweeps; what is not a list is refused."""
+    for tensor in ("1", "2"):
+        done = loadgen(
+            *(*VIRTUAL, "--concurrency", "1,2,4,...,16", "--tp", tensor, "--n", "40", "--quiet"),
+            *("--out", str(tmp_path / tensor)),
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+    one = found(tmp_path / "1")
+    assert [step["load"] for step in one["steps"]] == [1, 2, 4, 8, 16]
+    assert (one["state"], one["capacity"], one["gpus"]) == (None, None, 1)
+    page = tmp_path / "both.html"
+    assert loadgen("report", str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(page)).returncode == 0
+    text = page.read_text("utf-8")
+    assert "2 sweeps" in text
+    assert "2/step-5/report.html" in text
+    assert len(text.encode()) < 1_000_000
+    wrong = loadgen(*VIRTUAL, "--concurrency", "4,2")
+    assert (wrong.returncode, "1,2,4,...,256" in wrong.stderr) == (2, True)
+    missing = loadgen(*VIRTUAL)
+    assert (missing.returncode, "--objective" in missing.stderr) == (2, True)
+    mixed = loadgen("report", str(tmp_path / "1"), str(tmp_path / "2/step-1"))
+    assert (mixed.returncode, "Name sweeps alone" in mixed.stderr) == (2, True)
+
+
+def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
+    """Against a server over HTTP: after SIGKILL nothing measured is repeated, and another plan is refused."""
+    folder = tmp_path / "s"
+    load = ("--duration", "3s", "--input-tokens", "64", "--output-tokens", "16")
+    asked = ["sweep", "--server", "vllm", "--rates", "4,8,16", *load, "--out", str(folder)]
+    process = subprocess.Popen([*LOADGEN, *asked], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until_s = time.monotonic() + 60
+    while not ended(read_lines(folder)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = [line["at"] for line in ended(read_lines(folder))]
+    assert before
+    done = loadgen(*asked, "--resume")
+    assert done.returncode in {0, 5}, done.stderr  # 5 on a machine that is busy otherwise
+    lines = ended(read_lines(folder))
+    assert [line["at"] for line in lines][: len(before)] == before
+    assert [line["load"] for line in lines] == [4, 8, 16]
+    changed = loadgen(*asked, "--resume", "--duration", "4s")
+    assert (changed.returncode, "duration_s" in changed.stderr) == (2, True)
+
+
+def test_an_overload_lasts_no_longer_than_needed(tmp_path: Path) -> None:
+    """A run that the server does not keep up with is ended; its note says why, and higher loads are left out."""
+    folder = tmp_path / "s"
+    load = ("--duration", "10s", "--input-tokens", "2000", "--output-tokens", "16", "--speed", "1")
+    began_s = time.monotonic()
+    loadgen("sweep", "--server", "vllm", "--rates", "200,400", *load, "--out", str(folder), "--quiet")
+    assert time.monotonic() - began_s < 60
+    (line,) = ended(read_lines(folder))
+    assert (line["stopped"], line["load"]) == ("overload", 200)
+    summary = from_json((folder / "step-1/summary.json").read_bytes())
+    assert any("did not keep up" in note for note in summary.run.notes)
+    assert found(folder)["steps"][0]["verdict"] == "overload"
+
+
+def test_the_time_is_a_limit_and_the_sweep_goes_on_later(tmp_path: Path) -> None:
+    """Past --max-time no other step is begun, the exit code says that the capacity is not known as asked."""
+    folder = tmp_path / "s"
+    asked = (*VIRTUAL, *OBJECTIVES, "--out", str(folder), "--json")
+    done = loadgen(*asked, "--max-time", "1ms")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["ended"], len(said["steps"]) < 2) == (6, "time", True)
+    done = loadgen(*asked, "--resume", "--max-runs", "3")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["ended"], len(said["steps"])) == (6, "runs", 3)

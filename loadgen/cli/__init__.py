@@ -30,6 +30,7 @@ COMMANDS = {
     "limits": "loadgen.cli.limits",
     "simulate": "loadgen.cli.simulate",
     "twin": "loadgen.cli.twin",
+    "plan-capacity": "loadgen.cli.capacity",
     "sweep": "loadgen.cli.sweep",
     "calibrate": "loadgen.cli.calibrate",
     "sim": "loadgen.cli.servers",
@@ -245,7 +246,7 @@ def _options(args: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _found(name: str) -> Any:
-    return getattr(import_module(COMMANDS[name]), name)
+    return getattr(import_module(COMMANDS[name]), name.replace("-", "_"))
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -83,7 +83,7 @@ def test_the_command_that_repeats_a_run_names_it() -> None:
 @pytest.mark.usefixtures("colourful")
 def test_the_generated_page_documents_it() -> None:
     """A row for each command that has it."""
-    assert _generate().command_line().count(f"| `--colour` | {HELP}") == 5
+    assert _generate().command_line().count(f"| `--colour` | {HELP}") == 6
 
 
 def test_the_web_form_offers_it() -> None:

@@ -1,0 +1,118 @@
+"""`loadgen plan-capacity`: how many GPUs of which kind a load takes. No server is asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command
+from loadgen.cli.simulate import ENGINE, LEFT_OUT
+from loadgen.errors import PlanError
+
+GPUS = ("L40S", "A100", "H100", "H200", "B200")
+"""What is tried where none is named."""
+ASSUMED = """Costs are per hour, and per million output tokens at this rate. Assumed: Poisson
+arrivals, spread evenly over replicas that share no cache; no spare capacity for
+failures or peaks. In parentheses: if steps take {share:.0f} % more or less time than
+modelled; nine of ten published measurements are within that."""
+
+
+def drive(
+    settings: dict[str, Any],
+    *,
+    rate: Annotated[float, Option(min=0.001, help="Requests per second, or sessions, of all users.", **LOAD)],
+    objective: Annotated[
+        list[str] | None,
+        Option(metavar="EXPR", help="What has to hold, such as 'ttft.p99 < 500ms'; repeatable.", **LOAD),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        Option(metavar="GPU[=PRICE]", help="A kind, with what an hour of one costs: H100=2.50; repeatable.", **ENGINE),
+    ] = None,
+    model: Annotated[
+        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **ENGINE)
+    ] = "llama-3.1-8b",
+    tp: Annotated[str, Option(metavar="N,N", help="GPUs that share the model.", **ENGINE)] = "1,2,4,8",
+    format_name: Annotated[
+        str, Option("--format", metavar="F,F", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)
+    ] = "bf16",
+    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
+    quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
+) -> None:
+    """Simulate each candidate at several rates, and print what each takes."""
+    from analysis.capacity import figures_of, met, ranked, text, unfit
+    from loadgen import capacity
+    from loadgen.cli.output import expressions
+    from loadgen.plan import Plan
+    from loadgen.simulate import Modelled
+    from servers.hardware import constant
+
+    objectives, _ = expressions(objective)
+    if not objectives or unfit(objectives):
+        said = ", ".join(unfit(objectives)) or "no objective"
+        raise PlanError(
+            f"{said}: a capacity is the load up to which latencies stay below bounds",
+            "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
+        )
+    plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
+    base = Modelled(model=model, hardware=hardware)
+    tried = capacity.candidates(gpu or GPUS, _numbers(tp), format_name.split(","), base)
+    options = []
+    for place, candidate in enumerate(tried, 1):
+        if not quiet and sys.stderr.isatty():
+            print(f"\r\033[K{place}/{len(tried)}: {candidate.tensor} x {candidate.gpu}", end="", file=sys.stderr)
+        options.append(capacity.option(plan, candidate, base, rate, figures_of(objectives), met(objectives)))
+    if not quiet and sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    if as_json:
+        from msgspec import json
+
+        order = [*ranked(options), *(each for each in options if not each.gpus)]
+        print(json.format(json.encode({"rate_per_s": rate, "options": order})).decode())
+        return
+    asked = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
+    print(f"SIMULATED (virtual)  {model} on {plan.server}: {', '.join(each.text for each in objectives)}")
+    print("\n".join([asked, "", text(options, objectives), ""]))
+    print(ASSUMED.format(share=100 * constant("step_error")))
+
+
+def _numbers(text: str) -> list[int]:
+    """`1,2,4`. Raises PlanError."""
+    words = text.split(",")
+    if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
+        raise PlanError(f"--tp {text}: is no list of numbers of GPUs", "Write --tp 1,2,4")
+    return [int(word) for word in words]
+
+
+@run_command(
+    drive,
+    without=(
+        *LEFT_OUT,
+        "arrivals",
+        "n",
+        "duration_s",
+        "repeats",
+        "max_in_flight",
+        "metrics_every_s",
+        "label",
+        "platform",
+    ),
+    defaults={},
+)
+def plan_capacity(
+    settings: dict[str, Any],
+    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
+    **shared: Any,
+) -> None:
+    """How many GPUs a load takes within its objectives: of each kind, and for each number that share the model.
+
+    By the hardware model and the server's scheduler, in virtual time; nothing is sent. The cheapest first. Exit codes:
+    0 answered, 2 usage.
+    """
+    from loadgen.settings import read_plan
+
+    drive(({} if plan is None else read_plan(plan)) | settings, **shared)

@@ -1,0 +1,64 @@
+"""`loadgen plan-capacity`: as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadgen.errors import EXIT_USAGE
+from tests.command import ROOT, in_process
+
+LOAD = ("--rate", "20", "--objective", "ttft.p99 < 1s", "--model", "llama-3.1-8b", "--output-tokens", "32")
+
+
+def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
+    """The cheapest first; what is assumed; nothing but JSON with --json."""
+    words = ("plan-capacity", *LOAD, "--gpu", "L40S=0.9", "--gpu", "H100=2.5", "--tp", "1,2")
+    code, out, err = in_process(tmp_path, *words)
+    assert (code, err) == (0, "")
+    heading, load, _, head, first, *_ = out.splitlines()
+    assert heading == "SIMULATED (virtual)  llama-3.1-8b on vllm: ttft.p99 < 1s"
+    assert load == "20 requests/s of 512 + 32 tokens (synthetic)"
+    assert head.split()[0] == "GPUs"
+    assert max(map(len, out.splitlines())) <= 80
+    assert "Assumed: " in out
+    code, told, _ = in_process(tmp_path, *words, "--json")
+    found = json.loads(told)
+    assert (code, found["rate_per_s"], len(found["options"])) == (0, 20.0, 4)
+    costs = [each["cost_per_hour"] for each in found["options"]]
+    assert costs == sorted(costs)
+    assert first.startswith(str(found["options"][0]["gpus"]))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_plan_file_says_the_load(tmp_path: Path) -> None:
+    """Prompts and answers of a plan; options win."""
+    (tmp_path / "plan.toml").write_text('server = "tgi"\ninput_tokens = 64\noutput_tokens = 16\n', "utf-8")
+    words = ("plan-capacity", "plan.toml", *LOAD[:-2], "--gpu", "L4", "--tp", "1", "--input-tokens", "32")
+    code, out, _ = in_process(tmp_path, *words)
+    assert code == 0
+    assert "llama-3.1-8b on tgi: ttft.p99 < 1s\n20 requests/s of 32 + 16 tokens (synthetic)\n" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rate", "5"), "Name one or more: --objective"),
+        (("--rate", "5", "--objective", "complete >= 99%"), "complete >= 99%: a capacity is"),
+        (("--rate", "5", "--objective", "ttft.p99 <"), "ttft.p99"),
+        ((*LOAD, "--gpu", "H1000"), "H1000"),
+        ((*LOAD, "--gpu", "H100=cheap"), "the price is no number"),
+        ((*LOAD, "--tp", "one"), "--tp one"),
+        ((*LOAD, "--format", "bf17"), "bf17"),
+        ((*LOAD[:4], "--model", "no-such-model"), "no-such-model"),
+        (("--rate", "0", *LOAD[2:]), "--rate"),
+        ((*LOAD, "--server", "openai"), "openai"),
+    ],
+)
+def test_a_mistake_is_a_sentence(words: tuple[str, ...], said: str) -> None:
+    """Exit code 2, and what to write instead."""
+    code, out, err = in_process(ROOT, "plan-capacity", *words)
+    assert (code, out) == (EXIT_USAGE, "")
+    assert said in err

@@ -1,0 +1,149 @@
+"""How many GPUs a load takes: the search, its interval, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.capacity import figures_of, met, ranked, text, unfit
+from analysis.objectives import parse
+from loadgen import capacity
+from loadgen.capacity import FINE, LEAST, Candidate, CapacityOption, Replica, option
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from loadgen.record import Record
+from loadgen.runfile import Run
+from loadgen.simulate import Modelled, in_memory
+from servers.hardware import constant
+from tests.runs import header
+
+PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)
+OBJECTIVES = parse(["ttft.p99 < 500ms"])
+MET = met(OBJECTIVES)
+
+
+class Queue(Replica):
+    """A server whose latency is that of a queue that serves 20 requests a second: 50 ms / (1 - rate / 20)."""
+
+    def __init__(self, idle_s: float = 0.05) -> None:
+        super().__init__(PLAN, Modelled(), lambda _: [])
+        self.idle_s = idle_s
+        self.asked: list[float] = []
+
+    def at(self, per_s: float) -> Sequence[float | None]:
+        self.asked.append(per_s)
+        return [self.idle_s / (1 - per_s / 20)] if per_s < 20 else [None]
+
+
+@pytest.mark.parametrize("start", [LEAST, 0, 60, 101, 400])
+def test_the_highest_rate_is_found_from_anywhere(start: int) -> None:
+    """50 ms / (1 - r / 20) < 500 ms up to r = 18, within one step of the grid, in few simulations."""
+    queue = Queue()
+    found = queue.highest(MET, 1.0, start)
+    assert found is not None
+    assert FINE**found < 18 <= FINE ** (found + 1)
+    assert len(queue.asked) < 20
+
+
+def test_a_slower_server_is_the_model_with_a_slower_clock() -> None:
+    """Half as fast: 100 ms / (1 - r / 10) < 500 ms up to r = 8; the model's clock saw twice that."""
+    found = Queue().highest(MET, 2.0, 50)
+    assert found is not None
+    assert FINE**found / 2 < 8 <= FINE ** (found + 1) / 2
+
+
+def test_what_is_too_slow_alone_carries_nothing() -> None:
+    """At no rate."""
+    assert Queue(idle_s=0.6).highest(MET, 1.0, 50) is None
+
+
+def test_figures_are_those_of_the_report() -> None:
+    """Of the requests in the window; None where any was lost."""
+    run = in_memory(PLAN.but(arrivals="poisson:4", n=300), Modelled(gpu="H100", model="llama-3.1-8b"))
+    objectives = parse(["ttft.p50 < 1s", "tpot.mean < 1s", "e2e.max <= 9s"])
+    ttft, tpot, e2e = figures_of(objectives)(run)
+    assert ttft is not None
+    assert tpot is not None
+    assert e2e is not None
+    assert 0.01 < ttft < 0.1
+    assert 0.004 < tpot < 0.02
+    assert ttft + 127 * tpot < e2e < 2
+    lost = Run(Path(), header(1), [*run.records, Record(id=999, state="failed")], [], run.footer)
+    assert figures_of(objectives)(lost) == [None, None, None]
+
+
+def test_a_faster_card_takes_fewer() -> None:
+    """H100 against L40S; the interval holds the figure, the cost is that of all GPUs, and the load is shared."""
+    base = Modelled(model="llama-3.1-8b")
+    figures = figures_of(OBJECTIVES)
+    found = {
+        name: option(PLAN, Candidate(name, 1, "bf16", 2.0), base, 50.0, figures, MET) for name in ("H100 SXM", "L40S")
+    }
+    fast, slow = found["H100 SXM"], found["L40S"]
+    assert None not in (fast.gpus, slow.gpus)
+    assert fast.gpus < slow.gpus  # type: ignore[operator]
+    for each in (fast, slow):
+        low, high = each.replica_per_s_low, each.replica_per_s_high
+        assert low is not None
+        assert high is not None
+        assert low < each.replica_per_s < high  # type: ignore[operator]
+        assert each.gpus_low <= each.gpus <= each.gpus_high  # type: ignore[operator]
+        assert each.cost_per_hour == 2 * each.gpus  # type: ignore[operator]
+        assert each.cost_per_million_tokens == pytest.approx(each.cost_per_hour / (3600 * 50 * 128) * 1e6)  # type: ignore[operator]
+        assert MET(each.figures, 1.0)
+        assert high / low >= (1 + constant("step_error")) ** 2 * 0.99
+    assert [each.gpu for each in ranked([slow, fast])] == ["H100 SXM", "L40S"]
+
+
+def test_what_cannot_be_is_said() -> None:
+    """A model that does not fit, and a card that is too slow, with what it reaches."""
+    figures, base = figures_of(OBJECTIVES), Modelled(model="llama-3.1-70b")
+    large = option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
+    assert large.not_possible == "Llama-3.1-70B does not fit 1 x L4 in bf16"
+    strict = parse(["tpot.p50 < 1ms"])
+    slow = option(
+        PLAN, Candidate("L4", 1, "bf16", None), Modelled(model="llama-3.1-8b"), 1.0, figures_of(strict), met(strict)
+    )
+    said = text([large, slow], strict)
+    assert "  L4 x 1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said
+    assert "  L4 x 1: alone tpot.p50 6" in said
+
+
+def test_the_table_fits_a_terminal() -> None:
+    """80 columns, with the longest name there is, prices and intervals."""
+    more: dict[str, Any] = {"replica_per_s": 1234.5, "replica_per_s_low": 1004.2, "replica_per_s_high": 1500.1}
+    row = CapacityOption(
+        **{
+            "gpu": "A100-80GB PCIe",
+            "tensor_parallel": 8,
+            "format": "bf16",
+            "gpus": 128,
+            "gpus_low": 96,
+            "gpus_high": 160,
+        },
+        **more,
+        cost_per_hour=1234.56,
+        cost_per_million_tokens=12.34,
+    )
+    endless = CapacityOption(
+        **{"gpu": "L4", "tensor_parallel": 1, "format": "bf16", "gpus": 8, "gpus_low": 8, "gpus_high": None}, **more
+    )
+    table = text([endless, row], OBJECTIVES).splitlines()
+    assert max(map(len, table)) <= 80
+    assert table[1].startswith("128 (96-160)")
+    assert table[2].startswith("8 (8-∞)")
+
+
+@pytest.mark.parametrize("named", ["nothing", "H100=", "H100=two", "H100=-1", "H100=nan"])
+def test_a_wrong_candidate_is_a_sentence(named: str) -> None:
+    """An unknown GPU, or a price that is none."""
+    with pytest.raises(PlanError):
+        capacity.candidates([named], [1], ["bf16"], Modelled())
+
+
+def test_only_bounds_on_latencies_can_be_planned_for() -> None:
+    """The others are named."""
+    assert unfit(parse(["ttft.p99 < 1s", "complete >= 99%", "tpot.p50 > 1ms"])) == ["complete >= 99%", "tpot.p50 > 1ms"]

@@ -128,8 +128,9 @@ class Search:
                 load = middle / 1.5
         return float(max(1, round(load))) if self._whole else float(f"{load:.3g}")
 
-    def _weights(self, evidence: Iterable[Evidence]) -> Floats:
-        weights = 1 / self._grid  # there are fewer large ones, or what was never tried would weigh most
+    def _weights(self, evidence: Sequence[Evidence]) -> Floats:
+        # Flat in the logarithm up to the largest load tried; beyond, all that was never tried would weigh most.
+        weights = 1 / np.maximum(self._grid, max((each.load for each in evidence), default=1.0))
         for load, over, carried in evidence:
             told = [(load, over)] if carried is None else [(load, over), (CARRIED_MOST * carried, 1 - CARRIED_DOUBT)]
             for where, chance in told:
@@ -137,7 +138,7 @@ class Search:
                 weights *= np.where(self._grid < where * (1 - 1e-9), likely, 1 - likely)
         return np.asarray(weights / weights.sum())
 
-    def _hints(self, evidence: Iterable[Evidence]) -> Floats:
+    def _hints(self, evidence: Sequence[Evidence]) -> Floats:
         """Where the capacity is likely, by what is no evidence: not far below what came back of too much load, and
         about where it was predicted."""
         hints = np.ones(len(self._grid))
@@ -145,7 +146,8 @@ class Search:
             hints[self._grid < min(carried) / 2] = CARRIED_DOUBT
         if self._predicted is not None:
             off = np.log(self._grid / self._predicted) / TRUSTED
-            hints *= np.maximum(np.exp(-(off**2) / 2), DOUBT) * self._grid  # in place of what was likely before
+            largest = max((each.load for each in evidence), default=1.0)  # in place of what was likely before
+            hints *= np.maximum(np.exp(-(off**2) / 2), DOUBT) * np.maximum(self._grid, largest)
         return hints
 
     def _quantiles(self, weights: Floats, *shares: float) -> list[float]:

@@ -112,6 +112,8 @@ def test_what_was_simulated_is_no_measurement(runs: Path, tmp_path: Path) -> Non
 
 def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:
     """What it predicts stands beside what is measured, and says where to begin; --virtual twin sweeps the twin."""
+
+    """What it predicts stands beside what is measured, and says where to begin; or it is itself swept."""
     asked = (
         "sweep",
         "--twin",

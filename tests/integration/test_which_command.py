@@ -61,8 +61,8 @@ def folder(tmp_path: Path) -> Path:
         shutil.copytree(data / "recorded/burst", tmp_path / "runs" / name)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(data / "traces/mooncake.jsonl", tmp_path)
-    (tmp_path / "llama-3.1-8b").mkdir()
-    (tmp_path / "llama-3.1-8b" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "models/llama-8b").mkdir(parents=True)
+    (tmp_path / "models/llama-8b/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     shutil.copy(data / "datasets/prompts.jsonl", tmp_path)
     return tmp_path
 

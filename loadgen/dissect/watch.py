@@ -189,8 +189,8 @@ class Watch(TorchDispatchMode):
 
 
 def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
-    """Of one call: what it is called, its shape, FLOPs, which are one for each number that it gives where it is no GEMM,
-    and bytes that it must read and write."""
+    """Of one call: what it is called, its shape, FLOPs (one per number that it gives where it is no GEMM), and
+    bytes that it must read and write."""
     name = str(func.overloadpacket.__name__)
     inputs, outputs = _tensors([args, kwargs]), _tensors(result)
     changed = any(each.alias_info and each.alias_info.is_write for each in func._schema.arguments)

@@ -196,8 +196,7 @@ def roof(flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: floa
 
 
 def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") -> dict[str, Any]:
-    """The chart of the roof, which `line` gave, and dots for each group of `x`, `y` and `name`: its key in the data,
-    and what it is called."""
+    """The chart of the roof, which `line` gave, and dots for each group: its key in the data, and what it is called."""
 
     def dots(group: str, colour: str) -> dict[str, Any]:
         where = {

@@ -189,7 +189,7 @@ class Watch(TorchDispatchMode):
 
 
 def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
-    """Of one call: what it is called, its shape, FLOPs (one for each number that it gives, where it is no GEMM), and
+    """Of one call: what it is called, its shape, FLOPs (one per number that it gives where it is no GEMM), and
     bytes that it must read and write."""
     name = str(func.overloadpacket.__name__)
     inputs, outputs = _tensors([args, kwargs]), _tensors(result)

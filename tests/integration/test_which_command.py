@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, Forked
+from tests.command import FAST, ROOT, Forked, in_process
 from tests.simulated import running
 
 COMMANDS = re.findall(r"`(loadgen .+?)`", (ROOT / "docs/which-command.md").read_text("utf-8"))
@@ -30,6 +30,7 @@ SMALLER = {
     "simulate": ["--n", "50", "--no-report", "--out", "small"],
 }
 TOKEN = "a token of the tests"
+RECORDED = ("burst", "burst-again")
 FINE = {0, 5, 6}  # a busy machine may be the limit, and a small load may decide nothing
 GOES_ON = ("loadgen sim ", "loadgen worker", "--distributed")
 NEEDS_TORCH = "loadgen dissect"
@@ -53,12 +54,23 @@ def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[
     return run(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the server that was recorded."""
+    folder = tmp_path_factory.mktemp("twin")
+    code, _, err = in_process(folder, "twin", "fit", *(str(ROOT / "tests/data/recorded" / each) for each in RECORDED))
+    assert code == 0, err
+    return folder / "twin.json"
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A run before and after a change that changed nothing, a trace, prompts, plans and a model."""
+def folder(tmp_path: Path, twin: Path) -> Path:
+    """A run before and after a change that changed nothing, others of that server and its twin, a trace, prompts, plans
+    and a model."""
     data = ROOT / "tests/data"
-    for name in ("before", "after"):
-        shutil.copytree(data / "recorded/burst", tmp_path / "runs" / name)
+    for name, recorded in {"before": "burst", "after": "burst", "burst": "burst", "closed": "burst-again"}.items():
+        shutil.copytree(data / "recorded" / recorded, tmp_path / "runs" / name)
+    shutil.copy(twin, tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(data / "traces/mooncake.jsonl", tmp_path)
     (tmp_path / "models/llama-8b").mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,3 +62,6 @@ def _one(rank: int, work: Callable[[Any], Any], asked: Any, count: int, device: 
         distributed.destroy_process_group()
     if rank == 0:
         Path(folder, "found").write_bytes(pickle.dumps(found))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of gloo may still run, and C++ aborts an interpreter that ends meanwhile

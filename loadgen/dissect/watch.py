@@ -178,8 +178,8 @@ class Watch(TorchDispatchMode):
                     Seen(operator, in_layers, _direction(backward), operator, shape, 0.0, moved, begin, end)
                 )
             return
-        if self._collective:
-            self._moved += sum(map(_bytes, _tensors(args)))
+        if self._collective:  # copies on the way to it are its time, but travel nowhere
+            self._moved += sum(map(_bytes, _tensors(args))) if func.namespace == "c10d" else 0.0
             return
         operator, shape, flops, moved = work(func, args, kwargs, result)
         self.seen.append(Seen(module, in_layers, _direction(backward), operator, shape, flops, moved, begin, end))

@@ -61,7 +61,7 @@ def test_parts_add_up(dissect: Dissect, models: Models) -> None:
     backward pass to that: within 5 %, in one of three tries, for the machine may be busy."""
     file, tries = models(1024, 4096, 2, 4000), []
     for _ in range(3):
-        told = dissect("inference", "--model", file, "--input", 128, "--threads", 1, "--repeats", 8, "--backward")
+        told = dissect("inference", "--model", file, "--input", 384, "--threads", 1, "--repeats", 5, "--backward")
         found = msgspec.convert(told, InferenceFound)
         tries.append(checks(found.cases[0]))
         if all(abs(1 - value) <= 0.05 for value in tries[-1].values()):

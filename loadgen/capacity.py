@@ -17,7 +17,7 @@ import msgspec
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.runfile import Run
-from loadgen.simulate import Modelled, in_memory
+from loadgen.simulate import Modelled, Served, in_memory, serving
 from servers.hardware import HardwareError, constant, gpu
 from servers.hardware.inference import Deployment
 from servers.hardware.load import Load, expected
@@ -82,6 +82,7 @@ class Replica:
 
     def __init__(self, plan: Plan, modelled: Modelled, figures: Figures) -> None:
         self._plan, self._modelled, self._figures = plan, modelled, figures
+        self._served: Served | None = None
         self._known: dict[float, Sequence[float | None]] = {}
         self.output_tokens = 0.0
         """Mean of a request."""
@@ -89,8 +90,11 @@ class Replica:
     def at(self, per_s: float) -> Sequence[float | None]:
         """The objectives' figures at this rate."""
         if per_s not in self._known:
+            self._served = self._served or serving(self._plan, self._modelled)
             number = max(REQUESTS[0], min(REQUESTS[-1], round(LASTS_S * per_s)))
-            run = in_memory(self._plan.but(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled)
+            run = in_memory(
+                self._plan.but(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled, served=self._served
+            )
             self._known[per_s] = self._figures(run)
             self.output_tokens = sum(each.output_tokens or 0 for each in run.records) / max(1, len(run.records))
         return self._known[per_s]

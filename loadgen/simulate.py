@@ -114,9 +114,10 @@ def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str], predic
     return footer
 
 
-def in_memory(plan: Plan, modelled: Modelled, draw: int | None = None) -> Run:
-    """The same run, not written: with other constants, one draw of a twin's. Raises as `run` does."""
-    served = serving(plan, modelled, draw)
+def in_memory(plan: Plan, modelled: Modelled, draw: int | None = None, served: Served | None = None) -> Run:
+    """The same run, not written: with other constants, one draw of a twin's; or on what `serving` gave before. Raises
+    as `run` does."""
+    served = served or serving(plan, modelled, draw)
     found = Run(Path("simulated/run.jsonl"), _header(plan, modelled, served, []), [], [], None)
 
     def keep(item: Record | Telemetry) -> None:

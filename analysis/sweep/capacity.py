@@ -139,7 +139,7 @@ class Search:
         return np.asarray(weights / weights.sum())
 
     def _hints(self, evidence: Sequence[Evidence]) -> Floats:
-        """Where the capacity is likely, by what is no evidence: not far below what came back of too much load, and
+        """Where the capacity is likely, by what is no evidence: not far below the throughput of an overload, and
         about where it was predicted."""
         hints = np.ones(len(self._grid))
         if carried := [each.carried for each in evidence if each.carried]:

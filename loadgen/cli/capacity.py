@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command
-from loadgen.cli.simulate import ENGINE, LEFT_OUT
+from loadgen.cli.options import LOAD, OUTPUT, run_command
+from loadgen.cli.simulate import ENGINE, LEFT_OUT, Hardware
 from loadgen.errors import PlanError
 
+if TYPE_CHECKING:
+    from analysis.objectives import Objective
+    from loadgen.capacity import CapacityOption
+
+HEADS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
 GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """What is tried where none is named."""
 ASSUMED = """Costs are per hour, and per million output tokens at this rate. Assumed: Poisson
@@ -39,19 +45,22 @@ def drive(
     format_name: Annotated[
         str, Option("--format", metavar="F,F", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)
     ] = "bf16",
-    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)] = None,
+    hardware: Hardware = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
     quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
 ) -> None:
     """Simulate each candidate at several rates, and print what each takes."""
-    from analysis.capacity import figures_of, met, ranked, text, unfit
+    from analysis.capacity import figures_of, met, unfit
+    from analysis.objectives import ObjectiveError, parse
     from loadgen import capacity
-    from loadgen.cli.output import expressions
     from loadgen.plan import Plan
     from loadgen.simulate import Modelled
     from servers.hardware import constant
 
-    objectives, _ = expressions(objective)
+    try:
+        objectives = parse(objective or (), "--objective")
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
     if not objectives or unfit(objectives):
         said = ", ".join(unfit(objectives)) or "no objective"
         raise PlanError(
@@ -80,11 +89,58 @@ def drive(
     print(ASSUMED.format(share=100 * constant("step_error")))
 
 
-def _numbers(text: str) -> list[int]:
+def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
+    """Those that are possible, the cheapest first; without a price, the fewest GPUs first."""
+    possible = [each for each in options if each.gpus]
+    return sorted(possible, key=lambda each: (each.cost_per_hour is None, each.cost_per_hour or 0, each.gpus, each.gpu))
+
+
+def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
+    """A table, the cheapest first, and why others cannot."""
+    from analysis.hardware import aligned
+    from analysis.report.format import significant
+
+    several = len({each.format for each in options}) > 1
+    rows = []
+    for each in ranked(options):
+        ends = f"{each.gpus_low}-{each.gpus_high or '∞'}"
+        exact = each.gpus_low == each.gpus_high
+        low, high = (significant(end or 0) for end in (each.replica_per_s_low, each.replica_per_s_high))
+        costs = each.cost_per_hour, each.cost_per_million_tokens
+        rows.append(
+            (
+                f"{each.gpus}{'' if exact else f' ({ends})'}",
+                f"{each.gpu}{f' {each.format}' if several else ''}",
+                f"{each.tensor_parallel}",
+                f"{significant(each.replica_per_s or 0)} ({low}-{high})",
+                *("-" if cost is None else f"{cost:,.2f}" for cost in costs),
+            )
+        )
+    blocks = [aligned([HEADS, *rows])] if rows else []
+    left = [each for each in options if not each.gpus]
+    if left:
+        lines = []
+        for each in left:
+            why = each.not_possible
+            if each.figures:
+                alone = zip(objectives, each.figures, strict=True)
+                why = "alone " + ", ".join(f"{one.figure}.{one.statistic} {_told(figure)}" for one, figure in alone)
+            lines.append(f"  {each.gpu} x {each.tensor_parallel}{f' {each.format}' if several else ''}: {why}")
+        blocks.append("\n".join(["Not possible:", *lines]))
+    return "\n\n".join(blocks)
+
+
+def _told(figure: float | None) -> str:
+    from analysis.report.format import duration
+
+    return "unknown" if figure is None else duration(figure)
+
+
+def _numbers(listed: str) -> list[int]:
     """`1,2,4`. Raises PlanError."""
-    words = text.split(",")
+    words = listed.split(",")
     if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
-        raise PlanError(f"--tp {text}: is no list of numbers of GPUs", "Write --tp 1,2,4")
+        raise PlanError(f"--tp {listed}: is no list of numbers of GPUs", "Write --tp 1,2,4")
     return [int(word) for word in words]
 
 

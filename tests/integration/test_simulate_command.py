@@ -100,16 +100,16 @@ def test_mistakes_say_what_to_write(tmp_path: Path, words: tuple[str, ...], hint
 @pytest.mark.alone
 @pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
 def test_virtual_time_agrees_with_the_server_that_answers(server: str) -> None:
-    """The same requests at the instants at which the simulated server's log has them: both take as long. One that comes
-    as a step ends is in that step or in the next, of which there are three tries."""
+    """The same requests at the instants at which the simulated server's log has them: both take as long, but
+    for the way to the server, on which one may miss a step."""
     config = SimulatedConfig(server=server, clock="batching", gpu="A800", model_shape="llama-2-7b", speed=2)
     asked: dict[str, tuple[str, dict[str, Any]]] = {
         "vllm": ("/v1/completions", {"max_tokens": 40, "ignore_eos": True}),
         "tgi": ("/generate", {"inputs": "word " * 199, "parameters": {"max_new_tokens": 40}}),
         "lightllm": ("/generate", {"inputs": "word " * 199, "parameters": {"max_new_tokens": 40, "ignore_eos": True}}),
     }
-    tries = [_both_s(config, *asked[server]) for _ in range(3)]
-    assert min(abs(virtual_s / took_s - 1) for took_s, virtual_s in tries) < 0.1, tries
+    took_s, virtual_s = _both_s(config, *asked[server])
+    assert virtual_s == pytest.approx(took_s, rel=0.15)
 
 
 def _both_s(config: SimulatedConfig, path: str, body: dict[str, Any]) -> tuple[float, float]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from analysis.capacity import figures_of, met, ranked, text, unfit
+from analysis.capacity import figures_of, met, unfit
 from analysis.objectives import parse
 from loadgen import capacity
 from loadgen.capacity import FINE, LEAST, Candidate, CapacityOption, Replica, option
+from loadgen.cli.capacity import ranked, text
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.record import Record

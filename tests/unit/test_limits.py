@@ -23,7 +23,7 @@ from loadgen.matrix import starts
 from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import Run, Telemetry, read
-from servers.hardware import HardwareError, cards
+from servers.hardware import HardwareError, cards, model
 from servers.hardware.inference import physical_s
 from servers.hardware.limits import deploy
 from tests.compared import run as compared
@@ -32,6 +32,10 @@ from tests.runs import complete, footer, header, part_of, text_of, write
 
 STEP_NS = 20_000_000
 NAMED = "NVIDIA H100 80GB HBM3"
+CONFIG = {
+    **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "vocab_size": 32000},
+}
 
 
 def eight() -> list[Record]:
@@ -97,7 +101,8 @@ def test_what_is_not_known_has_none(tmp_path: Path, changes: dict[str, Any]) -> 
 
 def test_what_a_server_says_opens_no_file(tmp_path: Path) -> None:
     """A model that is served under the path of a config.json, or of its folder, is known by its name or not at all."""
-    (tmp_path / "config.json").write_text("no JSON", encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    assert model(str(tmp_path)).layers == CONFIG["num_hidden_layers"]
     for name in (tmp_path, tmp_path / "config.json"):
         assert limit_of(tmp_path, plan={"gpu_model": "H100"}, server={"model": str(name)}) is None
 

@@ -4,6 +4,8 @@ needed."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 from collections import deque
@@ -17,7 +19,8 @@ from servers.access import Target
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
-CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100): no SYN is dropped
+CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
+ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +93,8 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN,
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if room:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        if target.tls is None and _connected(sock, target.address):
+            return Connection(sock, monotonic_ns(), stamps.watch(sock))
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)
@@ -106,6 +111,17 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN,
     return connection
 
 
+def _connected(sock: socket.socket, address: Any) -> bool:
+    """Begin to connect. True where that takes no time, as on this machine: asked a second time it has been done. Raises
+    OSError."""
+    for _ in range(2):
+        if (said := sock.connect_ex(address)) in (0, errno.EISCONN):
+            return True
+        if said not in (errno.EINPROGRESS, errno.EALREADY):
+            raise OSError(said, os.strerror(said))
+    return False
+
+
 class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
@@ -115,6 +131,8 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()
+        self._missing = 0
+        """How many are still to be opened by these tasks."""
 
     async def fill(self) -> None:
         """Open the spare connections. One that fails is not tried again here: whoever needs it opens its own."""
@@ -145,8 +163,9 @@ class Pool:
 
     def top_up(self) -> None:
         """Open connections in the background until `spare` are idle."""
-        for _ in range(self._spare - len(self._idle) - len(self._opening)):
-            task = asyncio.get_running_loop().create_task(self._open_idle())
+        if (missing := self._spare - len(self._idle) - self._missing) > 0:
+            self._missing += missing
+            task = asyncio.get_running_loop().create_task(self._open_idle(missing))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
@@ -158,6 +177,14 @@ class Pool:
         while self._idle:
             self._idle.popleft().close()
 
-    async def _open_idle(self) -> None:
+    async def _open_idle(self, count: int) -> None:
+        while count:
+            at_once = min(count, CONNECTS_AT_ONCE)
+            await asyncio.gather(*(self._open_one() for _ in range(at_once)))
+            self._missing -= at_once
+            if count := count - at_once:
+                await asyncio.sleep(ACCEPTED_S)
+
+    async def _open_one(self) -> None:
         with suppress(OSError):
             self.put(await self.open())

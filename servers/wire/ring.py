@@ -187,8 +187,11 @@ class Flows:
         self._greeted: dict[int, tuple[int, int]] = {}
         """First sequence number and stamp of connections that are not watched yet."""
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._flows
+
     def watch(self, key: int, opened_ns: int) -> Flow:
-        """From now on. What came before on this key is to be added first, but for its SYN-ACK."""
+        """From now on. What came on a connection that was watched by this key is to be added first."""
         flow = self._flows[key] = Flow(opened_ns)
         flow.greeted = key in self._greeted
         self._holding.discard(key)

@@ -79,8 +79,10 @@ class RingStamps(StampSource):
         peer = sock.getpeername()[:2]
         for ring, flows in zip(self._rings, self._sorted_by, strict=True):
             if ring.family == sock.family and peer in ring.addresses:
-                self.collect(at_once=True)
-                return flows.watch(ring.addresses.index(peer) << 16 | sock.getsockname()[1], time_ns())
+                key = ring.addresses.index(peer) << 16 | sock.getsockname()[1]
+                if key in flows:
+                    self.collect(at_once=True)
+                return flows.watch(key, time_ns())
         return None
 
     def ready(self, received: Received) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from workloads.draws import uniform
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ def id_prompts(
     """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`. They differ from
     their first id or two on. One that is shorter than that is its number cut short, and may have an equal; where all
     are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them."""
+    import numpy as np
+
     size, total, room = len(alphabet), numbers + shared, min(shortest, BLOCK_TOKENS)
     depth = next((d for d in range(1, room + 1) if size**d >= total), 0)
     if not depth:
@@ -184,11 +187,12 @@ def id_prompts(
             "ask for longer prompts or fewer of them",
         )
     order = shuffled(alphabet, seed)
+    ordered = np.array(order)
 
     def own(number: int, tokens: int) -> list[int]:
-        draw = generator(seed, number).random
         lead = digits(number + shared if number >= 0 else -1 - number, [order] * depth)
-        return [*lead[:tokens], *[order[int(draw() * size)] for _ in range(tokens - depth)]]
+        drawn = uniform(generator(seed, number), max(0, tokens - depth)) * size
+        return [*lead[:tokens], *ordered[drawn.astype(np.int64)].tolist()]
 
     stretch = lru_cache(STRETCHES_LIMIT)(own)
 

@@ -165,7 +165,7 @@ class Output:
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
         a folder of repeats; they are reported by what differs between them. Returns every run's summary."""
-        groups = [self._group(path) for path in paths]
+        groups = [self._group(path, drawn=page is not None) for path in paths]
         parts = [part for group in groups for part in group.parts]
         summaries = [part.summary for part in parts]
         if page is not None:
@@ -192,13 +192,13 @@ class Output:
             self._complain(summaries)
         return summaries
 
-    def _group(self, path: Path) -> Group:
+    def _group(self, path: Path, *, drawn: bool) -> Group:
         from analysis.repeats import between
         from analysis.summary import as_dict
 
         parts = []
         for run in runs_in(path):
-            parts.append(summarised(run, self.objectives, self._bounds))
+            parts.append(summarised(run, self.objectives, self._bounds, drawn=drawn))
             write_summary(run, parts[-1].summary)
         summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
@@ -275,7 +275,7 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
                     raise FileNotFoundError  # as if it were not there
                 summary = from_json(file.read_bytes())
             except (OSError, MsgspecError):
-                summary = summarised(run, (), ()).summary
+                summary = summarised(run, (), (), drawn=False).summary
                 write_summary(run, summary)
         except RunFileError as error:
             unread.append(f"Left out: {error}")
@@ -285,9 +285,11 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
     return found, unread
 
 
-def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective]) -> ReportedRun:
-    """One run at a time: what is left of its Records in the end is a summary and curves."""
-    from analysis.report.sections import reported
+def summarised(
+    path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective], *, drawn: bool = True
+) -> ReportedRun:
+    """One run at a time: what is left of its Records in the end is a summary and, if it is to be `drawn`, curves."""
+    from analysis.report.sections import ReportedRun, reported
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
     from analysis.window import load
@@ -298,7 +300,7 @@ def summarised(path: Path, objectives: Sequence[Objective], bounds: Sequence[Obj
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
         summary.objectives = judge(objectives, frame, summary)
-    return reported(run, frame, summary)
+    return reported(run, frame, summary) if drawn else ReportedRun(run, summary, {})
 
 
 def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:

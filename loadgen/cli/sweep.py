@@ -205,7 +205,7 @@ def read_sweep(folder: Path) -> SweepResult:
             try:
                 summary = from_json((run / "summary.json").read_bytes())
             except (OSError, MsgspecError):
-                summary = summarised(run, objectives, _bounds(objectives)).summary
+                summary = summarised(run, objectives, _bounds(objectives), drawn=False).summary
             measured.append(Measured(line, step_folder(line["step"]), summary))
         found = _search(begun["plan"]["over"], settled).capacity(evidence(ended(lines))) if objectives else None
         why = next(

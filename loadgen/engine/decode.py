@@ -16,7 +16,7 @@ from servers.kinds.dialect import Answer, Dialect
 from servers.kinds.events import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError, joined
-from servers.wire.sse import split
+from servers.wire.sse import of_chunks, split
 from servers.wire.stamps import SocketStamps, StampSource
 from servers.wire.transport import Exchange
 from workloads.request import Request
@@ -52,17 +52,16 @@ def record_of(
     late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
     record.late_ns_max = max(late)
     record.first_byte_ns = arrivals[0] - start_ns
-    body, bounds = _body(exchange, record)
+    bounds = _bounds(exchange, record)
     first_token_read, coding = len(exchange.sizes), exchange.framing.coding
     if exchange.framing.status == 200 and coding:
         record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(coding)
     elif exchange.framing.status == 200:
-        whole = [body] if exchange.framing.ended and body else []
-        payloads, ends, rest = split(body) if dialect.streams else (whole, [len(each) for each in whole], b"")
+        payloads, places, rest = _events(exchange, bounds, dialect)
         answer = dialect.decode(payloads)
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
             answer = dialect.decode([*map(hide, payloads)])
-        places, sizes = places_of(ends, bounds), exchange.sizes
+        sizes = exchange.sizes
         holding = (place for place, tokens in zip(places, answer.tokens, strict=True) if tokens)
         first_token_read = bisect_left(sizes, next(holding, sizes[-1] + 1))
         (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
@@ -71,13 +70,15 @@ def record_of(
         reads = [bisect_left(sizes, place) for place in places] if by.by_read else places
         _fill(record, answer, reads, instants, start_ns)
         if not payloads and rest.strip() and not answer.error_kind:
+            body = joined(exchange.raw, bounds)
             detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
             answer.error_kind, answer.error_detail = "protocol", detail
         verdict = _verdict(record, answer, exact=dialect.fixed_output and request.ignore_eos)
         record.state, record.error_kind, record.error_detail = verdict
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        record.error_detail = error_text(exchange.framing.status, hide(decompressed(body, coding, ERROR_LIMIT_BYTES)))
+        body = decompressed(joined(exchange.raw, bounds), coding, ERROR_LIMIT_BYTES)
+        record.error_detail = error_text(exchange.framing.status, hide(body))
     if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
         record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
     record.stamps = by.name
@@ -104,13 +105,26 @@ def _full_reads(sizes: Sequence[int], first: int) -> int:
     return sum(after - before >= READ_BYTES for before, after in islice(pairwise((0, *sizes)), first, None))
 
 
-def _body(exchange: Exchange, record: Record) -> tuple[bytes, array[int]]:
+def _bounds(exchange: Exchange, record: Record) -> array[int]:
     try:
-        bounds = exchange.framing.body_bounds(exchange.raw)
+        return exchange.framing.body_bounds(exchange.raw)
     except ProtocolError as error:
         record.error_kind, record.error_detail = "protocol", str(error)
-        bounds = exchange.framing.bounds
-    return joined(exchange.raw, bounds), bounds
+        return exchange.framing.bounds
+
+
+def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int], bytes]:
+    """The payload of each event, where in the buffer it ends, and what is left of the body."""
+    raw = exchange.raw
+    if dialect.streams and (payloads := of_chunks(raw, bounds)) is not None:
+        return payloads, bounds[1::2], b""
+    body = joined(raw, bounds)
+    if dialect.streams:
+        payloads, ends, rest = split(body)
+    else:
+        payloads, rest = [body] if exchange.framing.ended and body else [], b""
+        ends = [*map(len, payloads)]
+    return payloads, places_of(ends, bounds), rest
 
 
 def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequence[int], start_ns: int) -> None:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from ctypes import Structure, c_int64
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ ADDED = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "ou
 """What adds up: reads, those that held more than one event, those that found the receive window full, those before
 which it was looked at; segments that we sent again, and that came out of order."""
 
+LOOKED_AT = 64
+"""Answers each time: many more would take what reading needs, for a mean on a progress line."""
 LOOKED_AT_BYTES = 8_192
 """Of an answer's beginning, for its first event."""
 
@@ -107,8 +110,8 @@ class FirstTokens:
         """In flight, and counted."""
 
     def look(self, in_flight: Set[Exchange]) -> None:
-        """At the first event of each unfinished answer: some servers send the head at once, the token much later."""
-        for exchange in in_flight - self._seen:
+        """At the first event of some unfinished answers: some servers send the head at once, the token much later."""
+        for exchange in islice(in_flight - self._seen, LOOKED_AT):
             place = -1 if exchange.aside else exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
             if place >= 0 and exchange.sent_ns is not None and self._stamps.ready(exchange):
                 self._seen.add(exchange)

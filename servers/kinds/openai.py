@@ -206,8 +206,10 @@ def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes],
 
 def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Sequence[Usage | None], tokens: list[int]) -> bool:
     """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
+    if any(choice.token_ids is not None for _, choice in held):
+        return False
     totals = [usage.completion_tokens or 0 for index, _ in held if (usage := usages[index])]
-    if len(totals) < len(held) or [index for index, choice in held if choice.token_ids is not None]:
+    if len(totals) < len(held):
         return False
     grown = [*map(sub, totals, [0, *totals])]
     if any(map(lt, grown, [tokens[index] for index, _ in held])):

@@ -6,15 +6,16 @@ else, the body without its transfer coding and which read brought which byte, is
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import accumulate, count
-from operator import add, sub
 
 HEAD_LIMIT_BYTES = 65_536
 CHUNK_LINE_LIMIT_BYTES = 4_096
+
+_USUAL_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{2,3})\r\n")
 
 
 class ProtocolError(Exception):
@@ -137,22 +138,16 @@ class Framing:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Chunks without a line end in their data, without a step in Python for each; none where it is otherwise."""
-        parts = bytes(raw[self.position - offset :]).split(b"\r\n")
-        lines, sizes = parts[0:-1:2], [*map(len, parts[1:-1:2])]
-        try:
-            most = sizes.index(0) if 0 in sizes else len(sizes)
-            del sizes[most:], lines[most:]
-            if [*map(_chunk_size, lines)] != sizes:
-                return
-        except ProtocolError:
-            return
-        taken = accumulate(map(add, map(len, lines), sizes))
-        ends = [*map(add, taken, count(self.position + 2, 4))]
-        bounds = array("q", bytes(2 * 8 * most))
-        bounds[::2], bounds[1::2] = array("q", map(sub, ends, sizes)), array("q", ends)
-        self.bounds += bounds
-        self.position = ends[-1] + 2 if ends else self.position
+        """Whole chunks of usual sizes, each by a look at its line and the line end before it."""
+        raw, position, bounds = bytes(raw), self.position - offset, list[int]()
+        while (usual := _usual(raw[position - 2 : position + 5])) is not None:
+            line, length = usual
+            bounds += offset + position + line, offset + position + length
+            position += length + 2
+        if raw[position - 2 : position] != b"\r\n":  # the last one is not whole
+            del bounds[-2:]
+        self.bounds += array("q", bounds)
+        self.position = bounds[-1] + 2 if bounds else self.position
 
     def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
         self._scan_usual(raw, offset)
@@ -192,6 +187,14 @@ def joined(raw: bytes | bytearray, bounds: array[int]) -> bytes:
     """The pieces of `raw` with these starts and ends."""
     whole = bytes(raw)
     return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
+
+
+@lru_cache(4096)
+def _usual(begin: bytes) -> tuple[int, int] | None:
+    """How long the line of a chunk size is, and with the data that it promises, from the line end before it on. None
+    where it is not of two or three digits."""
+    line = _USUAL_LINE.match(begin)
+    return (line.end() - 2, line.end() - 2 + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(1024)

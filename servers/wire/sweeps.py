@@ -16,6 +16,8 @@ permits."""
 SWEEP_S_LEAST = 0.005
 EBB_S = 0.25
 """How often to ask in a long pause whether less comes than before."""
+WIDER = 16
+"""Times as far apart as before, at most, while what a socket holds allows it."""
 SWEPT_SHARE = 16
 """What part of a receive buffer may come in one read: small segments take six times their room."""
 IDLE_SHARE = 0.1
@@ -62,7 +64,7 @@ class Sweeps:
             if self._read_bytes > self._swept_bytes or share < self._idle:
                 self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
             elif share > self._busy:
-                wider_s = self._apart_s * min(4, self._swept_bytes / max(self._read_bytes, 1))
+                wider_s = self._apart_s * min(WIDER, self._swept_bytes / max(self._read_bytes, 1))
                 self._apart_s = min(max(wider_s, SWEEP_S_LEAST), self._most_s)
             self._read_bytes = 0
             self._widest_s = max(self._widest_s, self._apart_s)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from servers.wire.sse import _split_exact, _split_usual, split
+from servers.wire.sse import _split_exact, _split_usual, of_chunks, split
 
 FIELDS = (b"data:", b"data: ", b"data", b"data:  ", b":", b": ping", b"id: 7", b"event:x")
 LINE_ENDS = (b"\n", b"\n\n", b"\r", b"\r\n")
@@ -98,3 +100,28 @@ def test_comments_and_keep_alives_change_no_payload(parts: tuple[bytes, list[byt
     (quiet, ends, _), (loud, later, _) = split(body), split(noisy)
     assert loud == quiet
     assert later == [end + (number + 1) * len(noise) for number, end in enumerate(ends)]
+
+
+CHUNKS = st.lists(st.one_of(st.binary(max_size=12).map(b"data: %s\n\n".__mod__), BODIES), max_size=5)
+
+
+@given(CHUNKS)
+@example([b"data: a\n\n", b"data: b\n\n"])
+@example([b"data: a\n\nda", b"ta: b\n\n"])
+@example([b"data: a\n\n", b"data: b\n", b"\n"])
+@example([b"data: a\n\n\r\n5\r\ndata: b\n\n", b"data: c\n\n"])
+def test_events_of_one_chunk_each_are_those_of_the_body(chunks: list[bytes]) -> None:
+    """Found at once in the framed bytes or left to `split`, never told otherwise than by it."""
+    raw, bounds = bytearray(b"\r\n\r\n"), list[int]()
+    for chunk in chunks:
+        raw += b"%x\r\n" % len(chunk)
+        bounds += [len(raw), len(raw) + len(chunk)]
+        raw += chunk + b"\r\n"
+    payloads = of_chunks(bytes(raw), bounds)
+    expected, ends, rest = split(b"".join(chunks))
+    if payloads is not None:
+        assert payloads == expected
+        assert ends == [*accumulate(map(len, chunks))]
+        assert not rest
+    usual = [chunk[:6] == b"data: " and chunk[-2:] == b"\n\n" and chunk.count(b"\n") == 2 for chunk in chunks]
+    assert (payloads is None) == (not chunks or not all(usual) or b"\r" in b"".join(chunks))

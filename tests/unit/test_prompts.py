@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from random import Random
 
 import pytest
 
 from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
 from workloads import workload
+from workloads.draws import uniform
 from workloads.lengths import Fixed, Uniform
 from workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
 from workloads.workload import WorkloadSpec, prompts_for
@@ -290,3 +292,9 @@ def test_first_prompt_is_checked_with_the_server() -> None:
     server = Counts(lambda text: words_in(text) + (words_in(text) == 30))
     with pytest.raises(PromptError, match="built to count 30 tokens and the server counts 31"):
         exact_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)
+
+
+def test_numbers_drawn_at_once_are_those_of_single_draws() -> None:
+    """Or a Python that fills bytes otherwise would change every prompt of a seed."""
+    one = Random("7:3")
+    assert uniform(Random("7:3"), 1000).tolist() == [one.random() for _ in range(1000)]

@@ -1,6 +1,7 @@
-"""loadgen against the figures it was built to reach, and against a client in C under the same load.
+"""loadgen against the figures it was built to reach, and against a client in C and vLLM's in Rust under the same load.
 
-    python -m benchmarks.goals                    # about ten minutes
+    python -m benchmarks.goals                    # half an hour
+    python -m benchmarks.goals --without-rust     # vLLM's wheel need not be fetched
     python -m benchmarks.goals --tiny             # seconds: does it run?
 
 The server has one core and the client another, also where two workers share it. Errors are of single requests: what
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.comparison import baseline, drive, judge, machine, model, ours, table
+from benchmarks.comparison import baseline, drive, judge, machine, model, ours, table, vllm_bench
 from benchmarks.comparison.client import Client
 from benchmarks.comparison.install import ensure
 from benchmarks.peers import BEGIN, ENVIRONMENTS, PEAK, RATE, SKEW, WALL
@@ -27,6 +28,7 @@ from loadgen import runfile
 
 RATIO, LATE = "of C's rate", "server late p99, ms"
 TTFT_P99, TPOT_P99 = "TTFT error p99, ms", "TPOT error p99, ms"
+DROPS = "ring drops"
 COLUMNS = (
     table.Column(RATE, 0, table.larger),
     table.Column(RATIO, 2, table.larger),
@@ -36,6 +38,7 @@ COLUMNS = (
     table.Column(SKEW, 1, table.smaller),
     table.Column(TTFT_P99, 4, table.smaller),
     table.Column(TPOT_P99, 4, table.smaller),
+    table.Column(DROPS, 0, table.smaller),
     table.Column(LATE, 2, table.smaller),
     table.Column(drive.OTHERS, 2),
 )
@@ -65,6 +68,9 @@ GOALS = (
     # 50,000 events a second again. The server needs seconds to take in so many requests, and must be done with it
     # before tokens are due, or its own lateness is all that there is to see.
     Goal(10_000, 64, ttft_s=8, itl_s=0.2, workers=2),
+    Goal(2_000, 1_500, ttft_s=2),  # 100,000 tokens a second for 30 s
+    # Streams; a server of one process that may have 20,000 files has no room for more.
+    Goal(19_900, 8, ttft_s=12, itl_s=0.4, workers=2),
 )
 TINY = (Goal(4, 5, 0.02, 0.002), Goal(4, 5, 0.02, 0.002, workers=2))
 
@@ -76,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
     parser.add_argument("--patience-s", type=float, default=60, help="how long to wait for others before a run")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--without-rust", action="store_true")
+    parser.add_argument("--only", type=int, nargs="*", help="these goals, by number from 1 on")
     parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="where the client in C is kept")
     options = parser.parse_args(arguments)
     print(machine.described(), end="\n\n", flush=True)
@@ -83,19 +91,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as place:
         server_core, client_cores = machine.cores()
         setting = drive.Setting(server_core=server_core, client_cores=client_cores, model=model.make(Path(place)))
-        for goal in TINY if options.tiny else GOALS:
+        goals = TINY if options.tiny else GOALS
+        for goal in [goals[place - 1] for place in options.only] if options.only else goals:
             rows |= _rows(goal, setting, options)
     print(table.markdown(COLUMNS, rows).replace("**", ""))
 
 
 def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> dict[str, table.Row | str]:
-    """Medians for loadgen and for C, each of which says why where it has none."""
+    """Medians of each client, or why it has none."""
     setting = replace(setting, n=goal.n, output_tokens=goal.output_tokens, ttft_s=goal.ttft_s, itl_s=goal.itl_s)
-    floor = _medians(baseline.CLIENT, setting, options)
-    found = _medians(ours.client(goal.workers), setting, options)
-    if not isinstance(found, str) and not isinstance(floor, str):
-        found = {**found, RATIO: found[RATE] / floor[RATE]}
-    return {f"loadgen: {goal}": found, f"C: {goal}": floor}
+    clients = {"loadgen": ours.client(goal.workers), "C": baseline.CLIENT}
+    if not (options.tiny or options.without_rust):
+        clients["vllm-rs"] = vllm_bench.RUST
+    found = {name: _medians(client, setting, options) for name, client in clients.items()}
+    if not isinstance(floor := found["C"], str):
+        found = {
+            name: row if isinstance(row, str) else {**row, RATIO: row[RATE] / floor[RATE]}
+            for name, row in found.items()
+        }
+    return {f"{name}: {goal}": row for name, row in found.items()}
 
 
 def _medians(client: Client, setting: drive.Setting, options: argparse.Namespace) -> table.Row | str:
@@ -139,7 +153,11 @@ def errors(outcome: drive.Outcome) -> table.Row:
         - judge.tpot_ms(line)
         for record, line in pairs
     ]
-    return {TTFT_P99: float(np.percentile(np.abs(ttft_ms), 99)), TPOT_P99: float(np.percentile(np.abs(tpot_ms), 99))}
+    return {
+        TTFT_P99: float(np.percentile(np.abs(ttft_ms), 99)),
+        TPOT_P99: float(np.percentile(np.abs(tpot_ms), 99)),
+        DROPS: float(sum(each.values.get("ring_drops", 0) for each in run.telemetry if each.source == "client")),
+    }
 
 
 if __name__ == "__main__":

@@ -102,12 +102,13 @@ class TechniqueFound:
     """Why it was not measured."""
     parts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of forward, backward and optimiser, in each repeat."""
-    communication_s: float = 0.0
-    """Of one step: how long any collective was under way; part of forward and backward."""
+    communication_s: Mapping[str, float] = field(default_factory=dict)
+    """Of each of those in one step: how long any collective was under way."""
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """At the peak of one step, by kind: what the allocator says, not the operating system."""
     predicted_s: Mapping[str, float] = field(default_factory=dict)
-    """By servers.hardware from the bounds; so is the memory."""
+    """By servers.hardware from the bounds; so are communication and memory."""
+    predicted_communication_s: Mapping[str, float] = field(default_factory=dict)
     predicted_bytes: Mapping[str, float] = field(default_factory=dict)
 
 

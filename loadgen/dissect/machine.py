@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import distributed
 
 from loadgen.dissect import DissectError
-from loadgen.dissect.found import Bounds
+from loadgen.dissect.found import DATA_SHEET, Bounds, Transfer
 from servers.hardware import HardwareError, gpu
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -18,6 +20,8 @@ STREAM_VALUES = 1 << 24
 """Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
 PROBES, PROBE_S = 20, 1.5
 """How often, and for how long, at most."""
+LINK_VALUES, LINK_PROBES = 1 << 23, 5
+"""In fp32, of each process: 32 MiB."""
 
 
 def check(device: str, dtype: str) -> None:
@@ -43,12 +47,51 @@ def bounds(device: str, dtype: str) -> Bounds:
             card = None
         if card and dtype != "fp32":
             return Bounds(
-                card.name, card.flops_per_s, card.memory_bytes_per_s, "data sheet", card.architecture.launch_s
+                card.name, card.flops_per_s, card.memory_bytes_per_s, DATA_SHEET, card.architecture.launch_s
             )
     else:
         name = f"{torch.get_num_threads()} CPU threads"
     rate, moved = _gemm_flops_per_s(device, dtype), _stream_bytes_per_s(device)
-    return Bounds(name, rate, moved, "measured: best GEMM, and STREAM's triad", _launch_s(device))
+    fresh = _fresh_bytes_per_s() if device == "cpu" else 0.0
+    return Bounds(name, rate, moved, "measured: best GEMM, and STREAM's triad", _launch_s(device), fresh)
+
+
+def bounds_together(device: str, dtype: str) -> Bounds:
+    """Those of each process of a group, and of the links between them: the first reports, all take part."""
+    if not distributed.is_initialized():
+        return bounds(device, dtype)
+    distributed.barrier()
+    return replace(bounds(device, dtype), links=links(device))
+
+
+def links(device: str) -> dict[str, Transfer]:
+    """What collectives of the group take: the latency of a small message, the rate of a large one."""
+    ranks = distributed.get_world_size()
+    around = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": (ranks - 1) / ranks}
+    around |= {"reduce-scatter": around["all-gather"], "broadcast": 1.0}
+    found = {}
+    for name, share in around.items():
+        small, large = (_collective_s(name, values, device, ranks) for values in (ranks, LINK_VALUES * ranks))
+        found[name] = Transfer(small, share * 4.0 * LINK_VALUES * ranks / max(large - small, 1e-9))
+    return found
+
+
+def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
+    """The fastest of a few, each begun by all at once."""
+    whole, part = torch.ones(values, device=device), torch.ones(values // ranks, device=device)
+    gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+    step = {
+        "all-reduce": lambda: distributed.all_reduce(whole),
+        "all-gather": lambda: gather(whole, part),
+        "reduce-scatter": lambda: scatter(part, whole),
+        "broadcast": lambda: distributed.broadcast(whole, 0),
+    }[name]
+    took = []
+    for _ in range(LINK_PROBES):
+        distributed.barrier()
+        took.append(timed(device, step))
+    return min(took)
 
 
 def settled(device: str) -> None:
@@ -82,6 +125,13 @@ def _gemm_flops_per_s(device: str, dtype: str) -> float:
 def _stream_bytes_per_s(device: str) -> float:
     one, two, three = (torch.ones(STREAM_VALUES, device=device) for _ in range(3))
     return 3 * 4.0 * STREAM_VALUES / _best(device, lambda: torch.add(one, two, alpha=3.0, out=three))
+
+
+def _fresh_bytes_per_s() -> float:
+    """By how much longer it takes to write where nobody has written."""
+    there = torch.ones(STREAM_VALUES)
+    known, fresh = _best("cpu", lambda: there.fill_(1.0)), _best("cpu", lambda: torch.ones(STREAM_VALUES))
+    return 4.0 * STREAM_VALUES / max(fresh - known, 1e-9)
 
 
 def _launch_s(device: str) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from loadgen.dissect import DissectError, check_installed, machine
 from loadgen.dissect.expected import expected_bytes, expected_s
@@ -32,6 +32,8 @@ from servers.ladder.llama import DecoderLayer, Llama, build
 SEED = 17
 ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARTS = ("forward", "backward", "optimiser")
+COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel")
+"""How torch.profiler's names of collectives begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +81,12 @@ def training(asked: TrainingAsked) -> TrainingFound:
             found.append(TechniqueFound(technique.name, count, reason))
             continue
         measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+        predicted = expected_s(asked, technique, measured.bounds or allowed, count)
         found.append(
             replace(
                 measured,
-                predicted_s=expected_s(asked, technique, allowed, count),
+                predicted_s=predicted.parts,
+                predicted_communication_s=predicted.communication,
                 predicted_bytes=expected_bytes(asked, technique, count),
             )
         )
@@ -122,6 +126,7 @@ def _bounds(asked: TrainingAsked) -> Any:
 def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     """In one of the processes."""
     asked, technique = both
+    allowed = machine.bounds_together(asked.device, asked.dtype)
     torch.manual_seed(SEED)
     count = asked.count(technique)
     plain = build(
@@ -134,12 +139,15 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     def step() -> list[float]:
         optimiser.zero_grad()
         marks = [_now(asked.device)]
-        loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
-        marks.append(_now(asked.device))
-        loss.backward()
-        marks.append(_now(asked.device))
-        optimiser.step()
-        marks.append(_now(asked.device))
+        with record_function("forward"):
+            loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+            marks.append(_now(asked.device))
+        with record_function("backward"):
+            loss.backward()
+            marks.append(_now(asked.device))
+        with record_function("optimiser"):
+            optimiser.step()
+            marks.append(_now(asked.device))
         return [later - sooner for sooner, later in pairwise(marks)]
 
     for _ in range(max(1, asked.warmup)):  # optimiser states are made by the first
@@ -158,7 +166,7 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
         "activations": passing,
     }
     parts = dict(zip(PARTS, zip(*took, strict=True), strict=True))
-    return TechniqueFound(technique.name, count, "", parts, _communication_s(profiler), held)
+    return TechniqueFound(technique.name, count, "", parts, _communication_s(profiler), held, bounds=allowed)
 
 
 def _now(device: str) -> float:
@@ -327,15 +335,18 @@ def _allocations(events: Any, device: str) -> Iterator[tuple[int, int, int]]:
         yield from _allocations(each.children, device)
 
 
-def _communication_s(profiler: Any) -> float:
-    """How long any collective was under way."""
-    spans = sorted(
-        (each.time_range.start, each.time_range.end)
-        for each in profiler.events()
-        if each.name.startswith(("gloo:", "nccl:", "ncclDevKernel"))
-    )
-    found = end = 0.0
-    for begin, stop in spans:
-        found += max(0.0, stop - max(begin, end))
-        end = max(end, stop)
-    return found / 1e6 if distributed.is_initialized() else 0.0
+def _communication_s(profiler: Any) -> dict[str, float]:
+    """How long any collective was under way in each phase; nothing where there is one process."""
+    if not distributed.is_initialized():
+        return {}
+    events = [(each.name, each.time_range.start, each.time_range.end) for each in profiler.events()]
+    spans = sorted((begin, end) for name, begin, end in events if name.startswith(COLLECTIVES))
+    found = {}
+    for part in PARTS:
+        (first, last), *_ = ((begin, end) for name, begin, end in events if name == part)
+        total, until = 0.0, first
+        for begin, end in spans:
+            total += max(0.0, min(end, last) - max(begin, until))
+            until = max(until, end)
+        found[part] = total / 1e6
+    return found

@@ -35,7 +35,7 @@ def expected_s(asked: TrainingAsked, technique: Technique, allowed: Bounds, coun
         name: Link(name, each.bytes_per_s, 1.0, 0.0, 0.0, 0.0, 0.0, each.latency_s, 0.0)
         for name, each in allowed.links.items()
     }
-    machine = TorchMachine(_card(allowed), links, allowed.fresh_bytes_per_s, technique.offload)
+    machine = TorchMachine(_card(allowed), links, allowed.fresh_bytes_per_s)
     return step_s(_step(asked, technique, count), machine)
 
 
@@ -52,6 +52,7 @@ def _step(asked: TrainingAsked, technique: Technique, count: int) -> TorchStep:
         data=count,
         adapter_rank=RANK if technique.adapters else 0,
         base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
+        offload=technique.offload,
     )
 
 

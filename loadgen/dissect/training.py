@@ -32,8 +32,8 @@ from servers.ladder.llama import DecoderLayer, Llama, build
 SEED = 17
 ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARTS = ("forward", "backward", "optimiser")
-COLLECTIVES = ("gloo:", "nccl:", "ncclDevKernel")
-"""How torch.profiler's names of collectives begin."""
+COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
+"""How torch.profiler's names of collectives under way begin; `nccl:` is their launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,13 @@ def training(asked: TrainingAsked) -> TrainingFound:
         if reason:
             found.append(TechniqueFound(technique.name, count, reason))
             continue
-        measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+        try:
+            measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+        except (torch.OutOfMemoryError, DissectError) as problem:
+            if "out of memory" not in str(problem):
+                raise
+            found.append(TechniqueFound(technique.name, count, "it does not fit the memory of this GPU"))
+            continue
         predicted = expected_s(asked, technique, measured.bounds or allowed, count)
         found.append(
             replace(
@@ -90,6 +96,8 @@ def training(asked: TrainingAsked) -> TrainingFound:
                 predicted_bytes=expected_bytes(asked, technique, count),
             )
         )
+    if all(each.cannot for each in found):
+        raise DissectError("none of these fits the memory of this GPU", "Choose fewer --layers, or --technique Z3.")
     return TrainingFound(
         model=shape.name,
         parameters=sum(each.numel() for each in build(shape, device="meta").parameters()),
@@ -160,9 +168,9 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     bucketed = isinstance(model, nn.parallel.DistributedDataParallel)  # in buckets that are always there
     gradients, passing = _at_the_peak(profiler, asked.device)
     held = {
-        "weights": _bytes(model.parameters()) + _quantiser_bytes(model),
-        "gradients": gradients + (_bytes(_trained(model)) if bucketed else 0.0),
-        "optimiser": _bytes(_states(optimiser)),
+        "weights": _bytes(model.parameters(), asked.device) + _quantiser_bytes(model),
+        "gradients": gradients + (_bytes(_trained(model), asked.device) if bucketed else 0.0),
+        "optimiser": _bytes(_states(optimiser), asked.device),
         "activations": passing,
     }
     parts = dict(zip(PARTS, zip(*took, strict=True), strict=True))
@@ -276,9 +284,10 @@ def _states(optimiser: Any) -> Iterator[Tensor]:
         yield from (each for each in state.values() if isinstance(each, Tensor))
 
 
-def _bytes(tensors: Any) -> float:
-    """On this device."""
-    return float(sum(_local(each).untyped_storage().nbytes() for each in {id(each): each for each in tensors}.values()))
+def _bytes(tensors: Any, device: str) -> float:
+    """On this device: what is offloaded is not."""
+    own = [_local(each) for each in {id(each): each for each in tensors}.values()]
+    return float(sum(each.untyped_storage().nbytes() for each in own if each.device.type == device))
 
 
 def _local(tensor: Any) -> Tensor:
@@ -343,7 +352,7 @@ def _communication_s(profiler: Any) -> dict[str, float]:
     spans = sorted((begin, end) for name, begin, end in events if name.startswith(COLLECTIVES))
     found = {}
     for part in PARTS:
-        (first, last), *_ = ((begin, end) for name, begin, end in events if name == part)
+        last, first = max((end, begin) for name, begin, end in events if name == part)  # until the device had ended
         total, until = 0.0, first
         for begin, end in spans:
             total += max(0.0, min(end, last) - max(begin, until))

@@ -27,7 +27,6 @@ class TorchMachine:
     """By collective: all-reduce, all-gather, reduce-scatter, broadcast."""
     fresh_bytes_per_s: float = 0.0
     """At which the system hands out memory; 0 where an allocator keeps it (CUDA)."""
-    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,7 @@ def _trained_share(step: TorchStep) -> float:
 def _optimiser_s(step: TorchStep, machine: TorchMachine) -> float:
     """AdamW reads weight, gradient and two moments, and writes all but the gradient; over PCIe where the host does."""
     mine = sum(_group_bytes(step)) * _trained_share(step) / (step.data if step.zero else 1)
-    if not machine.offload:
+    if not step.offload:
         return _moved_s(machine, 7 * mine)
     pcie = machine.gpu.pcie
     return 2 * mine / (pcie.bytes_per_s * pcie.share) + 7 * mine / constant("host_bytes_per_s")

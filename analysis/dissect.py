@@ -107,20 +107,35 @@ def sentences(case: StepCase, found: InferenceFound) -> list[str]:
 def _overlap(case: StepCase, found: InferenceFound) -> str:
     """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
     least = {name: min(seconds) for name, seconds in case.beside_s.items()}
-    block = least["no-communication"] / (2 * found.layers)
+    attention, mlp = blocks_s(case, found, least["no-communication"])
     costs = (least["standard"] - least["no-communication"]) / (2 * found.layers)
     steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in least.items())
     told = (
-        f"By turns, the fastest step of each: {steps}. A block takes {duration(block)}, an all-reduce lengthens the "
-        f"standard step by {duration(costs)}"
+        f"By turns, the fastest step of each: {steps}. Attention takes {duration(attention)}, an MLP {duration(mlp)}; "
+        f"an all-reduce lengthens the standard step by {duration(costs)}"
     )
     if found.architecture in ("standard", "no-communication") or costs <= 0:
         return f"{told}."
-    expected = max(0.0, 1 - exposed_s(found.architecture, costs, block, block) / (2 * costs))
+    shown = exposed_s(found.architecture, found.layers, costs, attention, mlp)
+    expected = max(0.0, 1 - shown / (2 * found.layers * costs))
     return (
         f"{told}; {found.architecture} hides {share(hidden(case.beside_s, found.architecture))} of that, where "
         f"loadgen limits would expect {share(expected)}."
     )
+
+
+def blocks_s(case: StepCase, found: InferenceFound, step_s: float) -> tuple[float, float]:
+    """Attention and MLP of one layer in a step that waits for nothing: by the shares that their operators have of it.
+    Each has one of the norms and of the sums behind them."""
+    own = [each for each in case.operators if each.bound != "network" and each.direction == "forward"]
+
+    def spent(*modules: str) -> float:
+        return sum(sum(each.seconds) for each in own if each.module in modules and each.in_layers)
+
+    halved, everything = spent("RMSNorm", "residual") / 2, sum(sum(each.seconds) for each in own)
+    both = (spent("QKV", "RoPE", "attention", "output") + halved, spent("gate", "up", "SiLU", "down") + halved)
+    attention, mlp = (step_s * each / everything / found.layers for each in both)
+    return attention, mlp
 
 
 def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:

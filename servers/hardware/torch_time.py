@@ -177,7 +177,7 @@ def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, fl
     if step.zero >= 2:
         gathered = sum(float(ring_s(links["all-gather"], ranks, each, "all-gather")) for each in groups)
         scattered = sum(float(ring_s(links["reduce-scatter"], ranks, each, "reduce-scatter")) for each in trained if each)
-        whole = [step.model.head_parameters * step.value_bytes] * (2 - step.model.tied)  # besides what travelled
+        whole = [sum(groups)]  # besides what travelled: FSDP gives both back
         there = _moved_s(machine, 2 * sum(groups) * (1 + 1 / ranks)) + _fresh_s(machine, [*groups, *whole])
         times = 1 if step.zero == 3 else 0
         talk["forward"], copied["forward"] = gathered, there

@@ -15,7 +15,7 @@ from servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
     from analysis.report import Document
-    from loadgen.dissect.found import InferenceFound, Operator, StepCase
+    from loadgen.dissect.found import Bounds, InferenceFound, Operator, StepCase
 
 Rows = list[tuple[str, ...]]
 ORDER = (
@@ -44,6 +44,15 @@ def headings(found: InferenceFound) -> tuple[str, str]:
         f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
         f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
     )
+
+
+def links(allowed: Bounds, processes: int) -> list[str]:
+    """What collectives between these take; nothing where there is one process."""
+    told = [
+        f"{name} {duration(each.latency_s)} + {significant(each.bytes_per_s / 1e9)} GB/s"
+        for name, each in allowed.links.items()
+    ]
+    return [f"Between {processes} processes, as measured: {', '.join(told)}."] if told else []
 
 
 def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
@@ -181,7 +190,7 @@ def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
 
 def text(found: InferenceFound) -> str:
     """All of it for a terminal of 80 columns."""
-    blocks = [wrapped(headings(found))]
+    blocks = [wrapped([*headings(found), *links(found.bounds, found.tensor_parallel)])]
     for case in found.cases:
         blocks.append(wrapped(sentences(case, found)))
         tables = {direction: module_rows(case, direction) for direction in ("forward", "backward")}
@@ -208,7 +217,8 @@ def document(found: InferenceFound) -> Document:
         kinds: dict[str, doc.Kind] = {"module": "head", "operator": "text", "shape": "text"}
         kinds |= {**numbers("calls", "time", "share", "bound"), "by": "text"}
         operators = table(f"Operators, {name}", kinds, operator_rows(case), several=True, id="operators")
-        paragraphs = [doc.Paragraph(each) for each in sentences(case, found)]
+        said = [*sentences(case, found), *links(found.bounds, found.tensor_parallel)]
+        paragraphs = [doc.Paragraph(each) for each in said]
         sections.append(doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators]))
         runs.append(name)
     charts = [

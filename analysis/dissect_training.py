@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from analysis.dissect import with_margin, wrapped
+from analysis.dissect import links, with_margin, wrapped
 from analysis.hardware import aligned
 from analysis.report.format import count, duration, share, significant, size
 
@@ -25,8 +25,8 @@ FEWEST = 4
 """Bars that a chart has room for at least, so that one alone is not as high as the page."""
 MEANING = """Collectives run beside forward and backward and are part of them. Memory is that of one process at the
 instant at which it is most, by the allocator's account; activations are all that passes: gathered weights and buffers
-too. Predicted: servers.hardware, of the bounds above; memory is counted tensor by tensor, time assumes that kernels
-reach the bounds."""
+too. Predicted: servers.hardware, of what each process reached just before, memory tensor by tensor and time operator by
+operator. A bus bandwidth counts each byte once on the busiest link, as nccl-tests do."""
 
 
 def headings(found: TrainingFound) -> tuple[str, str]:
@@ -84,6 +84,9 @@ def parts_rows(found: TrainingFound) -> list[tuple[str, ...]]:
     for each in _measured(found):
         for part, seconds in each.parts_s.items():
             rows.append((each.technique, part, duration(with_margin(seconds)[0]), duration(each.predicted_s[part])))
+        if each.processes > 1:
+            talk = [sum(took.values()) for took in (each.communication_s, each.predicted_communication_s)]
+            rows.append((each.technique, COLLECTIVES, *map(duration, talk)))
         for kind, held in each.memory_bytes.items():
             rows.append((each.technique, f"{kind}, bytes", size(held), size(each.predicted_bytes[kind])))
     return rows
@@ -94,7 +97,8 @@ def sentences(found: TrainingFound) -> list[str]:
     lines = [f"Not here: {each.technique}: {each.cannot}." for each in found.techniques if each.cannot]
     worst = max(_measured(found), key=lambda each: abs(off(each)))
     lines.append(f"The predicted peak of memory is off by at most {share(abs(off(worst)))} ({worst.technique}).")
-    return lines
+    linked = next((each for each in _measured(found) if each.bounds and each.bounds.links), None)
+    return [*lines, *(links(linked.bounds, linked.processes) if linked and linked.bounds else [])]
 
 
 def text(found: TrainingFound) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,8 @@ def _measured(asked: InferenceAsked) -> InferenceFound:
         dtype=machine.DTYPES[asked.dtype],
     )
     allowed = machine.bounds(asked.device, asked.dtype)
+    if group:
+        allowed = replace(allowed, links=machine.links(asked.device))
     return InferenceFound(
         model=shape.name,
         architecture=asked.architecture,

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
 MEMORY_HEADS = ("technique", "weights", "gradients", "optimiser", "activations", "peak", "predicted", "off")
 PARTS_HEADS = ("technique", "part", "measured", "predicted")
-TIME_CHART = """Seconds of one step, from left to right: computing, and the time in which a collective was under way. The
-upright line is what the model predicts for all of it."""
-MEMORY_CHART = """Bytes of one process at the peak, by kind. The upright line is what the model predicts for all of it."""
+TIME_CHART = """Seconds of one step, from left to right: computing, and the time in which a collective was under way.
+The upright line is what the model predicts for all of it."""
+MEMORY_CHART = (
+    """Bytes of one process at the peak, by kind. The upright line is what the model predicts for all of it."""
+)
 COLLECTIVES = "collectives"
 FEWEST = 4
 """Bars that a chart has room for at least, so that one alone is not as high as the page."""

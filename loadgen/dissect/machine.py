@@ -20,7 +20,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GEMM_SIZE = 1536
 STREAM_VALUES = 1 << 24
 """Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
-PROBES, PROBE_S = 20, 1.5
+PROBES, PROBE_S = 12, 1.0
 """How often, and for how long, at most."""
 LINK_VALUES, LINK_PROBES = 1 << 23, 5
 """In fp32, of each process: 32 MiB."""
@@ -49,9 +49,7 @@ def bounds(device: str, dtype: str, pick: Pick = min) -> Bounds:
         except HardwareError:
             card = None
         if card and dtype != "fp32":
-            return Bounds(
-                card.name, card.flops_per_s, card.memory_bytes_per_s, DATA_SHEET, card.architecture.launch_s
-            )
+            return Bounds(card.name, card.flops_per_s, card.memory_bytes_per_s, DATA_SHEET, card.architecture.launch_s)
     else:
         name = f"{torch.get_num_threads()} CPU threads"
     rate, moved = _gemm_flops_per_s(device, dtype, pick), _stream_bytes_per_s(device, pick)

@@ -176,7 +176,9 @@ def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, fl
     trained = [_trained_share(step) * each for each in groups]
     if step.zero >= 2:
         gathered = sum(float(ring_s(links["all-gather"], ranks, each, "all-gather")) for each in groups)
-        scattered = sum(float(ring_s(links["reduce-scatter"], ranks, each, "reduce-scatter")) for each in trained if each)
+        scattered = sum(
+            float(ring_s(links["reduce-scatter"], ranks, each, "reduce-scatter")) for each in trained if each
+        )
         whole = [sum(groups)]  # besides what travelled: FSDP gives both back
         there = _moved_s(machine, 2 * sum(groups) * (1 + 1 / ranks)) + _fresh_s(machine, [*groups, *whole])
         times = 1 if step.zero == 3 else 0

@@ -118,7 +118,7 @@ def _latency(delay_s: float, device: torch.device) -> Callable[[], None]:
 
 @cache
 def _cycles_per_s(device: torch.device) -> float:
-    """Of the counter by which `torch.cuda._sleep` waits, measured: not every torch names a clock, and no card keeps it."""
+    """Of the counter by which `torch.cuda._sleep` waits, measured: not every torch names a clock, no card keeps it."""
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(CYCLES)  # clocks rise
@@ -126,4 +126,5 @@ def _cycles_per_s(device: torch.device) -> float:
         torch.cuda._sleep(CYCLES)
         end.record()
         end.synchronize()
-    return CYCLES / (begin.elapsed_time(end) / 1e3)
+    took_ms: float = begin.elapsed_time(end)
+    return 1e3 * CYCLES / took_ms

@@ -40,7 +40,7 @@ def test_it_has_the_bar_of_a_step_and_the_roofline(browser: Browser, tmp_path: P
 
 @pytest.mark.parametrize("width", [360, 1600])
 def test_each_technique_is_a_bar_with_its_prediction(browser: Browser, tmp_path: Path, width: int) -> None:
-    """Two of them: four parts of time and four kinds of memory each, and a line across where the model puts the whole."""
+    """Two of them: four parts of time and four kinds of memory each, and a line where the model puts the whole."""
     with opened(browser, dissect_training.document(training_found()), tmp_path) as page:
         page.set_viewport_size({"width": width, "height": 900})
         for chart in ("time", "memory"):
@@ -48,15 +48,14 @@ def test_each_technique_is_a_bar_with_its_prediction(browser: Browser, tmp_path:
             expect(page.locator(f"#chart-{chart} .barlayer .point")).to_have_count(8)
             expect(page.locator(f"#chart-{chart} .scatterlayer .points path")).to_have_count(4)  # each has an edge
         drawn = page.evaluate("document.getElementById('chart-time').data.map(({name, x}) => [name, ...x])")
-        assert dict((name, values) for name, *values in drawn) == pytest.approx(
-            {
-                "forward": [1.0, 1.5],
-                "backward": [2.0, 2.5],
-                "optimiser": [0.5, 0.3],
-                "collectives": [0.0, 2.0],
-                "predicted": [2.8, 5.6],
-            }
-        )
+        parts = {
+            "forward": [1.0, 1.5],
+            "backward": [2.0, 2.5],
+            "optimiser": [0.5, 0.3],
+            "collectives": [0.0, 2.0],
+            "predicted": [2.8, 5.6],
+        }
+        assert {name: values for name, *values in drawn} == {name: pytest.approx(each) for name, each in parts.items()}
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 

@@ -60,7 +60,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     made = Cuda()
     main = Stream(made, "main")
     monkeypatch.setattr(torch.cuda, "_sleep", made.sleep)
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(made))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(made))
     monkeypatch.setattr(torch.cuda, "Stream", lambda: Stream(made, "link"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
@@ -105,7 +105,7 @@ def test_collectives_are_counted_by_phase_where_they_run(monkeypatch: pytest.Mon
     """Kernels of NCCL, each stretch once and no longer than its phase; not their launch."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     events = [event(name, DeviceType.CPU, 1000 * place, 1000) for place, name in enumerate(training.PARTS)]
-    events += [event("backward", DeviceType.CUDA, 1000, 500)]  # torch.profiler repeats it between the first kernel and the last
+    events += [event("backward", DeviceType.CUDA, 1000, 500)]  # torch.profiler repeats it from its first kernel on
     events += [event("nccl:all_gather", DeviceType.CPU, 0, 900)]
     for begin in (100, 200):  # both until 500
         events.append(event("ncclDevKernel_AllGather_RING_LL", DeviceType.CUDA, begin, 500 - begin))

@@ -34,7 +34,7 @@ def test_noise_is_not_more_than_all() -> None:
 
 
 def test_measured_and_expected_stand_side_by_side() -> None:
-    """All-reduces of 25 ms: two run beside an MLP of 37.5, one beside an attention of 12.5, and the last beside nothing."""
+    """All-reduces of 25 ms: two run beside an MLP of 37.5, one beside an attention of 12.5, the last beside nothing."""
     text = said(STEPS, "ladder")
     assert "standard 200 ms, ladder 105 ms, no-communication 100 ms. Attention takes 12.5 ms, an MLP 37.5 ms" in text
     assert (

@@ -52,7 +52,7 @@ def links(allowed: Bounds, processes: int) -> list[str]:
         f"{name} {duration(each.latency_s)} + {significant(each.bytes_per_s / 1e9)} GB/s"
         for name, each in allowed.links.items()
     ]
-    return [f"Between {processes} processes, as measured: {', '.join(told)}."] if told else []
+    return [f"Between {processes} processes, latency and bus bandwidth: {', '.join(told)}."] if told else []
 
 
 def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:

@@ -57,7 +57,7 @@ def test_training_is_measured_beside_predicted() -> None:
     assert "Not here: zero3+offload: offload needs a GPU" in words
     assert "off by at most 5.0 % (naive)" in words
     assert ("zero3", "collectives", "2.00 s", "1.60 s") in dissect_training.parts_rows(found)
-    assert "Between 2 processes, as measured: all-gather 200 µs + 0.300 GB/s." in words
+    assert "Between 2 processes, latency and bus bandwidth: all-gather 200 µs + 0.300 GB/s." in words
 
 
 @pytest.mark.parametrize(

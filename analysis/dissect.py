@@ -15,7 +15,7 @@ from servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
     from analysis.report import Document
-    from loadgen.dissect.found import InferenceFound, Operator, StepCase
+    from loadgen.dissect.found import Bounds, InferenceFound, Operator, StepCase
 
 Rows = list[tuple[str, ...]]
 ORDER = (
@@ -44,6 +44,15 @@ def headings(found: InferenceFound) -> tuple[str, str]:
         f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
         f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
     )
+
+
+def links(allowed: Bounds, processes: int) -> list[str]:
+    """What collectives between these take; nothing where there is one process."""
+    told = [
+        f"{name} {duration(each.latency_s)} + {significant(each.bytes_per_s / 1e9)} GB/s"
+        for name, each in allowed.links.items()
+    ]
+    return [f"Between {processes} processes, latency and bus bandwidth: {', '.join(told)}."] if told else []
 
 
 def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
@@ -107,20 +116,35 @@ def sentences(case: StepCase, found: InferenceFound) -> list[str]:
 def _overlap(case: StepCase, found: InferenceFound) -> str:
     """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
     least = {name: min(seconds) for name, seconds in case.beside_s.items()}
-    block = least["no-communication"] / (2 * found.layers)
+    attention, mlp = blocks_s(case, found, least["no-communication"])
     costs = (least["standard"] - least["no-communication"]) / (2 * found.layers)
     steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in least.items())
     told = (
-        f"By turns, the fastest step of each: {steps}. A block takes {duration(block)}, an all-reduce lengthens the "
-        f"standard step by {duration(costs)}"
+        f"By turns, the fastest step of each: {steps}. Attention takes {duration(attention)}, an MLP {duration(mlp)}; "
+        f"an all-reduce lengthens the standard step by {duration(costs)}"
     )
     if found.architecture in ("standard", "no-communication") or costs <= 0:
         return f"{told}."
-    expected = max(0.0, 1 - exposed_s(found.architecture, costs, block, block) / (2 * costs))
+    shown = exposed_s(found.architecture, found.layers, costs, attention, mlp)
+    expected = max(0.0, 1 - shown / (2 * found.layers * costs))
     return (
         f"{told}; {found.architecture} hides {share(hidden(case.beside_s, found.architecture))} of that, where "
         f"loadgen limits would expect {share(expected)}."
     )
+
+
+def blocks_s(case: StepCase, found: InferenceFound, step_s: float) -> tuple[float, float]:
+    """Attention and MLP of one layer in a step that waits for nothing: by the shares that their operators have of it.
+    Each has one of the norms and of the sums behind them."""
+    own = [each for each in case.operators if each.bound != "network" and each.direction == "forward"]
+
+    def spent(*modules: str) -> float:
+        return sum(sum(each.seconds) for each in own if each.module in modules and each.in_layers)
+
+    halved, everything = spent("RMSNorm", "residual") / 2, sum(sum(each.seconds) for each in own)
+    both = (spent("QKV", "RoPE", "attention", "output") + halved, spent("gate", "up", "SiLU", "down") + halved)
+    attention, mlp = (step_s * each / everything / found.layers for each in both)
+    return attention, mlp
 
 
 def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
@@ -166,7 +190,7 @@ def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
 
 def text(found: InferenceFound) -> str:
     """All of it for a terminal of 80 columns."""
-    blocks = [wrapped(headings(found))]
+    blocks = [wrapped([*headings(found), *links(found.bounds, found.tensor_parallel)])]
     for case in found.cases:
         blocks.append(wrapped(sentences(case, found)))
         tables = {direction: module_rows(case, direction) for direction in ("forward", "backward")}
@@ -193,7 +217,8 @@ def document(found: InferenceFound) -> Document:
         kinds: dict[str, doc.Kind] = {"module": "head", "operator": "text", "shape": "text"}
         kinds |= {**numbers("calls", "time", "share", "bound"), "by": "text"}
         operators = table(f"Operators, {name}", kinds, operator_rows(case), several=True, id="operators")
-        paragraphs = [doc.Paragraph(each) for each in sentences(case, found)]
+        said = [*sentences(case, found), *links(found.bounds, found.tensor_parallel)]
+        paragraphs = [doc.Paragraph(each) for each in said]
         sections.append(doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators]))
         runs.append(name)
     charts = [

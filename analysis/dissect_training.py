@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analysis.dissect import with_margin, wrapped
+from analysis.dissect import links, with_margin, wrapped
 from analysis.hardware import aligned
 from analysis.report.format import count, duration, share, significant, size
 
@@ -16,10 +17,18 @@ if TYPE_CHECKING:
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
 MEMORY_HEADS = ("technique", "weights", "gradients", "optimiser", "activations", "peak", "predicted", "off")
 PARTS_HEADS = ("technique", "part", "measured", "predicted")
+TIME_CHART = """Seconds of one step, from left to right: computing, and the time in which a collective was under way.
+The upright line is what the model predicts for all of it."""
+MEMORY_CHART = (
+    """Bytes of one process at the peak, by kind. The upright line is what the model predicts for all of it."""
+)
+COLLECTIVES = "collectives"
+FEWEST = 4
+"""Bars that a chart has room for at least, so that one alone is not as high as the page."""
 MEANING = """Collectives run beside forward and backward and are part of them. Memory is that of one process at the
 instant at which it is most, by the allocator's account; activations are all that passes: gathered weights and buffers
-too. Predicted: servers.hardware, of the bounds above; memory is counted tensor by tensor, time assumes that kernels
-reach the bounds."""
+too. Predicted: servers.hardware, of what each process reached just before, memory tensor by tensor and time operator by
+operator. A bus bandwidth counts each byte once on the busiest link, as nccl-tests do."""
 
 
 def headings(found: TrainingFound) -> tuple[str, str]:
@@ -52,7 +61,7 @@ def time_rows(found: TrainingFound) -> list[tuple[str, ...]]:
         rows.append(
             (
                 *(_named(each), duration(mean), duration(margin, 2), *parts),
-                duration(each.communication_s) if each.processes > 1 else "",
+                duration(sum(each.communication_s.values())) if each.processes > 1 else "",
                 *(significant(found.batch * found.sequence / mean), duration(sum(each.predicted_s.values()))),
             )
         )
@@ -77,6 +86,9 @@ def parts_rows(found: TrainingFound) -> list[tuple[str, ...]]:
     for each in _measured(found):
         for part, seconds in each.parts_s.items():
             rows.append((each.technique, part, duration(with_margin(seconds)[0]), duration(each.predicted_s[part])))
+        if each.processes > 1:
+            talk = [sum(took.values()) for took in (each.communication_s, each.predicted_communication_s)]
+            rows.append((each.technique, COLLECTIVES, *map(duration, talk)))
         for kind, held in each.memory_bytes.items():
             rows.append((each.technique, f"{kind}, bytes", size(held), size(each.predicted_bytes[kind])))
     return rows
@@ -87,7 +99,8 @@ def sentences(found: TrainingFound) -> list[str]:
     lines = [f"Not here: {each.technique}: {each.cannot}." for each in found.techniques if each.cannot]
     worst = max(_measured(found), key=lambda each: abs(off(each)))
     lines.append(f"The predicted peak of memory is off by at most {share(abs(off(worst)))} ({worst.technique}).")
-    return lines
+    linked = next((each for each in _measured(found) if each.bounds and each.bounds.links), None)
+    return [*lines, *(links(linked.bounds, linked.processes) if linked and linked.bounds else [])]
 
 
 def text(found: TrainingFound) -> str:
@@ -116,25 +129,92 @@ def document(found: TrainingFound) -> Document:
     from analysis.report.tables import numbers, table
 
     title, bounds = headings(found)
+    measured = _measured(found)
     head: dict[str, doc.Kind] = {"technique": "head"}
     tables = [
         table("Time of one step", head | numbers(*TIME_HEADS[1:]), time_rows(found), several=True, id="time"),
         table("Memory at the peak", head | numbers(*MEMORY_HEADS[1:]), memory_rows(found), several=True, id="memory"),
     ]
     both = table(
-        "Model against measurement",
+        "Each part and kind",
         head | {"part": "text", **numbers(*PARTS_HEADS[2:])},
         parts_rows(found),
         several=True,
     )
-    paragraphs = [doc.Paragraph(each) for each in (*sentences(found), MEANING)]
+    shape: Any = "tall" if len(measured) > FEWEST else "wide"
+    drawn = [
+        doc.ChartRef("time", "Where a step goes", [TIME_CHART], shape),
+        doc.ChartRef("memory", "What memory holds at its peak", [MEMORY_CHART], shape),
+    ]
+    times, held = tables
     sections = [
-        doc.Section("answer", "A training step", [*tables, *paragraphs]),
+        doc.Section("answer", "A training step", [*map(doc.Paragraph, sentences(found)), drawn[0], times]),
+        doc.Section("held", "Memory", [drawn[1], held, doc.Paragraph(MEANING)]),
         doc.Section("model", "Model against measurement", [both]),
     ]
-    data: dict[str, list[str]] = {"runs": [], "charts": []}
+    talks = [COLLECTIVES] if any(each.communication_s for each in measured) else []
+    charts = [
+        _chart("time", "s of one step", "s", [*measured[0].parts_s, *talks], len(measured)),
+        _chart("memory", "GiB of one process", "GiB", [*measured[0].memory_bytes], len(measured)),
+    ]
+    data = {"runs": [_run(found, title)], "charts": charts}
     look = [doc.RunLook(title)]
     return doc.Document("loadgen dissect", title, sections, bounds, "", look, [], data, version("llm-loadgen"))
+
+
+def _run(found: TrainingFound, title: str) -> dict[str, Any]:
+    """What the charts draw: of each technique the parts of a step that are not communication, and that; memory."""
+    measured = _measured(found)
+    names = {"technique": [_named(each) for each in measured], "label": [_broken(_named(each)) for each in measured]}
+    time: dict[str, list[Any]] = {name: [] for name in (*measured[0].parts_s, COLLECTIVES)}
+    for each in measured:
+        parts = {part: with_margin(seconds)[0] for part, seconds in each.parts_s.items()}
+        talking = {part: min(took, each.communication_s.get(part, 0.0)) for part, took in parts.items()}
+        for part, took in parts.items():
+            time[part].append(took - talking[part])
+        time[COLLECTIVES].append(sum(talking.values()))
+    time["predicted"] = [sum(each.predicted_s.values()) for each in measured]
+    memory = {kind: [each.memory_bytes[kind] / 2**30 for each in measured] for kind in measured[0].memory_bytes}
+    memory["predicted"] = [sum(each.predicted_bytes.values()) / 2**30 for each in measured]
+    data = {"time": names | time, "memory": names | memory}
+    return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
+
+
+def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) -> dict[str, Any]:
+    """Of each technique one bar of its parts, and a line across it at what was predicted."""
+
+    def told(of: str) -> str:
+        return f"%{{customdata}}, {of}: %{{x:.3g}} {unit}<extra></extra>"
+
+    where = {"y": "$label", "customdata": "$technique", "orientation": "h"}
+    traces: list[dict[str, Any]] = [
+        {"type": "bar", "name": part, "x": f"${part}", "width": 0.6, "hovertemplate": told(part)}
+        | where
+        | {"marker": {"color": f"@run-{place + 1}"}}
+        for place, part in enumerate(parts)
+    ]
+    for colour, width in (("@paper", 7), ("@ink", 3)):  # a line with an edge, which stands out on any bar
+        line = {"symbol": "line-ns", "size": 120 / max(bars, FEWEST) + 4, "line": {"width": width, "color": colour}}
+        traces.append(
+            {"type": "scatter", "mode": "markers", "name": "predicted", "x": "$predicted", "marker": line}
+            | where
+            | {"hovertemplate": told("predicted"), "showlegend": colour == "@ink"}
+        )
+    half = max(bars, FEWEST) / 2
+    layout = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
+        "yaxis": {"type": "category", "automargin": True, "range": [(bars - 1) / 2 + half, (bars - 1) / 2 - half]},
+        "showlegend": True,
+    }
+    table = {each: each for each in ("technique", *parts, "predicted")}
+    return {"id": name, "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}
+
+
+def _broken(name: str) -> str:
+    """Two words of it on each line, for the narrow side of a chart."""
+    words = name.split("+")
+    return "+<br>".join("+".join(words[at : at + 2]) for at in range(0, len(words), 2))
 
 
 def _measured(found: TrainingFound) -> list[TechniqueFound]:

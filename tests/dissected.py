@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loadgen.dissect.found import (
     Bounds,
     Direction,
@@ -10,6 +12,7 @@ from loadgen.dissect.found import (
     StepCase,
     TechniqueFound,
     TrainingFound,
+    Transfer,
 )
 
 BOUNDS = Bounds("2 CPU threads", 1e11, 1e10, "measured: best GEMM, and STREAM's triad")
@@ -57,5 +60,15 @@ def training_found() -> TrainingFound:
         predicted_s={"forward": 0.8, "backward": 1.6, "optimiser": 0.4},
         predicted_bytes=kinds | {"activations": 7e8},
     )
+    zero3 = TechniqueFound(
+        *("zero3", 2, ""),
+        parts_s={"forward": [2.0, 2.2, 1.8], "backward": [4.0, 4.2, 3.8], "optimiser": [0.3, 0.3, 0.3]},
+        communication_s={"forward": 0.5, "backward": 1.5},
+        memory_bytes=kinds | {"weights": 2e8, "gradients": 2e8, "optimiser": 4e8},
+        predicted_s={"forward": 1.8, "backward": 3.6, "optimiser": 0.2},
+        predicted_bytes=kinds | {"weights": 2e8, "gradients": 2e8, "optimiser": 4e8},
+        predicted_communication_s={"forward": 0.4, "backward": 1.2},
+        bounds=replace(BOUNDS, links={"all-gather": Transfer(2e-4, 3e8)}),
+    )
     offload = TechniqueFound("zero3+offload", 2, "offload needs a GPU: on CPUs weights are with the host already")
-    return TrainingFound("small", 110_000_000, 12, 12, 2, 350, "cpu", "fp32", BOUNDS, [naive, offload], "2.13.0")
+    return TrainingFound("small", 110_000_000, 12, 12, 2, 350, "cpu", "fp32", BOUNDS, [naive, zero3, offload], "2.13.0")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.dissect.found import Bounds
+from loadgen.dissect.found import DATA_SHEET, Bounds
 from loadgen.dissect.techniques import RANK, Technique
-from servers.hardware import Architecture, Gpu, HardwareError, gpu, gpu_links
+from servers.hardware import Architecture, Gpu, Link, gpu, gpu_links
 from servers.hardware.torch_step import StepMemory, TorchStep, peak
-from servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, Training, iteration
+from servers.hardware.torch_time import StepSeconds, TorchMachine, step_s
+from servers.hardware.training import NF4_BYTES
 
 if TYPE_CHECKING:
     from loadgen.dissect.training import TrainingAsked
@@ -19,21 +20,7 @@ INT8_BYTES = 1.0
 
 def expected_bytes(asked: TrainingAsked, technique: Technique, count: int) -> dict[str, float]:
     """By kind."""
-    held: StepMemory = peak(
-        TorchStep(
-            model=asked.shape,
-            sequences=asked.batch // count,
-            sequence=asked.sequence,
-            value_bytes=BYTES[asked.dtype],
-            recompute=technique.recompute,
-            flash=technique.flash,
-            cpu=asked.device == "cpu",
-            zero=technique.zero,
-            data=count,
-            adapter_rank=RANK if technique.adapters else 0,
-            base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
-        )
-    )
+    held: StepMemory = peak(_step(asked, technique, count))
     return {
         "weights": held.weights,
         "gradients": held.gradients,
@@ -42,42 +29,41 @@ def expected_bytes(asked: TrainingAsked, technique: Technique, count: int) -> di
     }
 
 
-def expected_s(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> dict[str, float]:
-    """By phase, on devices of these bounds. Of a CPU each process has its part."""
-    took = iteration(
-        Training(
-            gpu=_card(allowed, count if asked.device == "cpu" else 1),
-            model=asked.shape,
-            batch=asked.batch,
-            sequence=asked.sequence,
-            micro_batch=asked.batch // count,
-            data=count,
-            recomputation="full" if technique.recompute else "none",
-            flash=technique.flash,
-            zero=technique.zero,
-            offload=technique.offload,
-            adapter_rank=RANK if technique.adapters else 0,
-            base_bytes=NF4_BYTES if technique.qlora else WEIGHT_BYTES,
-        )
+def expected_s(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> StepSeconds:
+    """By phase, where each process has these bounds."""
+    links = {
+        name: Link(name, each.bytes_per_s, 1.0, 0.0, 0.0, 0.0, 0.0, each.latency_s, 0.0)
+        for name, each in allowed.links.items()
+    }
+    machine = TorchMachine(_card(allowed), links, allowed.fresh_bytes_per_s)
+    return step_s(_step(asked, technique, count), machine)
+
+
+def _step(asked: TrainingAsked, technique: Technique, count: int) -> TorchStep:
+    return TorchStep(
+        model=asked.shape,
+        sequences=asked.batch // count,
+        sequence=asked.sequence,
+        value_bytes=BYTES[asked.dtype],
+        recompute=technique.recompute,
+        flash=technique.flash,
+        cpu=asked.device == "cpu",
+        zero=technique.zero,
+        data=count,
+        adapter_rank=RANK if technique.adapters else 0,
+        base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
+        offload=technique.offload,
     )
-    backward = took.backward_s + took.recomputation_s + took.data_s
-    held = expected_bytes(asked, technique, count)
-    moved = 2 * held["optimiser"] + (3 if not technique.adapters else 0) * held["weights"]
-    optimiser = took.optimiser_s if technique.offload else moved * count / allowed.bytes_per_s
-    return {"forward": took.forward_s, "backward": backward, "optimiser": optimiser}
 
 
-def _card(allowed: Bounds, parts: int) -> Gpu:
-    """A GPU by its row, or one core that reaches its bounds."""
-    try:
+def _card(allowed: Bounds) -> Gpu:
+    """A GPU by its row where the bounds are the data sheet's, or one core that reaches them."""
+    if allowed.source == DATA_SHEET:
         return gpu(allowed.device)
-    except HardwareError:
-        pass
     link = gpu_links()["PCIe"]
     plain = Architecture("probed", 1.0, 1.0, 1.0, 1.0, 1e6, allowed.launch_s, 0.0, allowed.launch_s, 0.0)
-    peaks = {"bf16": allowed.flops_per_s / parts}
     return Gpu(
-        *("probed", plain, peaks, 1e15, allowed.bytes_per_s / parts, 1, 1e9, 0.0, 0.0),
+        *("probed", plain, {"bf16": allowed.flops_per_s}, 1e15, allowed.bytes_per_s, 1, 1e9, 0.0, 0.0),
         link=link,
         pcie=link,
     )

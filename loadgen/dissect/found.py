@@ -11,6 +11,19 @@ Direction = Literal["forward", "backward"]
 Phase = Literal["prefill", "decode"]
 
 
+DATA_SHEET = "data sheet"
+"""Where bounds are from that nobody measured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One collective between the processes of a group, measured: what a small message takes, and the rate of a large
+    one as the busiest link sees it (the bus bandwidth of nccl-tests)."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the device allows, and who says so: a short probe, or the data sheet."""
@@ -22,6 +35,10 @@ class Bounds:
     source: str
     launch_s: float = 0.0
     """To start one small operator."""
+    fresh_bytes_per_s: float = 0.0
+    """At which memory is handed out that nobody has touched yet; 0 where an allocator keeps it (CUDA)."""
+    links: Mapping[str, Transfer] = field(default_factory=dict)
+    """By collective, where there are several processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +119,15 @@ class TechniqueFound:
     """Why it was not measured."""
     parts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of forward, backward and optimiser, in each repeat."""
-    communication_s: float = 0.0
-    """Of one step: how long any collective was under way; part of forward and backward."""
+    communication_s: Mapping[str, float] = field(default_factory=dict)
+    """Of each of those in one step: how long any collective was under way."""
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """At the peak of one step, by kind: what the allocator says, not the operating system."""
     predicted_s: Mapping[str, float] = field(default_factory=dict)
-    """By servers.hardware from the bounds; so is the memory."""
+    """By servers.hardware from the bounds; so are communication and memory."""
+    predicted_communication_s: Mapping[str, float] = field(default_factory=dict)
+    bounds: Bounds | None = None
+    """Of each process while all are busy, probed just before: what the prediction is made of."""
     predicted_bytes: Mapping[str, float] = field(default_factory=dict)
 
 

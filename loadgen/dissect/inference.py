@@ -7,13 +7,14 @@ between, torch.profiler times operators in its own way: both must come to the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -80,6 +81,8 @@ def _measured(asked: InferenceAsked) -> InferenceFound:
         dtype=machine.DTYPES[asked.dtype],
     )
     allowed = machine.bounds(asked.device, asked.dtype)
+    if group:
+        allowed = replace(allowed, links=machine.links(asked.device))
     return InferenceFound(
         model=shape.name,
         architecture=asked.architecture,
@@ -249,6 +252,13 @@ def _profiled(step: Callable[[], None], device: str) -> list[float]:
     with profile(activities=activities) as profiler:
         step()
         machine.settled(device)
+    return own_s(profiler.events(), device)
+
+
+def own_s(events: Iterable[Any], device: str) -> list[float]:
+    """A GPU's kernels are in the list once more, by themselves: here they are their operator's."""
     figure = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    calls = sorted(profiler.events(), key=lambda each: each.time_range.start)
+    calls = sorted(
+        (each for each in events if each.device_type == DeviceType.CPU), key=lambda each: each.time_range.start
+    )
     return [float(getattr(each, figure)) / 1e6 for each in calls]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -35,6 +36,9 @@ def shared(work: Callable[[Any], _Found], asked: Any, count: int, device: str, t
             return work(asked)
         finally:
             torch.set_num_threads(before)
+            if device == "cuda":  # the next may run in processes of their own, on the same GPU
+                gc.collect()
+                torch.cuda.empty_cache()
     with TemporaryDirectory(prefix="loadgen-") as folder:
         arguments = (work, asked, count, device, each, folder)
         try:
@@ -53,7 +57,8 @@ def _one(rank: int, work: Callable[[Any], Any], asked: Any, count: int, device: 
     if device == "cuda":
         torch.cuda.set_device(rank)
     meeting, backend = f"file://{folder}/meeting", "nccl" if device == "cuda" else "gloo"
-    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count)
+    where = torch.device(device, rank) if device == "cuda" else None  # one GPU each, connected at once
+    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count, device_id=where)
     try:
         found = work(asked)
     except (LoadgenError, HardwareError) as problem:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from loadgen.dissect import DissectError, check_installed, machine
 from loadgen.dissect.expected import expected_bytes, expected_s
@@ -32,6 +32,8 @@ from servers.ladder.llama import DecoderLayer, Llama, build
 SEED = 17
 ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARTS = ("forward", "backward", "optimiser")
+COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
+"""How torch.profiler's names of collectives under way begin; `nccl:` is their launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +80,24 @@ def training(asked: TrainingAsked) -> TrainingFound:
         if reason:
             found.append(TechniqueFound(technique.name, count, reason))
             continue
-        measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+        try:
+            measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+        except (torch.OutOfMemoryError, DissectError) as problem:
+            if "out of memory" not in str(problem):
+                raise
+            found.append(TechniqueFound(technique.name, count, "it does not fit the memory of this GPU"))
+            continue
+        predicted = expected_s(asked, technique, measured.bounds or allowed, count)
         found.append(
             replace(
                 measured,
-                predicted_s=expected_s(asked, technique, allowed, count),
+                predicted_s=predicted.parts,
+                predicted_communication_s=predicted.communication,
                 predicted_bytes=expected_bytes(asked, technique, count),
             )
         )
+    if all(each.cannot for each in found):
+        raise DissectError("none of these fits the memory of this GPU", "Choose fewer --layers, or --technique Z3.")
     return TrainingFound(
         model=shape.name,
         parameters=sum(each.numel() for each in build(shape, device="meta").parameters()),
@@ -122,6 +134,7 @@ def _bounds(asked: TrainingAsked) -> Any:
 def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     """In one of the processes."""
     asked, technique = both
+    allowed = machine.bounds_together(asked.device, asked.dtype)
     torch.manual_seed(SEED)
     count = asked.count(technique)
     plain = build(
@@ -134,12 +147,15 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     def step() -> list[float]:
         optimiser.zero_grad()
         marks = [_now(asked.device)]
-        loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
-        marks.append(_now(asked.device))
-        loss.backward()
-        marks.append(_now(asked.device))
-        optimiser.step()
-        marks.append(_now(asked.device))
+        with record_function("forward"):
+            loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+            marks.append(_now(asked.device))
+        with record_function("backward"):
+            loss.backward()
+            marks.append(_now(asked.device))
+        with record_function("optimiser"):
+            optimiser.step()
+            marks.append(_now(asked.device))
         return [later - sooner for sooner, later in pairwise(marks)]
 
     for _ in range(max(1, asked.warmup)):  # optimiser states are made by the first
@@ -152,13 +168,13 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
     bucketed = isinstance(model, nn.parallel.DistributedDataParallel)  # in buckets that are always there
     gradients, passing = _at_the_peak(profiler, asked.device)
     held = {
-        "weights": _bytes(model.parameters()) + _quantiser_bytes(model),
-        "gradients": gradients + (_bytes(_trained(model)) if bucketed else 0.0),
-        "optimiser": _bytes(_states(optimiser)),
+        "weights": _bytes(model.parameters(), asked.device) + _quantiser_bytes(model),
+        "gradients": gradients + (_bytes(_trained(model), asked.device) if bucketed else 0.0),
+        "optimiser": _bytes(_states(optimiser), asked.device),
         "activations": passing,
     }
     parts = dict(zip(PARTS, zip(*took, strict=True), strict=True))
-    return TechniqueFound(technique.name, count, "", parts, _communication_s(profiler), held)
+    return TechniqueFound(technique.name, count, "", parts, _communication_s(profiler), held, bounds=allowed)
 
 
 def _now(device: str) -> float:
@@ -268,9 +284,10 @@ def _states(optimiser: Any) -> Iterator[Tensor]:
         yield from (each for each in state.values() if isinstance(each, Tensor))
 
 
-def _bytes(tensors: Any) -> float:
-    """On this device."""
-    return float(sum(_local(each).untyped_storage().nbytes() for each in {id(each): each for each in tensors}.values()))
+def _bytes(tensors: Any, device: str) -> float:
+    """On this device: what is offloaded is not."""
+    own = [_local(each) for each in {id(each): each for each in tensors}.values()]
+    return float(sum(each.untyped_storage().nbytes() for each in own if each.device.type == device))
 
 
 def _local(tensor: Any) -> Tensor:
@@ -327,15 +344,18 @@ def _allocations(events: Any, device: str) -> Iterator[tuple[int, int, int]]:
         yield from _allocations(each.children, device)
 
 
-def _communication_s(profiler: Any) -> float:
-    """How long any collective was under way."""
-    spans = sorted(
-        (each.time_range.start, each.time_range.end)
-        for each in profiler.events()
-        if each.name.startswith(("gloo:", "nccl:", "ncclDevKernel"))
-    )
-    found = end = 0.0
-    for begin, stop in spans:
-        found += max(0.0, stop - max(begin, end))
-        end = max(end, stop)
-    return found / 1e6 if distributed.is_initialized() else 0.0
+def _communication_s(profiler: Any) -> dict[str, float]:
+    """How long any collective was under way in each phase; nothing where there is one process."""
+    if not distributed.is_initialized():
+        return {}
+    events = [(each.name, each.time_range.start, each.time_range.end) for each in profiler.events()]
+    spans = sorted((begin, end) for name, begin, end in events if name.startswith(COLLECTIVES))
+    found = {}
+    for part in PARTS:
+        last, first = max((end, begin) for name, begin, end in events if name == part)  # until the device had ended
+        total, until = 0.0, first
+        for begin, end in spans:
+            total += max(0.0, min(end, last) - max(begin, until))
+            until = max(until, end)
+        found[part] = total / 1e6
+    return found

@@ -155,7 +155,7 @@ def step(
     return Step(
         gemm=(model.layers * (blocks[0] + blocks[1]) + blocks[2]) / faster,
         attention=model.layers * attention,
-        all_reduce=model.layers * exposed_s(deployment.architecture, reduce, *beside) + (deployment.pipeline - 1) * hop,
+        all_reduce=exposed_s(deployment.architecture, model.layers, reduce, *beside) + (deployment.pipeline - 1) * hop,
         elementwise=model.layers * moved,
         layers=model.layers * framework.layer_s + 0 * rows,
         step=framework.step_s + framework.sequence_s * sequences * deployment.pipeline,
@@ -171,12 +171,13 @@ def _between_bytes(deployment: Deployment) -> float:
     return 2.0 * (constant("norm_passes") * model.hidden + (rotary + activation) / deployment.tensor)
 
 
-def exposed_s(architecture: str, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
-    """What a layer waits for its all-reduces. One beside a block must still be joined."""
+def exposed_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
+    """What so many layers wait for their all-reduces. A ladder's runs beside the block that follows, and must still be
+    joined; the last has none."""
     if architecture == "ladder":
         joining = constant("join_s")
-        return larger(reduce - attention, joining) + larger(reduce - mlp, joining)
-    return ARCHITECTURES[architecture] * reduce
+        return layers * larger(reduce - mlp, joining) + (layers - 1) * larger(reduce - attention, joining) + reduce
+    return ARCHITECTURES[architecture] * layers * reduce
 
 
 def physical_s(

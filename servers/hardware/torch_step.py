@@ -32,6 +32,7 @@ class TorchStep:
     data: int = 1
     adapter_rank: int = 0  # LoRA on all seven matrices of a layer
     base_bytes: float | None = None  # Per element of those matrices, where they are frozen and quantised
+    offload: bool = False  # The host has this device's part of weights, gradients and optimiser states
 
     @property
     def tokens(self) -> int:
@@ -54,6 +55,8 @@ class StepMemory:
 
 def peak(step: TorchStep) -> StepMemory:
     """The largest of all instants, from the end of the forward pass to the optimiser."""
+    if step.offload:
+        return StepMemory(0.0, 0.0, 0.0, max(rest for _, rest in _instants(step)))
     gradients, rest = max(_instants(step), key=sum)
     return StepMemory(_weights_bytes(step), gradients, _optimiser_bytes(step), rest)
 

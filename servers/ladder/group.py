@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.profiler import record_function
 
+CYCLES = 10_000_000
 ALL_REDUCE, WAIT, ALL_GATHER = "all-reduce", "all-reduce wait", "all-gather"
 
 
@@ -108,7 +110,21 @@ def _latency(delay_s: float, device: torch.device) -> Callable[[], None]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(int(delay_s * torch.cuda.get_device_properties(device).clock_rate * 1e3))
+            torch.cuda._sleep(int(delay_s * _cycles_per_s(device)))
         return lambda: torch.cuda.current_stream().wait_stream(stream)
     due_s = time.perf_counter() + delay_s
     return lambda: time.sleep(max(0.0, due_s - time.perf_counter()))
+
+
+@cache
+def _cycles_per_s(device: torch.device) -> float:
+    """Of the counter by which `torch.cuda._sleep` waits, measured: not every torch names a clock, no card keeps it."""
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(CYCLES)  # clocks rise
+        begin.record()
+        torch.cuda._sleep(CYCLES)
+        end.record()
+        end.synchronize()
+    took_ms: float = begin.elapsed_time(end)
+    return 1e3 * CYCLES / took_ms

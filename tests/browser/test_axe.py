@@ -11,13 +11,17 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from analysis import dissect, dissect_training
+from analysis.report import Document
+from analysis.report.page import render
 from loadgen.cli.report import report
 from tests.browser.conftest import NASTY
 from tests.command import in_process
+from tests.dissected import inference_found, training_found
 from tests.matrices import fabricate
 from tests.runs import burst, footer, header, healthy, write
 
-PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix", "frontier")
+PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix", "frontier", "inference", "training")
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
 WHOLE = 1024
@@ -71,6 +75,23 @@ def frontier(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     sweep = ("sweep", "--server", "vllm", "--virtual", "H100", "--rates", "2,8", "--objective", "tpot.p99 < 50ms")
     in_process(folder, *sweep, "--duration", "10s", "--quiet", "--out", str(folder / "s"))
     return OnDisk(folder / "s/frontier.html")
+
+
+@pytest.fixture(scope="module")
+def inference(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """A step taken apart."""
+    return _written(tmp_path_factory.mktemp("inference"), dissect.document(inference_found()))
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """Steps of training, with and without several processes."""
+    return _written(tmp_path_factory.mktemp("training"), dissect_training.document(training_found()))
+
+
+def _written(folder: Path, document: Document) -> OnDisk:
+    (folder / "page.html").write_text(render(document), "utf-8")
+    return OnDisk(folder / "page.html")
 
 
 @pytest.mark.parametrize("name", PAGES)

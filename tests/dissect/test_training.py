@@ -13,6 +13,7 @@ Dissect = Callable[..., dict[str, Any]]
 Models = Callable[..., Path]
 COUNTED = ("naive", "recompute", "lora", "zero1", "zero2", "zero3")
 TOKENS = {"fp32": 200, "bf16": 32}  # Two sequences of so many; this machine has no bf16 in hardware
+LINKS = {"all-reduce", "all-gather", "reduce-scatter", "broadcast"}
 ONCE = ("--batch", 2, "--repeats", 1, "--warmup", 1)
 
 
@@ -25,7 +26,8 @@ def large(models: Models) -> Path:
 @pytest.mark.parametrize("technique", COUNTED)
 @pytest.mark.parametrize("dtype", TOKENS)
 def test_memory_is_predicted_within_a_tenth(dissect: Dissect, large: Path, technique: str, dtype: str) -> None:
-    """Of the peak that the allocator saw, for a model of more than 100 million parameters."""
+    """Of the peak that the allocator saw, for a model of more than 100 million parameters. Time, which is asked of a
+    quiet machine, is not off by a whole factor of three on any; 16 bits are slow where the CPU has none."""
     options = ("--model", large, "--sequence", TOKENS[dtype], "--dtype", dtype, *ONCE)
     told = dissect("training", *options, "--technique", technique)
     (found,) = told["techniques"]
@@ -34,6 +36,8 @@ def test_memory_is_predicted_within_a_tenth(dissect: Dissect, large: Path, techn
     assert sum(predicted.values()) == pytest.approx(sum(measured.values()), rel=0.1), (measured, predicted)
     for kind in ("weights", "optimiser"):
         assert predicted[kind] == pytest.approx(measured[kind], rel=0.01)
+    took = sum(min(seconds) for seconds in found["parts_s"].values())
+    assert dtype == "bf16" or 1 / 3 < sum(found["predicted_s"].values()) / took < 3
     assert found["processes"] == (2 if technique.startswith("zero") else 1)
 
 
@@ -48,7 +52,9 @@ def test_every_technique_runs_alone_and_with_others(dissect: Dissect, models: Mo
         assert found["parts_s"].keys() == found["predicted_s"].keys() == {"forward", "backward", "optimiser"}
         assert min(min(seconds) for seconds in found["parts_s"].values()) > 0
         assert found["memory_bytes"].keys() == found["predicted_bytes"].keys()
-        assert (found["communication_s"] > 0) == (found["processes"] > 1)
+        talked = [sum(found[name].values()) > 0 for name in ("communication_s", "predicted_communication_s")]
+        assert talked == [found["processes"] > 1] * 2
+        assert found["bounds"]["links"].keys() == (LINKS if found["processes"] > 1 else set())
     by_name = {each["technique"]: each["memory_bytes"] for each in told["techniques"]}
     assert by_name["qlora"]["weights"] < by_name["lora"]["weights"]
     assert by_name["quantised"]["weights"] < by_name["naive"]["weights"]

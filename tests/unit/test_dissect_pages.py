@@ -47,14 +47,17 @@ def test_a_terminal_of_80_columns_is_wide_enough(text: str) -> None:
 def test_training_is_measured_beside_predicted() -> None:
     """Each part of time and kind of memory; by how much the peak is off; what could not be measured, and why."""
     found = training_found()
-    (times,) = dissect_training.time_rows(found)
+    times, split = dissect_training.time_rows(found)
+    assert (split[0], split[6]) == ("zero3 x 2", "2.00 s")
     assert (times[0], times[1], times[-2], times[-1]) == ("naive", "3.50 s", "200", "2.80 s")
-    (memory,) = dissect_training.memory_rows(found)
+    memory, _ = dissect_training.memory_rows(found)
     assert memory[-1] == "-5.0 %"
     assert ("naive", "activations, bytes", "763 MiB", "668 MiB") in dissect_training.parts_rows(found)
     words = " ".join(dissect_training.text(found).split())
     assert "Not here: zero3+offload: offload needs a GPU" in words
     assert "off by at most 5.0 % (naive)" in words
+    assert ("zero3", "collectives", "2.00 s", "1.60 s") in dissect_training.parts_rows(found)
+    assert "Between 2 processes, latency and bus bandwidth: all-gather 200 µs + 0.300 GB/s." in words
 
 
 @pytest.mark.parametrize(

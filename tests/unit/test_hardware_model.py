@@ -102,11 +102,13 @@ def test_the_limit_of_a_decode_step_is_the_weights_over_the_bandwidth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "waits"), [("standard", 50), ("parallel", 25), ("ladder", 12), ("no-communication", 0)]
+    ("architecture", "waits"),
+    [("standard", 150), ("parallel", 75), ("ladder", 3 * 7 + 2 * 5 + 25), ("no-communication", 0)],
 )
 def test_all_reduces_hide_behind_the_next_block(architecture: str, waits: float) -> None:
-    """25 us each, beside blocks of 40 and 18: of ladder's two one is hidden wholly, both must be joined."""
-    found = exposed_s(architecture, 25e-6, 40e-6, 18e-6)
+    """Three layers, 25 us each: attention's shows beside an MLP of 18, an MLP's is hidden beside an attention of 40 but
+    for joining it, and the last one has no block behind it."""
+    found = exposed_s(architecture, 3, 25e-6, 40e-6, 18e-6)
     assert float(found) == pytest.approx(1e-6 * waits)
     assert constant("join_s") == 5e-6
 

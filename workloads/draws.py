@@ -7,14 +7,9 @@ same load next year; hence these few lines of our own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from random import Random
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 UNITS_PER_NS = 1 << 20
 """Random gaps are summed in these units: rounding each to whole ns would bend the mean at high rates."""
@@ -28,12 +23,20 @@ def stream(seed: int, what: str) -> Draw:
     return Random(f"{seed}/{what}").random  # noqa: S311 - load, not secrets
 
 
-def uniform(random: Random, count: int) -> NDArray[np.float64]:
-    """What so many calls of `random.random` give, at once: 53 bits of two words each (CPython, genrand_res53)."""
+def picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
+    """(random, count) to so many of the items, those of `items[int(random.random() * len(items))]`, but all at once: a
+    draw has 53 bits of two words (CPython, genrand_res53)."""
     import numpy as np
 
-    words = np.frombuffer(random.randbytes(8 * count), "<u4")
-    return ((words[::2] >> 5) * 67108864.0 + (words[1::2] >> 6)) / 9007199254740992.0
+    ordered = np.array(items)
+
+    def pick(random: Random, count: int) -> list[int]:
+        words = np.frombuffer(random.randbytes(8 * count), "<u4")
+        draws = ((words[::2] >> 5) * 67108864.0 + (words[1::2] >> 6)) / 9007199254740992.0
+        picked: list[int] = ordered[(draws * len(ordered)).astype(np.int64)].tolist()
+        return picked
+
+    return pick
 
 
 def exponential(draw: Draw) -> float:

@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from workloads.draws import uniform
+from workloads.draws import picker
 from workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
@@ -177,8 +177,6 @@ def id_prompts(
     """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`. They differ from
     their first id or two on. One that is shorter than that is its number cut short, and may have an equal; where all
     are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them."""
-    import numpy as np
-
     size, total, room = len(alphabet), numbers + shared, min(shortest, BLOCK_TOKENS)
     depth = next((d for d in range(1, room + 1) if size**d >= total), 0)
     if not depth:
@@ -187,12 +185,11 @@ def id_prompts(
             "ask for longer prompts or fewer of them",
         )
     order = shuffled(alphabet, seed)
-    ordered = np.array(order)
+    pick = picker(order)
 
     def own(number: int, tokens: int) -> list[int]:
         lead = digits(number + shared if number >= 0 else -1 - number, [order] * depth)
-        drawn = uniform(generator(seed, number), max(0, tokens - depth)) * size
-        return [*lead[:tokens], *ordered[drawn.astype(np.int64)].tolist()]
+        return [*lead[:tokens], *pick(generator(seed, number), max(0, tokens - depth))]
 
     stretch = lru_cache(STRETCHES_LIMIT)(own)
 

@@ -16,7 +16,7 @@ import pytest
 from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
 from workloads import workload
-from workloads.draws import uniform
+from workloads.draws import picker
 from workloads.lengths import Fixed, Uniform
 from workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
 from workloads.workload import WorkloadSpec, prompts_for
@@ -294,7 +294,7 @@ def test_first_prompt_is_checked_with_the_server() -> None:
         exact_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)
 
 
-def test_numbers_drawn_at_once_are_those_of_single_draws() -> None:
+def test_what_is_picked_at_once_is_what_single_draws_pick() -> None:
     """Or a Python that fills bytes otherwise would change every prompt of a seed."""
-    one = Random("7:3")
-    assert uniform(Random("7:3"), 1000).tolist() == [one.random() for _ in range(1000)]
+    one, items = Random("7:3"), [*range(1_000_000, 0, -1)]
+    assert picker(items)(Random("7:3"), 1000) == [items[int(one.random() * len(items))] for _ in range(1000)]

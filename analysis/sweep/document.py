@@ -257,7 +257,7 @@ def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any
         for chart, x, best_steps in (("frontier", AXES[0], frontier), ("first", AXES[1], first)):
             found = _columns([step for step in steps if getattr(step, x)], x, rate, each, link)
             knee = _columns(
-                [step for step in steps if step.step == each.knee and getattr(step, x)], x, RATE, each, link
+                [step for step in steps if step.step == each.knee and getattr(step, x)], x, rate, each, link
             )
             joined = _columns(list(best_steps), x, rate, each, link)
             limits = [step for step in steps if step.limit_tokens_per_s_per_user] if chart == "frontier" else []

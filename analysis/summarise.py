@@ -16,6 +16,7 @@ from analysis import client, endings, stats, summary
 from analysis.frame import Frame, total
 from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
+from analysis.objectives import Distribution
 from analysis.prediction import foretold
 from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
@@ -40,7 +41,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]
-    latencies = {each.name: stats.describe(each.values(frame), each.groups(frame)) for each in of_requests}
+    latencies = {each.name: _described(each, frame) for each in of_requests}
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
     machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
@@ -83,6 +84,13 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=foretold(run.header.server),
     )
+
+
+def _described(metric: Metric, frame: Frame) -> Distribution:
+    zeros = metric.many(frame)
+    if zeros is not None:
+        return stats.describe_gaps(frame, zeros)
+    return stats.describe(metric.values(frame), metric.groups(frame))
 
 
 def run_info(run: Run, frame: Frame) -> summary.RunInfo:

@@ -25,7 +25,7 @@ from analysis.frame import Frame
 from analysis.metrics import METRICS
 from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
-from analysis.stats import PERCENTILES, samples_needed
+from analysis.stats import PERCENTILES, ranked_gaps, samples_needed
 from analysis.summary import Summary
 from analysis.telemetry import Series
 
@@ -178,7 +178,9 @@ def _cdf(name: str) -> Chart:
     metric = METRICS[name]
 
     def data(given: ChartInput) -> Data:
-        curve = curves.distribution(metric.values(given.frame), int(given.frame.sampled.sum()))
+        zeros = metric.many(given.frame)
+        samples = metric.values(given.frame) if zeros is None else ranked_gaps(given.frame, int(zeros.sum()))
+        curve = curves.distribution(samples, int(given.frame.sampled.sum()))
         return curve | curves.band(curve) | curves.marks(given.summary.latency[name])
 
     def caption(curve: Data, summary: Summary) -> str:

@@ -130,7 +130,7 @@ class Ranked:
             digit = min(bits, DIGIT_BITS, max(1, (COUNTERS_MOST // len(groups)).bit_length() - 1))
             counts = np.zeros((len(groups), 1 << digit), np.int64)
             for block in self._blocks():
-                counts += _counted(block.astype(np.int64), groups, bits, digit).reshape(counts.shape)
+                counts += _counted(block, groups, bits, digit, self._bits).reshape(counts.shape)
             smaller = np.cumsum(counts, axis=1)
             for each, group in enumerate(of):
                 place = int(np.searchsorted(smaller[group], left[each], "right"))
@@ -140,10 +140,20 @@ class Ranked:
         return prefixes
 
 
-def _counted(block: Integers, groups: Integers, bits: int, digit: int) -> Integers:
-    """How many numbers that begin as each group does, but for their last `bits` bits, go on with each digit."""
+def _counted(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, whole: int) -> Integers:
+    """How many numbers of `whole` bits that begin as each group does, but for their last `bits`, go on with each
+    digit."""
+    length = len(groups) << digit
+    if bits == whole:
+        return np.bincount((block >> (bits - digit)).astype(np.intp), minlength=length)
     begins = block >> bits
-    place = np.minimum(np.searchsorted(groups, begins), len(groups) - 1)
-    kept = groups[place] == begins
-    digits = (block[kept] >> (bits - digit)) & ((1 << digit) - 1)
-    return np.bincount((place[kept] << digit) + digits, minlength=len(groups) << digit)
+    if whole - bits <= DIGIT_BITS:  # a table is several times as fast
+        table = np.full(1 << (whole - bits), -1, np.int32)
+        table[groups] = np.arange(len(groups))
+        place = table[begins]
+        kept = place >= 0
+    else:
+        place = np.minimum(np.searchsorted(groups, begins), len(groups) - 1)
+        kept = groups[place] == begins
+    digits = (block[kept] >> (bits - digit)).astype(np.int64) & ((1 << digit) - 1)
+    return np.bincount((place[kept].astype(np.int64) << digit) + digits, minlength=length)

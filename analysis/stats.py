@@ -85,16 +85,24 @@ def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
     )
     places = [int(share * (count - 1)) + more for share in PERCENTILES.values() for more in (0, 1)]
     ordered.at([0, count - 1, *(min(count - 1, place) for place in places)])  # at once: each time takes passes
-    bounds = [percentile(ordered, share) for share in PERCENTILES.values()]
+    bounds = [_most_within(percentile(ordered, share)) for share in PERCENTILES.values()]
     within = np.repeat(zeros.astype(np.float64)[None], len(bounds), axis=0)
     for rows, part in frame.gap_blocks():
         offsets = offsets_of(gaps[rows])
         for each, bound in enumerate(bounds):
-            within[each, rows] += sum_by_row(part / NS_PER_S <= bound, offsets)
+            within[each, rows] += sum_by_row(part <= bound, offsets)
     sizes = {name: effective_size_of(each, counts) for name, each in zip(PERCENTILES, within, strict=True)}
     ends = (interval_places(count, PERCENTILES[name], sizes[name]) for name in WITH_INTERVAL)
     ordered.at([place for pair in ends for place in pair if place is not None])
     return _distribution(ordered, mean, squares, sizes)
+
+
+def _most_within(bound_s: float) -> int:
+    """The largest number of nanoseconds that is no longer, as a float64 of seconds."""
+    most = math.ceil(bound_s * NS_PER_S) + 1
+    while most / NS_PER_S > bound_s:
+        most -= 1
+    return most
 
 
 def ranked_gaps(frame: Frame, zeros: int) -> Ranked:

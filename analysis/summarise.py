@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]
-    latencies = {each.name: _described(each, frame) for each in of_requests}
+    latencies = _described(of_requests, frame)
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
     machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
@@ -86,11 +87,17 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     )
 
 
-def _described(metric: Metric, frame: Frame) -> Distribution:
-    zeros = metric.many(frame)
-    if zeros is not None:
-        return stats.describe_gaps(frame, zeros)
-    return stats.describe(metric.values(frame), metric.groups(frame))
+def _described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
+    found, of_gaps = dict[str, Distribution](), None
+    for metric in metrics:
+        zeros = metric.many(frame)
+        if zeros is None:
+            found[metric.name] = stats.describe(metric.values(frame), metric.groups(frame))
+        elif zeros.any():
+            found[metric.name] = stats.describe_gaps(frame, zeros)
+        else:  # with a token in each chunk, those between tokens are those between chunks
+            found[metric.name] = of_gaps = of_gaps or stats.describe_gaps(frame, zeros)
+    return found
 
 
 def run_info(run: Run, frame: Frame) -> summary.RunInfo:

@@ -25,7 +25,7 @@ from functools import cache
 import numpy as np
 
 from analysis.chunks import Ranked
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, offsets_of, sum_by_row
+from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from analysis.objectives import AdjustedDistribution, Distribution
 from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
 from workloads.load import LoadFacts
@@ -71,48 +71,10 @@ def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
     # Standard deviation of the population that they are a sample of, without a second array of their size.
     parts = (samples[first : first + BLOCK] - mean for first in range(0, count, BLOCK))
     sizes = {name: effective_size(samples, offsets, share, ordered) for name, share in PERCENTILES.items()}
-    return _distribution(ordered, float(mean), math.fsum(float(part @ part) for part in parts), sizes)
+    return distribution_of(ordered, float(mean), math.fsum(float(part @ part) for part in parts), sizes)
 
 
-def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
-    """The same of the gaps of a frame, with so many zeros more in each row, block by block."""
-    gaps, ordered = frame.gap_counts, ranked_gaps(frame, int(zeros.sum()))
-    counts, count = gaps + zeros, len(ordered)
-    mean = sum(int(part.sum(dtype=np.int64)) for _, part in frame.gap_blocks()) / NS_PER_S / count
-    squares = math.fsum(
-        [float(each @ each) for each in (part / NS_PER_S - mean for _, part in frame.gap_blocks())]
-        + [int(zeros.sum()) * mean**2]
-    )
-    places = [int(share * (count - 1)) + more for share in PERCENTILES.values() for more in (0, 1)]
-    ordered.at([0, count - 1, *(min(count - 1, place) for place in places)])  # at once: each time takes passes
-    bounds = [_most_within(percentile(ordered, share)) for share in PERCENTILES.values()]
-    within = np.repeat(zeros.astype(np.float64)[None], len(bounds), axis=0)
-    for rows, part in frame.gap_blocks():
-        offsets = offsets_of(gaps[rows])
-        for each, bound in enumerate(bounds):
-            within[each, rows] += sum_by_row(part <= bound, offsets)
-    sizes = {name: effective_size_of(each, counts) for name, each in zip(PERCENTILES, within, strict=True)}
-    ends = (interval_places(count, PERCENTILES[name], sizes[name]) for name in WITH_INTERVAL)
-    ordered.at([place for pair in ends for place in pair if place is not None])
-    return _distribution(ordered, mean, squares, sizes)
-
-
-def _most_within(bound_s: float) -> int:
-    """The largest number of nanoseconds that is no longer, as a float64 of seconds."""
-    most = math.ceil(bound_s * NS_PER_S) + 1
-    while most / NS_PER_S > bound_s:
-        most -= 1
-    return most
-
-
-def ranked_gaps(frame: Frame, zeros: int) -> Ranked:
-    """Gaps in seconds and so many zeros, in ascending order."""
-    most = max((int(part.max()) for _, part in frame.gap_blocks() if len(part)), default=0)
-    count = int(frame.gap_counts.sum()) + zeros
-    return Ranked(lambda: (part for _, part in frame.gap_blocks()), count, zeros, most, NS_PER_S)
-
-
-def _distribution(ordered: Floats | Ranked, mean: float, squares: float, sizes: Mapping[str, int]) -> Distribution:
+def distribution_of(ordered: Floats | Ranked, mean: float, squares: float, sizes: Mapping[str, int]) -> Distribution:
     """Of sorted samples, with the sum of the squares of what they differ by from their mean."""
     count = len(ordered)
     thin = [name for name, share in PERCENTILES.items() if sizes[name] < samples_needed(share)]

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 
 from analysis import client, endings, stats, summary
 from analysis.frame import Frame, total
+from analysis.gaps import described
 from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
-from analysis.objectives import Distribution
 from analysis.prediction import foretold
 from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import frame_of_run
@@ -42,7 +41,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]
-    latencies = _described(of_requests, frame)
+    latencies = described(of_requests, frame)
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
     machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
@@ -85,19 +84,6 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=foretold(run.header.server),
     )
-
-
-def _described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
-    found, of_gaps = dict[str, Distribution](), None
-    for metric in metrics:
-        zeros = metric.many(frame)
-        if zeros is None:
-            found[metric.name] = stats.describe(metric.values(frame), metric.groups(frame))
-        elif zeros.any():
-            found[metric.name] = stats.describe_gaps(frame, zeros)
-        else:  # with a token in each chunk, those between tokens are those between chunks
-            found[metric.name] = of_gaps = of_gaps or stats.describe_gaps(frame, zeros)
-    return found
 
 
 def run_info(run: Run, frame: Frame) -> summary.RunInfo:

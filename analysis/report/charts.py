@@ -22,10 +22,11 @@ from operator import getitem
 from typing import Any
 
 from analysis.frame import Frame
+from analysis.gaps import ranked_gaps
 from analysis.metrics import METRICS
 from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
-from analysis.stats import PERCENTILES, ranked_gaps, samples_needed
+from analysis.stats import PERCENTILES, samples_needed
 from analysis.summary import Summary
 from analysis.telemetry import Series
 

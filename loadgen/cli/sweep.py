@@ -93,8 +93,7 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Measure what the options say, and report."""
-    from loadgen import prepare, simulate
-    from servers.access import without_secrets
+    from loadgen import prepare
 
     judged, loads, over = asked(objectives, rates, concurrency, over)
     limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
@@ -115,19 +114,12 @@ def drive(
     }
     if modelled and not virtual:
         settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
-    command = without_secrets(["loadgen", *sys.argv[1:]])
-
-    def serve(plan: Plan, folder: Path, show: OnProgress) -> Footer:
-        if made is not None:
-            return simulate.run(plan, made, folder, command)
-        first = plan.seed == sweep.plan.seed  # the others say the same
-        say = output.say if first else lambda _line: None
-        return prepare.run(plan, folder, command=command, say=say, on_progress=show)
-
     output.say(f"sweep over {over}{', virtual time' if made else ''}: {sweep.folder}")
     with output.progress(None, plain=False) as show_progress:
         most = max_runs, max_time_s
-        measure(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=most)
+        measure(
+            sweep, judged, settled, _serve(sweep, made, output), output.say, show_progress, resume=resume, most=most
+        )
     found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
     if found.ended == "interrupted":
         complain(f"interrupted; go on with the same command and --resume --out {sweep.folder}")
@@ -301,6 +293,23 @@ def swept_plan(
     twin = made.twin.draws if made and made.twin else None  # as long as its numbers are the same
     virtual = None if made is None else {"of": str(replace(made, twin=None)), "twin": twin}
     return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)))
+
+
+def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
+    """What makes the run of a step: on a model, or on a server."""
+    from loadgen import prepare, simulate
+    from servers.access import without_secrets
+
+    command = without_secrets(["loadgen", *sys.argv[1:]])
+
+    def serve(plan: Plan, folder: Path, show: OnProgress) -> Footer:
+        if made is not None:
+            return simulate.run(plan, made, folder, command)
+        first = plan.seed == sweep.plan.seed  # the others say the same
+        say = output.say if first else lambda _line: None
+        return prepare.run(plan, folder, command=command, say=say, on_progress=show)
+
+    return serve
 
 
 def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Search:

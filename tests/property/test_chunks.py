@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from analysis import chunks, frame, metrics
 from analysis.chunks import ChunkInstants, GrowingTokens, Ranked, steps_of
 from analysis.frame import frame_of, offsets_of
+from analysis.gaps import ranked_gaps
 from analysis.report.curves import distribution
-from analysis.stats import describe, ranked_gaps
+from analysis.stats import describe
 from analysis.summarise import summarise
 from tests.runs import complete, run_of
 

@@ -37,6 +37,8 @@ GROWTH = 4.0
 """Of the load, until one is too much."""
 SPREAD = 0.05
 """About how near to the capacity, as a share, a run may take it for the other side."""
+NEAR = 0.2
+"""As a share: a run so near to another tells much the same."""
 CARRIED_MOST, CARRIED_DOUBT = 1.5, 0.01
 """What comes back under too much load, engines that preempt included, is hardly less than the capacity by more."""
 TRUSTED = 0.2
@@ -123,11 +125,13 @@ class Search:
         else:
             weights = self._weights(evidence) * self._hints(evidence)
             low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
-            load = self._most_telling(weights)
+            load, far = self._most_telling(weights), 0.0
             if kept and broken and high > 2 * middle:  # an end that is far off is closed first: such a run is clear
-                load = 1.5 * middle
+                far = 1.5 * middle
             elif kept and broken and low < middle / 2:
-                load = middle / 1.5
+                far = middle / 1.5
+            if far and not any(abs(math.log(each.load / far)) < NEAR for each in evidence):  # or it would have been
+                load = far
         return float(max(1, round(load))) if self._whole else float(f"{load:.3g}")
 
     def _weights(self, evidence: Sequence[Evidence]) -> Floats:

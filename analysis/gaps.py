@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from analysis.chunks import Ranked
-from analysis.frame import NS_PER_S, Frame, Integers, offsets_of, sum_by_row
+from analysis.frame import NS_PER_S, Floats, Frame, Integers, offsets_of, sum_by_row
 from analysis.metrics import Metric
 from analysis.objectives import Distribution
 from analysis.stats import (
@@ -34,6 +34,12 @@ def described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution
         else:  # with a token in each chunk, those between tokens are those between chunks
             found[metric.name] = of_gaps = of_gaps or describe_gaps(frame, zeros)
     return found
+
+
+def samples_of(metric: Metric, frame: Frame) -> Floats | Ranked:
+    """To be drawn: all of them, or where they are too many, those of any ranks."""
+    zeros = metric.many(frame)
+    return metric.values(frame) if zeros is None else ranked_gaps(frame, int(zeros.sum()))
 
 
 def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:

@@ -22,7 +22,7 @@ from operator import getitem
 from typing import Any
 
 from analysis.frame import Frame
-from analysis.gaps import ranked_gaps
+from analysis.gaps import samples_of
 from analysis.metrics import METRICS
 from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
@@ -179,9 +179,7 @@ def _cdf(name: str) -> Chart:
     metric = METRICS[name]
 
     def data(given: ChartInput) -> Data:
-        zeros = metric.many(given.frame)
-        samples = metric.values(given.frame) if zeros is None else ranked_gaps(given.frame, int(zeros.sum()))
-        curve = curves.distribution(samples, int(given.frame.sampled.sum()))
+        curve = curves.distribution(samples_of(metric, given.frame), int(given.frame.sampled.sum()))
         return curve | curves.band(curve) | curves.marks(given.summary.latency[name])
 
     def caption(curve: Data, summary: Summary) -> str:

@@ -45,6 +45,7 @@ ONE_START = """One start per server: its repeats followed one another, so a drif
 to start, is not in the intervals. More starts (starts in the plan) would show it."""
 ROUNDS = """The starts went in rounds, each with every server once in random order, so whatever drifted over time fell
 on all of them alike, and what differs from start to start is in the intervals."""
+SWEPT_ONCE = "Each server was started once per host and model, and swept on that start."
 COLD = "The first run after a start is cold: the server has served nothing but the warm-up requests."
 PUBLISHED = "Not measured here: other hardware, other versions, and not always known settings."
 
@@ -114,7 +115,8 @@ class MatrixReport:
         ]
         swept = [Section("sweeps", "Sweeps", self._sweeps(), "Sweeps")] if self.found.sweeps else []
         if not self.found.cells:
-            return self._document([Section("answer", "Answer", [doc.Findings(self._findings())]), *swept, *order])
+            answer_alone = Section("answer", "Answer", [doc.Findings(self._findings())])
+            return self._document([answer_alone, *swept, *order], {"runs": []})
         quoted = [(each["of"], "", f"{each['says']} {each['source']}") for each in self.found.references]
         published: list[Block] = [Paragraph(PUBLISHED), doc.Definitions(quoted)]
         sections = [
@@ -142,7 +144,7 @@ class MatrixReport:
         servers, platforms, *rest = (count(len(each), noun) for each, noun in groups)
         title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {count(found.repeats, 'repeat')} each"
         looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
-        scripts = ["matrix.js"] if data else []
+        scripts = ["matrix.js"] if data and found.cells else []
         return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, found.version)
 
     def _of(self, group: tuple[str, str]) -> list[CellSummary]:
@@ -365,7 +367,7 @@ class MatrixReport:
             f"Each server was started {count(found.starts, 'time')} per host and model, and its runs were shuffled "
             f"within a start (seed {found.seed}); repeat k of every cell has the same prompts."
         )
-        lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD]
+        lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD] if found.cells else [SWEPT_ONCE]
         if found.equal_work:
             lines.append(f"Because of equal work, {self.servers[found.equal_work.server]} came first in each round.")
         rows = []
